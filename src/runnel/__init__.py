@@ -1,0 +1,74 @@
+"""runnel: reinforcement learning on one dataflow of workers and streams.
+
+    import runnel as rl
+
+    run = rl.train("ppo", env="CartPole-v1", total_steps=50_000)
+    policy = rl.load(run.path)
+    action = policy.act(obs)
+
+Everything a recipe, an example or your own file needs is a name of this module.
+"""
+
+from runnel.agents.dqn import DQNConfig, DQNLearner
+from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.core.batch import Batch
+from runnel.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeadlockError,
+    NonFiniteError,
+    RunnelError,
+    WorkerFailure,
+)
+from runnel.core.protocols import (
+    AgentRoute,
+    Collective,
+    EvalResult,
+    Evaluation,
+    Inferencer,
+    Learner,
+    OneProcess,
+    ParamSet,
+    Policy,
+    Reply,
+    Request,
+    Sampler,
+    Task,
+    TaskSource,
+    Update,
+)
+from runnel.core.records import FieldSpec, Segment, StreamSpec
+from runnel.core.resolve import load_object
+from runnel.core.rng import make_rng, make_seed
+from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.trajectories import trajectory_stream
+from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
+from runnel.envs.registry import make_env
+from runnel.envs.sampler import VecEnvSampler
+from runnel.eval.runner import EnvEvaluation, evaluate
+from runnel.eval.statistics import summarise
+from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig
+from runnel.flow.workers.trainer import Phase
+from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.inferencer import TorchInferencer
+from runnel.nets.mlp import MLPConfig
+from runnel.nets.q_nets import QNet
+from runnel.run.api import Run, load, resume, train, train_config
+from runnel.run.env_task import EnvTask
+from runnel.run.experiment import (
+    ActorSpec,
+    BufferSpec,
+    CheckpointConfig,
+    EvalConfig,
+    EvaluationSpec,
+    Experiment,
+    InferenceStream,
+    PlacementConfig,
+    RunConfig,
+)
+from runnel.run.registry import resolve_live
+from runnel.testing.envs import check_env
+from runnel.track.report import write_report
+
+__version__ = "0.1.0"

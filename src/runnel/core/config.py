@@ -1,0 +1,120 @@
+"""Configuration: frozen dataclasses in, plain data out, and errors that name the field and the fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from runnel.core.errors import ConfigError
+
+C = TypeVar("C")
+
+
+def to_data(config: Any) -> Any:
+    """A config as JSON-ready data.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class A:
+    ...     x: int = 1
+    ...     names: tuple[str, ...] = ("a",)
+    >>> to_data(A())
+    {'x': 1, 'names': ['a']}
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_data(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(k): to_data(v) for k, v in config.items()}
+    if isinstance(config, list | tuple):
+        return [to_data(v) for v in config]
+    return config
+
+
+def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
+    """A copy of `config` with `changes` applied: nested mappings, or dotted keys. Unknown keys and wrong types raise.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class A:
+    ...     rate: float = 0.1
+    >>> override(A(), {"rate": 1}).rate
+    1.0
+    """
+    assert dataclasses.is_dataclass(config)
+    assert not isinstance(config, type)
+    hints = typing.get_type_hints(type(config))
+    names = {f.name for f in dataclasses.fields(config)}
+    values: dict[str, Any] = {}
+    for key, value in _nest(changes).items():
+        where = f"{path}{key}"
+        if key not in names:
+            close = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {path}{close[0]}?" if close else f"known fields: {', '.join(sorted(names))}"
+            raise ConfigError(where, value, f"unknown field; {hint}")
+        current = getattr(config, key)
+        if dataclasses.is_dataclass(current) and not isinstance(current, type) and isinstance(value, Mapping):
+            values[key] = override(current, value, f"{where}.")
+        else:
+            values[key] = _coerce(where, value, hints[key])
+    return dataclasses.replace(config, **values)
+
+
+def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in changes.items():
+        head, _, rest = key.replace("-", "_").partition(".")
+        if rest:
+            inner = out.setdefault(head, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(key, value, f"{head} is set as a whole too; set it once")
+            inner[rest] = value
+        elif isinstance(value, Mapping) and isinstance(out.get(head), dict):
+            out[head].update(value)
+        else:
+            out[head] = dict(value) if isinstance(value, Mapping) else value
+    return out
+
+
+def _coerce(field: str, value: Any, hint: Any) -> Any:
+    """`value` as the annotated type, where that loses nothing; else a `ConfigError`."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in sorted(args, key=lambda a: a is not type(value)):
+            try:
+                return _coerce(field, value, option)
+            except ConfigError:
+                continue
+        raise ConfigError(field, value, f"expected {_name(hint)}")
+    if hint is type(None):
+        if value is None:
+            return None
+        raise ConfigError(field, value, "expected nothing")
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        raise ConfigError(field, value, f"expected one of {', '.join(map(repr, args))}")
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_coerce(f"{field}[{i}]", v, args[0] if args else Any) for i, v in enumerate(value))
+    if origin in (dict, Mapping) or hint is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise ConfigError(field, value, "expected a table of names and values")
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
+        if isinstance(value, Mapping):
+            return override(typing.cast(type, hint)(), value, f"{field}.")
+        raise ConfigError(field, value, f"expected a table of {_name(hint)}")
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise ConfigError(field, value, f"expected {_name(hint)}, got {type(value).__name__}")
+
+
+def _name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -1,0 +1,52 @@
+"""Errors a user meets. Each says what was wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RunnelError(Exception):
+    """Base of every error that runnel raises on purpose."""
+
+
+class ConfigError(RunnelError):
+    """A configuration that cannot work: names the field, its value, and the fix.
+
+    >>> str(ConfigError("ppo.num_minibatches", 3, "must divide 1024; use 2 or 4"))
+    'ppo.num_minibatches = 3: must divide 1024; use 2 or 4'
+    """
+
+    def __init__(self, field: str, value: Any, fix: str) -> None:
+        super().__init__(f"{field} = {value!r}: {fix}")
+        self.field, self.value, self.fix = field, value, fix
+
+
+class NonFiniteError(RunnelError):
+    """NaN or infinity in a tensor: names the tensor and the step at which it appeared."""
+
+    def __init__(self, tensor: str, step: int, detail: str = "") -> None:
+        super().__init__(
+            f"{tensor} is not finite at step {step}{': ' + detail if detail else ''}. "
+            "The run stopped before using it; the last good checkpoint is untouched."
+        )
+        self.tensor, self.step, self.detail = tensor, step, detail
+
+
+class DataError(RunnelError):
+    """A data set, message or environment output that breaks its contract."""
+
+
+class CheckpointError(RunnelError):
+    """A checkpoint that is missing, damaged, or belongs to another run."""
+
+
+class WorkerFailure(RunnelError):
+    """A worker that died or hung: names it, with its exit code, error or stack."""
+
+    def __init__(self, worker: str, detail: str) -> None:
+        super().__init__(f"worker {worker!r} {detail}")
+        self.worker, self.detail = worker, detail
+
+
+class DeadlockError(RunnelError):
+    """No worker can make progress. Lists what each one waits for."""

@@ -1,0 +1,45 @@
+"""Where time goes: a stage timer that costs two clock reads a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runnel.core.clock import Clock
+
+
+class StageTimer:
+    """Seconds spent by stage, and the stage that is running now (the heartbeat reports it).
+
+    >>> from runnel.core.clock import ManualClock
+    >>> clock = ManualClock(); timer = StageTimer(clock)
+    >>> with timer.stage("update"):
+    ...     clock.advance(2.0)
+    >>> timer.drain()
+    {'update': 2.0}
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self.current: tuple[str, float] = ("idle", clock.now())
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        outer, start = self.current, self._clock.now()
+        self.current = (name, start)
+        try:
+            yield
+        finally:
+            end = self._clock.now()
+            self._seconds[name] = self._seconds.get(name, 0.0) + end - start
+            self.current = (outer[0], end)
+
+    def touch(self) -> None:
+        """The running stage has made progress: its deadline starts anew."""
+        self.current = (self.current[0], self._clock.now())
+
+    def drain(self) -> dict[str, float]:
+        """Seconds by stage since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -1,0 +1,353 @@
+"""The contracts by which packages meet. An implementation needs no base class; `runnel.testing` checks it.
+
+State (`snapshot`, `state_dict`) is plain data everywhere: nested dicts and lists of tensors, numpy arrays, numbers, strings
+and None, because a checkpoint holds data only. `restore(snapshot())` must give back an object that goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.records import Accounting, Segment, Slot, StreamSpec
+
+State = dict[str, Any]
+Metrics = dict[str, float]
+
+
+# ---------------------------------------------------------------------------------------------------------- inference
+@dataclass
+class Request:
+    """Rows that ask a policy for an answer. Self-contained: it carries its noise or seed, and its state or token prefix,
+    so any policy worker can serve it and the answer does not depend on its neighbours."""
+
+    id: int
+    rows: Batch
+    version: int = -1
+    """The exact parameter version that must answer; -1 takes what is loaded."""
+
+
+@dataclass
+class Reply:
+    """The answer to request `id`, made by parameters of `version`."""
+
+    id: int
+    rows: Batch
+    version: int
+
+
+@runtime_checkable
+class Inferencer(Protocol):
+    """What answers requests: a torch policy, or a language-model engine.
+
+    `step` is one bounded piece of work: a torch policy answers all that is pending in one forward pass; an engine admits,
+    decodes one token a slot, and returns what finished. `immediate` says that one `step` answers everything pending.
+    """
+
+    immediate: bool
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+
+    def step(self) -> list[Reply]: ...
+
+    def abort(self, ids: Sequence[int]) -> None: ...
+
+    def pending(self) -> int:
+        """Requests submitted and not yet answered."""
+        ...
+
+    def load_params(self, params: ParamSet) -> None:
+        """Use these parameters from the next `step` on. With `params.shared`, bind to the tensors and do not copy."""
+        ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class InferenceClient(Protocol):
+    """A sampler's way to a policy. Inline or remote, by configuration.
+
+    `submit` of an inline, immediate inferencer has answered when it returns. `poll` does one bounded piece of work (an
+    inline engine decodes a token; a remote client collects replies); `ready` gives a ticket's reply once, else None.
+    """
+
+    version: int
+    """Newest parameter version known to answer; -1 before any."""
+
+    def submit(self, rows: Batch, *, version: int = -1) -> int: ...
+
+    def poll(self) -> int: ...
+
+    def ready(self, ticket: int) -> Reply | None: ...
+
+    def abort(self, tickets: Sequence[int]) -> None: ...
+
+    def pending(self) -> int: ...
+
+    def sync(self, version: int = -1) -> bool:
+        """Bring parameters up to date: to exactly `version`, or to the newest for -1. False: not there yet, ask again."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------ samples
+class SampleWriter(Protocol):
+    """The producing end of a sample stream."""
+
+    spec: StreamSpec
+
+    def reserve(self) -> Slot | None:
+        """A segment to fill, or None: full, or the staleness policy admits no more now (back-pressure)."""
+        ...
+
+    def commit(self, slot: Slot, *, num_steps: int) -> None:
+        """Hand the segment over. `slot.header` must carry versions, group, task and `used` by then."""
+        ...
+
+    def cancel(self, slot: Slot, reason: str) -> None:
+        """Give the segment up; its rows are accounted as cancelled for `reason`."""
+        ...
+
+    def reclaim(self, index: int) -> Slot:
+        """After a restore: the reserved segment that this writer held in slot `index`."""
+        ...
+
+    def feedback(self) -> list[Feedback]:
+        """What readers sent back about committed segments, oldest first."""
+        ...
+
+
+@dataclass
+class Feedback:
+    """A reader's word on the rows `sample_id ...` of one segment: priorities, success, whatever the source understands."""
+
+    sample_id: int
+    values: dict[str, Tensor]
+
+
+class SampleReader(Protocol):
+    """The consuming end of a sample stream; each named reader has its own cursor and accounting."""
+
+    spec: StreamSpec
+
+    def available(self) -> int:
+        """Segments that `take` could give now, after a sweep of those that have grown too old."""
+        ...
+
+    def take(self, num_segments: int) -> list[Segment]:
+        """Exactly `num_segments` segments in sequence order, or an empty list."""
+        ...
+
+    def advance(self, version: int) -> None:
+        """Tell the writers how far the learner is: admission depends on it."""
+        ...
+
+    def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
+        """Rows are consumed; their memory goes back to the writers."""
+        ...
+
+    def drop(self, segments: Sequence[Segment], reason: str) -> None:
+        """Rows are dropped, unused."""
+        ...
+
+    def hold(self, segments: Sequence[Segment]) -> None:
+        """The reader has copied the rows and keeps them (replay): memory goes back, rows stay in flight until `settle`."""
+        ...
+
+    def settle(self, *, consumed: int = 0, dropped: Mapping[str, int] | None = None) -> None:
+        """Held rows that are now consumed or dropped."""
+        ...
+
+    def accounting(self) -> Accounting: ...
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """What an actor runs: environments, conversations, or a data set."""
+
+    def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
+        """A bounded number of steps. Returns the work done (0: waiting). Both mappings are by stream name."""
+        ...
+
+    def waits_for(self) -> str:
+        """In words, what `step` last returned 0 for. Shown when nothing moves."""
+        ...
+
+    def events(self) -> list[dict[str, Any]]:
+        """Finished episodes and counted failures since the last call, as plain data (`{"kind": "episode", ...}`)."""
+        ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --------------------------------------------------------------------------------------------------------- parameters
+@dataclass
+class ParamSet:
+    """One published version. `shared`: the tensors are the learner's own (in process, published in the same poll)."""
+
+    version: int
+    params: Mapping[str, Tensor]
+    shared: bool = False
+
+
+class ParamPublisher(Protocol):
+    def publish(self, version: int, params: Mapping[str, Tensor]) -> None: ...
+
+
+class ParamSubscriber(Protocol):
+    def poll(self, version: int = -1) -> ParamSet | None:
+        """The newest version not seen yet (or exactly `version`, even if seen), verified; None if there is none."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+class Collective(Protocol):
+    """The ranks of one learner. Every denominator, mean and stop decision goes through it."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of `x` over ranks."""
+        ...
+
+
+class OneProcess:
+    """The collective of a learner that is alone."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass
+class Update:
+    """What an update says of itself. `feedback` has one mapping per segment, in the order `prepare` got them."""
+
+    metrics: Metrics
+    feedback: dict[str, list[Mapping[str, Tensor]]] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """An algorithm's update, owner of the optimiser. It knows segments and tensors; never environments or streams."""
+
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        """Turn segments, by reader name, into one training batch: advantages, targets, masks. `progress` is in [0, 1]."""
+        ...
+
+    def update(self, batch: Batch) -> Update:
+        """Consume the batch: one version. Raises `NonFiniteError` before it would step on a bad loss."""
+        ...
+
+    def params(self) -> Mapping[str, Tensor]:
+        """What is published: weights, and the statistics that acting needs (normalisers, exploration rate)."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class Store(Protocol):
+    """Replay memory behind a buffer worker."""
+
+    def insert(self, segment: Segment) -> int:
+        """Copy a segment in; returns how many rows were evicted that were never selected."""
+        ...
+
+    def sample(self, slot: Slot, rng: np.random.Generator) -> int:
+        """Fill `slot` with one training batch; returns how many rows were selected for the first time."""
+        ...
+
+    def feedback(self, values: Feedback) -> None: ...
+
+    def held_rows(self) -> int:
+        """Rows of the source stream that are stored and were never selected yet."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps stored now."""
+        ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------------------------- tasks
+@dataclass(frozen=True)
+class Task:
+    """What to play next: a prompt, environment parameters, or a start state, with an id that is stable over epochs."""
+
+    id: int
+    data: Mapping[str, Any]
+
+
+class TaskSource(Protocol):
+    """Decides what to play next; curricula and filters are implementations."""
+
+    def next(self, n: int) -> list[Task]: ...
+
+    def report(self, task_id: int, outcome: Mapping[str, float]) -> None: ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+class Evaluation(Protocol):
+    """A measurement of a policy on tasks of its own: returns the score of each episode and what is worth showing."""
+
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult: ...
+
+    def close(self) -> None: ...
+
+
+class Progress(Protocol):
+    def __call__(self, done: int, total: int) -> None: ...
+
+
+@dataclass
+class EvalResult:
+    """Scores of the episodes of one evaluation (`returns`), other per-episode numbers, and a few samples to read."""
+
+    returns: list[float]
+    extra: dict[str, list[float]] = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------------------------------------------------------- agents
+@dataclass(frozen=True)
+class AgentRoute:
+    """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins."""
+
+    pattern: str = ".*"
+    inference: str = "policy"
+    samples: str = "trajectories"
+
+
+# --------------------------------------------------------------------------------------------------------------- policy
+class Policy(Protocol):
+    """What `rl.load` gives back: something that acts."""
+
+    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+        """An action that `env.step` accepts."""
+        ...
+
+    def reset(self) -> None:
+        """Forget recurrent state."""
+        ...

@@ -1,0 +1,172 @@
+"""Records on a sample stream: what a segment is made of, and what its header says.
+
+A segment is many rows in memory that the stream owns: `[T, B]` arrays for environments, ragged token rows for language
+models. There is one header per segment and no Python object per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, DataError
+
+SOURCES = ("online", "offline", "demonstration", "human", "teacher", "model", "peer")
+Source = Literal["online", "offline", "demonstration", "human", "teacher", "model", "peer"]
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One named array of a segment. A dim is a number, or a name that the stream's `sizes` resolves."""
+
+    dims: tuple[str | int, ...]
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """A sample stream: its arrays, its rows, its bound.
+
+    `sizes` gives each named dim its size; for a dim in `variable` that is the most a segment may use, and the header says
+    what it did use. `rows` is the dim that counts rows (the unit of accounting). `capacity` is the number of segments that
+    exist at once: the bound of the stream. `batch_segments` is how many segments make one training batch.
+    """
+
+    name: str
+    fields: Mapping[str, FieldSpec]
+    sizes: Mapping[str, int]
+    variable: tuple[str, ...] = ()
+    rows: str = "B"
+    capacity: int = 2
+    batch_segments: int = 1
+    readers: tuple[str, ...] = ("trainer",)
+    num_writers: int = 1
+    policy_name: str = "policy"
+    source: Source = "online"
+    device: str = "cpu"
+    feedback: Mapping[str, FieldSpec] = field(default_factory=dict)
+    """What readers send back about each segment (priorities, success); its memory lies beside the segment."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in every segment."""
+        return self.sizes[self.rows]
+
+    def shape(self, name: str, used: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """Shape of a field at full size, or at the sizes in `used`."""
+        spec = self.fields[name] if name in self.fields else self.feedback[name]
+        sizes = {**self.sizes, **(used or {})}
+        return tuple(d if isinstance(d, int) else sizes[d] for d in spec.dims)
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for a stream that could never carry a batch."""
+        for name, spec in self.fields.items():
+            for dim in spec.dims:
+                if isinstance(dim, str) and dim not in self.sizes:
+                    raise ConfigError(f"{self.name}.{name}", spec.dims, f"dim {dim!r} has no size; add it to sizes")
+        if self.rows in self.variable:
+            raise ConfigError(f"{self.name}.rows", self.rows, "the rows of a segment are fixed; make another dim variable")
+        if self.capacity < self.batch_segments:
+            raise ConfigError(
+                f"{self.name}.capacity",
+                self.capacity,
+                f"a batch needs {self.batch_segments} segments at once; use at least that",
+            )
+
+    def allocate(self) -> Batch:
+        """Fresh memory for one segment at full size."""
+        return Batch({k: torch.zeros(self.shape(k), dtype=f.dtype, device=self.device) for k, f in self.fields.items()})
+
+
+@dataclass
+class Header:
+    """What is true of a whole segment. All numbers, so that it fits in shared memory as it is.
+
+    Rows have the ids `sample_id ... sample_id + num_rows - 1`, stable over resume. `sequence` orders the segments of a
+    stream. `version_min` and `version_max` span the policy versions inside (per step or token they are in the arrays).
+    """
+
+    sequence: int = 0
+    sample_id: int = 0
+    num_steps: int = 0
+    version_min: int = 0
+    version_max: int = 0
+    epoch: int = 0
+    writer: int = 0
+    agent: int = 0
+    group_id: int = -1
+    task_id: int = -1
+    required_version: int = -1
+    """Deterministic mode: exactly this policy version must make the segment; -1 leaves it open."""
+    used: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Slot:
+    """A reserved segment that a writer fills. `arrays` are at full size; say what was used when you commit."""
+
+    index: int
+    spec: StreamSpec
+    header: Header
+    arrays: Batch
+
+
+@dataclass
+class Segment:
+    """A finished segment as a reader sees it: arrays cut to what was used. Nobody writes to it."""
+
+    index: int
+    spec: StreamSpec
+    header: Header
+    arrays: Batch
+
+    @property
+    def num_rows(self) -> int:
+        return self.spec.num_rows
+
+
+def trim(spec: StreamSpec, arrays: Batch, used: Mapping[str, int]) -> Batch:
+    """Cut every variable dim of `arrays` to the length in `used`."""
+    if not spec.variable:
+        return arrays
+    for dim in spec.variable:
+        if not 0 <= used.get(dim, -1) <= spec.sizes[dim]:
+            raise DataError(f"stream {spec.name!r}: segment uses {used.get(dim)} of dim {dim!r}, which holds {spec.sizes[dim]}")
+    out = Batch()
+    for name, f in spec.fields.items():
+        x = arrays[name]
+        for axis, size in enumerate(f.dims):
+            if isinstance(size, str) and size in spec.variable:
+                x = x.narrow(axis, 0, used[size])
+        out[name] = x
+    return out
+
+
+@dataclass
+class Accounting:
+    """Where every row is: dispatched = consumed + dropped + cancelled + in flight, at every moment.
+
+    `in_flight` is counted by the holders (slots, readers that keep rows), never by subtraction.
+    """
+
+    dispatched: int = 0
+    consumed: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    cancelled: dict[str, int] = field(default_factory=dict)
+    in_flight: int = 0
+    steps: int = 0
+    """Environment steps or tokens committed."""
+
+    @property
+    def balance(self) -> int:
+        """Rows that are unaccounted for: 0, or the run has lost or invented data."""
+        settled = self.consumed + sum(self.dropped.values()) + sum(self.cancelled.values())
+        return self.dispatched - settled - self.in_flight
+
+    def check(self, stream: str) -> None:
+        if self.balance != 0:
+            raise DataError(f"stream {stream!r} does not add up: {self} leaves {self.balance} rows unaccounted for")

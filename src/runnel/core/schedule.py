@@ -1,0 +1,40 @@
+"""Schedules: a number that depends on progress in [0, 1], written so that it fits on a command line."""
+
+from __future__ import annotations
+
+from runnel.core.errors import ConfigError
+
+
+def at(schedule: str | float, progress: float) -> float:
+    """The value of `schedule` at `progress`.
+
+    A schedule is a number, `linear(a, b)` (from a to b over the whole run), or `linear(a, b, f)` (over the first share f,
+    then b).
+
+    >>> at(0.1, 0.5), at("linear(1, 0)", 0.25), at("linear(1, 0.1, 0.5)", 0.75)
+    (0.1, 0.75, 0.1)
+    """
+    if isinstance(schedule, int | float):
+        return float(schedule)
+    start, end, share = parse(schedule)
+    x = min(max(progress, 0.0) / share, 1.0)
+    return start + (end - start) * x
+
+
+def parse(schedule: str | float, field: str = "schedule") -> tuple[float, float, float]:
+    """`(start, end, share)` of a schedule, or a `ConfigError` that names `field`."""
+    if isinstance(schedule, int | float):
+        return float(schedule), float(schedule), 1.0
+    text = schedule.strip()
+    try:
+        if not text.startswith("linear("):
+            value = float(text)
+            return value, value, 1.0
+        parts = [float(p) for p in text.removeprefix("linear(").removesuffix(")").split(",")]
+        start, end = parts[0], parts[1]
+        share = parts[2] if len(parts) > 2 else 1.0
+    except (ValueError, IndexError) as error:
+        raise ConfigError(field, schedule, "write a number, linear(start, end) or linear(start, end, share)") from error
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(field, schedule, "the share of a schedule must be above 0 and at most 1")
+    return start, end, share

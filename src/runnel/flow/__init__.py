@@ -1,0 +1,1 @@
+"""Streams, staleness, transports and workers. Knows nothing of environments, agents or language models."""

@@ -1,0 +1,327 @@
+"""Inference streams: the inline client, and a board of mailboxes for policy workers elsewhere.
+
+A client that gets None from `ready` waits for the policy (inline: for its own `poll` to finish the work; remote: for the
+policy worker to answer, which rings the doorbell). A policy worker with no requests waits for clients to submit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Inferencer, ParamSet, Reply, Request, State
+from runnel.flow.params import ChannelSubscriber
+
+
+class Server(Protocol):
+    """The serving end of an inference stream, as a policy worker sees it."""
+
+    def poll(self) -> list[Request]: ...
+
+    def reply(self, replies: Sequence[Reply]) -> None: ...
+
+    def aborted(self) -> list[int]:
+        """Requests that their client gave up since the last call."""
+        ...
+
+
+class InlineClient:
+    """The policy lives beside its client; `submit` of an immediate inferencer has answered when it returns."""
+
+    def __init__(self, inferencer: Inferencer, subscriber: ChannelSubscriber) -> None:
+        self._inferencer, self._subscriber = inferencer, subscriber
+        self._replies: dict[int, Reply] = {}
+        self._next = 0
+        self._loaded: ParamSet | None = None
+        self.version = -1
+
+    def submit(self, rows: Batch, *, version: int = -1) -> int:
+        assert version in (-1, self.version), f"asked for version {version}, loaded is {self.version}; call sync first"
+        ticket = self._next
+        self._next += 1
+        self._inferencer.submit([Request(ticket, rows, version)])
+        if self._inferencer.immediate:
+            for reply in self._inferencer.step():
+                self._replies[reply.id] = reply
+        return ticket
+
+    def poll(self) -> int:
+        num = self._inferencer.pending()
+        if num:
+            for reply in self._inferencer.step():
+                self._replies[reply.id] = reply
+        return num
+
+    def ready(self, ticket: int) -> Reply | None:
+        return self._replies.pop(ticket, None)
+
+    def abort(self, tickets: Sequence[int]) -> None:
+        self._inferencer.abort(tickets)
+
+    def pending(self) -> int:
+        return self._inferencer.pending()
+
+    def sync(self, version: int = -1) -> bool:
+        if version >= 0 and version == self.version:
+            return True
+        found = self._subscriber.poll(version)
+        if found is not None:
+            self._inferencer.load_params(found)
+            self._loaded, self.version = found, found.version
+        return self.version >= 0 if version < 0 else self.version == version
+
+    def snapshot(self) -> State:
+        """With the parameters, if the channel no longer has the version that is loaded here.
+
+        Shared tensors have moved on with the learner: nothing can be asked of them before the next `sync`.
+        """
+        loaded = self._loaded
+        gone = loaded is not None and not self._subscriber.available(self.version)
+        return {
+            "next": self._next,
+            "version": -1 if gone and loaded is not None and loaded.shared else self.version,
+            "params": dict(loaded.params) if gone and loaded is not None and not loaded.shared else None,
+            "inferencer": self._inferencer.snapshot(),
+            "replies": {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._replies.items()},
+        }
+
+    def restore(self, state: State) -> None:
+        self._next = state["next"]
+        if state["params"] is not None:
+            self._loaded = ParamSet(state["version"], state["params"])
+            self._inferencer.load_params(self._loaded)
+            self.version = state["version"]
+        elif state["version"] >= 0 and not self.sync(state["version"]):
+            raise ConfigError("checkpoint", state["version"], "holds no parameters of the version that an actor had loaded")
+        self._inferencer.restore(state["inferencer"])
+        self._replies = {int(t): Reply(int(t), Batch(r["rows"]), r["version"]) for t, r in state["replies"].items()}
+
+
+# --------------------------------------------------------------------------------------------------------- mailboxes
+FREE, ASKED, SERVING, ANSWERED, ABORTED = range(5)
+STATE, ID, VERSION, SIZE = range(4)
+_ALIGN = 16
+
+
+@dataclass(frozen=True)
+class InferenceSpec:
+    """An inference stream between processes: its clients, their mailboxes, the bytes of a request and of a reply."""
+
+    name: str
+    num_clients: int
+    num_servers: int = 1
+    depth: int = 4
+    """Requests that one client may have outstanding in mailboxes; more wait in the client."""
+    max_bytes: int = 1 << 16
+
+    @property
+    def num_boxes(self) -> int:
+        return self.num_clients * self.depth
+
+
+class Board:
+    """Mailboxes in memory that both ends see: a few numbers and a payload each way. Nothing is pickled."""
+
+    def __init__(
+        self,
+        spec: InferenceSpec,
+        control: np.ndarray[Any, np.dtype[np.int64]],
+        payload: np.ndarray[Any, np.dtype[np.uint8]],
+        *,
+        lock: AbstractContextManager[Any] | None = None,
+        ring: Callable[[], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.control = control.reshape(spec.num_boxes, 4)
+        self.payload = payload.reshape(spec.num_boxes, spec.max_bytes)
+        self.lock: AbstractContextManager[Any] = lock if lock is not None else nullcontext()
+        self.ring = ring if ring is not None else lambda: None
+
+    @staticmethod
+    def local(spec: InferenceSpec) -> Board:
+        return Board(spec, np.zeros(spec.num_boxes * 4, np.int64), np.zeros(spec.num_boxes * spec.max_bytes, np.uint8))
+
+
+class BoardClient:
+    """`InferenceClient` over a board. Keeps each request until its reply is taken, so that a resume can ask again."""
+
+    def __init__(self, board: Board, client: int, subscriber: ChannelSubscriber) -> None:
+        depth = board.spec.depth
+        self._board, self._boxes = board, range(client * depth, (client + 1) * depth)
+        self._subscriber = subscriber
+        self._requests: dict[int, Request] = {}
+        self._unsent: deque[int] = deque()
+        self._replies: dict[int, Reply] = {}
+        self._next = 0
+        self.version = -1
+
+    def submit(self, rows: Batch, *, version: int = -1) -> int:
+        ticket = self._next
+        self._next += 1
+        self._requests[ticket] = Request(ticket, rows.map(lambda x: x.clone()), version)
+        self._unsent.append(ticket)
+        self._send()
+        return ticket
+
+    def _send(self) -> None:
+        board, sent = self._board, False
+        with board.lock:
+            for box in self._boxes:
+                if not self._unsent:
+                    break
+                if board.control[box, STATE] != FREE:
+                    continue
+                request = self._requests[self._unsent.popleft()]
+                size = pack(request.rows, board.payload[box], board.spec.name)
+                board.control[box] = (ASKED, request.id, request.version, size)
+                sent = True
+        if sent:
+            board.ring()
+
+    def poll(self) -> int:
+        board, num = self._board, 0
+        with board.lock:
+            for box in self._boxes:
+                if board.control[box, STATE] == ANSWERED:
+                    ticket = int(board.control[box, ID])
+                    rows = unpack(board.payload[box], int(board.control[box, SIZE]))
+                    if ticket in self._requests:
+                        self._replies[ticket] = Reply(ticket, rows, int(board.control[box, VERSION]))
+                    board.control[box, STATE] = FREE
+                    num += 1
+        if self._unsent:
+            self._send()
+        return num
+
+    def ready(self, ticket: int) -> Reply | None:
+        reply = self._replies.pop(ticket, None)
+        if reply is not None:
+            del self._requests[ticket]
+            self.version = max(self.version, reply.version)
+        return reply
+
+    def abort(self, tickets: Sequence[int]) -> None:
+        for ticket in tickets:
+            self._requests.pop(ticket, None)
+            self._replies.pop(ticket, None)
+            if ticket in self._unsent:
+                self._unsent.remove(ticket)
+        with self._board.lock:
+            for box in self._boxes:
+                state, ticket = self._board.control[box, STATE], self._board.control[box, ID]
+                if state in (ASKED, SERVING) and int(ticket) in tickets:
+                    self._board.control[box, STATE] = FREE if state == ASKED else ABORTED
+
+    def pending(self) -> int:
+        return len(self._requests) - len(self._replies)
+
+    def sync(self, version: int = -1) -> bool:
+        """The policy worker loads parameters; here it is enough that the version has been published."""
+        found = self._subscriber.newest()
+        self.version = max(self.version, found)
+        return found >= max(version, 0)
+
+    def snapshot(self) -> State:
+        requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}
+        return {"next": self._next, "version": self.version, "requests": requests}
+
+    def restore(self, state: State) -> None:
+        self._next, self.version = state["next"], state["version"]
+        for ticket, request in state["requests"].items():
+            self._requests[int(ticket)] = Request(int(ticket), Batch(request["rows"]), request["version"])
+            self._unsent.append(int(ticket))
+
+
+class BoardServer:
+    """The serving end for the clients whose number is `server` modulo the number of servers."""
+
+    def __init__(self, board: Board, server: int) -> None:
+        spec = board.spec
+        clients = np.arange(spec.num_boxes) // spec.depth
+        self._boxes = np.flatnonzero(clients % spec.num_servers == server)
+        self._board = board
+        self._box_of: dict[int, int] = {}
+        self._next = 0
+
+    def poll(self) -> list[Request]:
+        board, out = self._board, []
+        with board.lock:
+            states = board.control[self._boxes, STATE]
+            for box in self._boxes[states == ASKED].tolist():
+                rows = unpack(board.payload[box], int(board.control[box, SIZE]))
+                out.append(Request(self._next, rows, int(board.control[box, VERSION])))
+                self._box_of[self._next] = box
+                self._next += 1
+                board.control[box, STATE] = SERVING
+        return out
+
+    def reply(self, replies: Sequence[Reply]) -> None:
+        if not replies:
+            return
+        board = self._board
+        with board.lock:
+            for reply in replies:
+                box = self._box_of.pop(reply.id)
+                if board.control[box, STATE] == ABORTED:
+                    board.control[box, STATE] = FREE
+                    continue
+                size = pack(reply.rows, board.payload[box], board.spec.name)
+                board.control[box, [STATE, VERSION, SIZE]] = (ANSWERED, reply.version, size)
+        board.ring()
+
+    def aborted(self) -> list[int]:
+        with self._board.lock:
+            gone = [i for i, box in self._box_of.items() if self._board.control[box, STATE] == ABORTED]
+            for i in gone:
+                self._board.control[self._box_of.pop(i), STATE] = FREE
+        return gone
+
+
+# ------------------------------------------------------------------------------------------------------------ packing
+_NAMES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)}
+_NAMES |= {str(d).removeprefix("torch."): d for d in (torch.bool, torch.bfloat16, torch.float16, torch.int16, torch.int8)}
+
+
+def pack(rows: Batch, out: np.ndarray[Any, np.dtype[np.uint8]], name: str) -> int:
+    """Write `rows` into `out`: a length, a JSON header of names, types and shapes, then the arrays. Returns the bytes."""
+    header = json.dumps([[k, str(v.dtype).removeprefix("torch."), list(v.shape)] for k, v in rows.items()]).encode()
+    at = _aligned(8 + len(header))
+    total = at + sum(_aligned(v.numel() * v.element_size()) for v in rows.values())
+    if total > len(out):
+        raise ConfigError(f"{name}.max_bytes", len(out), f"a message takes {total} bytes; use at least that")
+    out[:8].view(np.int64)[0] = len(header)
+    out[8 : 8 + len(header)] = np.frombuffer(header, np.uint8)
+    for value in rows.values():
+        flat = value.detach().to("cpu").contiguous().reshape(-1)
+        if flat.numel():
+            raw = flat.view(torch.uint8).numpy()
+            out[at : at + len(raw)] = raw
+            at += _aligned(len(raw))
+    return total
+
+
+def unpack(data: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> Batch:
+    """Undo `pack`; the tensors own their memory."""
+    length = int(data[:8].view(np.int64)[0])
+    header = json.loads(bytes(data[8 : 8 + length]))
+    at, rows = _aligned(8 + length), Batch()
+    body = torch.from_numpy(data[:size].copy())
+    for key, dtype_name, shape in header:
+        dtype = _NAMES[dtype_name]
+        num = int(np.prod(shape, dtype=np.int64)) * torch.empty(0, dtype=dtype).element_size()
+        rows[key] = body[at : at + num].view(dtype).reshape(shape)
+        at += _aligned(num)
+    return rows
+
+
+def _aligned(num: int) -> int:
+    return -(-num // _ALIGN) * _ALIGN

@@ -1,0 +1,128 @@
+"""The parameter channel: published versions, checksummed, applied in order.
+
+In one process and synchronously, the learner's own tensors are shared (`shared=True`): publication follows the update in
+the same poll, so nobody can see a half-made version, and a checksum would prove nothing. Everywhere else `publish` copies
+into one of several buffers, so that an optimiser that writes in place never changes version v under an actor.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import DataError
+from runnel.core.protocols import ParamSet, State
+
+
+def checksum(params: Mapping[str, Tensor]) -> int:
+    """CRC-32 over the names and the values as bytes.
+
+    >>> checksum({"w": torch.ones(2)}) == checksum({"w": torch.ones(2)}) != checksum({"w": torch.zeros(2)})
+    True
+    """
+    crc = 0
+    for name in sorted(params):
+        crc = zlib.crc32(name.encode(), crc)
+        flat = params[name].detach().to("cpu").contiguous().reshape(-1)
+        if flat.numel():
+            crc = zlib.crc32(flat.view(torch.uint8).numpy().data, crc)
+    return crc
+
+
+class Channel(Protocol):
+    """What a transport implements: the last versions, each with the checksum it was published with."""
+
+    name: str
+
+    def publish(self, version: int, params: Mapping[str, Tensor]) -> None: ...
+
+    def newest(self) -> int:
+        """Newest version published; -1 before any."""
+        ...
+
+    def has(self, version: int) -> bool: ...
+
+    def get(self, version: int) -> ParamSet | None:
+        """Exactly `version`; None if it is not there, or damaged (`DataError` is for a publisher out of order)."""
+        ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class LocalChannel:
+    """One process: references where that is safe, else copies of the last `depth` versions."""
+
+    def __init__(self, name: str, *, shared: bool, depth: int) -> None:
+        self.name, self.shared, self.depth = name, shared, depth
+        self._versions: OrderedDict[int, tuple[Mapping[str, Tensor], int]] = OrderedDict()
+
+    def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
+        if version < self.newest():
+            raise DataError(f"parameters {self.name!r}: version {version} published after {self.newest()}")
+        if self.shared:
+            self._versions.clear()
+            self._versions[version] = (params, 0)
+            return
+        while len(self._versions) >= self.depth:
+            self._versions.popitem(last=False)
+        kept = {k: v.detach().clone() for k, v in params.items()}
+        self._versions[version] = (kept, checksum(kept))
+
+    def newest(self) -> int:
+        return next(reversed(self._versions), -1)
+
+    def has(self, version: int) -> bool:
+        return version in self._versions
+
+    def get(self, version: int) -> ParamSet | None:
+        found = self._versions.get(version)
+        if found is None or (not self.shared and checksum(found[0]) != found[1]):
+            return None
+        return ParamSet(version, found[0], shared=self.shared)
+
+    def snapshot(self) -> State:
+        """Older versions that a reader may still have to load; the newest is published again by the trainer."""
+        if self.shared:
+            return {"versions": {}}
+        old = list(self._versions.items())[:-1]
+        return {"versions": {str(v): dict(params) for v, (params, _) in old}}
+
+    def restore(self, state: State) -> None:
+        self._versions.clear()
+        for version, params in state["versions"].items():
+            self.publish(int(version), params)
+
+
+class ChannelSubscriber:
+    """`ParamSubscriber` on a channel. Never goes back by itself; a damaged version is refused and counted."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._seen = -1
+        self.num_refused = 0
+
+    def poll(self, version: int = -1) -> ParamSet | None:
+        wanted = version if version >= 0 else self._channel.newest()
+        if wanted < 0 or (version < 0 and wanted <= self._seen):
+            return None
+        found = self._channel.get(wanted)
+        if found is None:
+            self.num_refused += int(self._channel.has(wanted))
+            return None
+        self._seen = max(self._seen, wanted)
+        return found
+
+    def newest(self) -> int:
+        """Newest version published; -1 before any."""
+        return self._channel.newest()
+
+    def available(self, version: int) -> bool:
+        """Whether exactly `version` can still be had."""
+        return self._channel.has(version)

@@ -1,0 +1,385 @@
+"""The sample stream: a table of slots, its writers and its readers.
+
+One implementation for every transport. A transport only says where the memory lies, what excludes other processes (`lock`)
+and how a waiting worker is woken (`ring`).
+
+Who waits for whom: a writer that gets None from `reserve` waits for a reader to release or for the learner to advance; a
+reader that gets an empty `take` waits for writers to commit. Both wake each other through `ring`.
+
+A slot goes FREE -> RESERVED (a writer fills it) -> FINISHED (readers may take it) -> FREE, or by way of FEEDBACK when the
+last reader left something for the writer to collect.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.protocols import Feedback, State
+from runnel.core.records import Accounting, Header, Segment, Slot, StreamSpec, trim
+from runnel.flow.staleness import Counters, StalenessPolicy
+
+FREE, RESERVED, FINISHED, FEEDBACK = range(4)
+UNREAD, TAKEN, RELEASED = range(3)
+REASONS = ("stale", "evicted_unused", "orphaned", "lost_with_trainer", "failed", "worker_lost", "aborted", "other")
+HEADER = (
+    "sequence",
+    "sample_id",
+    "num_steps",
+    "version_min",
+    "version_max",
+    "epoch",
+    "writer",
+    "agent",
+    "group_id",
+    "task_id",
+    "required_version",
+)
+VERSION, EPOCH, NEXT, DISPATCHED, STEPS, CONSUMED_SEGMENTS, CANCELLED = range(7)
+GLOBALS = CANCELLED + len(REASONS)
+CURSOR, CONSUMED, HELD, DROPPED = range(4)
+PER_READER = DROPPED + len(REASONS)
+
+
+def reason_index(reason: str) -> int:
+    """`failed: the reward raised` is counted under `failed`; a reason nobody knows under `other`."""
+    name = reason.partition(":")[0].strip()
+    return REASONS.index(name) if name in REASONS else REASONS.index("other")
+
+
+@dataclass
+class SlotMemory:
+    """Where a stream lies: control numbers, one batch of arrays per slot, one batch of feedback arrays per slot."""
+
+    control: np.ndarray[Any, np.dtype[np.int64]]
+    arrays: list[Batch]
+    feedback: list[Batch]
+
+    @staticmethod
+    def control_size(spec: StreamSpec) -> int:
+        per_slot = 1 + len(HEADER) + len(spec.variable) + len(spec.readers)
+        return GLOBALS + PER_READER * len(spec.readers) + spec.num_writers + per_slot * spec.capacity
+
+    @staticmethod
+    def local(spec: StreamSpec) -> SlotMemory:
+        feedback = [
+            Batch({k: torch.zeros(spec.shape(k), dtype=f.dtype) for k, f in spec.feedback.items()})
+            for _ in range(spec.capacity)
+        ]
+        control = np.zeros(SlotMemory.control_size(spec), dtype=np.int64)
+        return SlotMemory(control, [spec.allocate() for _ in range(spec.capacity)], feedback)
+
+
+class SlotTable:
+    """The shared state of one sample stream, and every transition of it."""
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        policy: StalenessPolicy,
+        memory: SlotMemory,
+        *,
+        lock: AbstractContextManager[Any] | None = None,
+        ring: Callable[[], None] | None = None,
+    ) -> None:
+        self.spec, self.policy, self.memory = spec, policy, memory
+        self.lock: AbstractContextManager[Any] = lock if lock is not None else nullcontext()
+        self.ring = ring if ring is not None else lambda: None
+        c = memory.control
+        num_readers, w = len(spec.readers), spec.num_writers
+        self.globals = c[:GLOBALS]
+        offset = GLOBALS
+        self.readers = c[offset : offset + PER_READER * num_readers].reshape(num_readers, PER_READER)
+        offset += PER_READER * num_readers
+        self.writer_count = c[offset : offset + w]
+        offset += w
+        slots = c[offset:].reshape(spec.capacity, -1)
+        self.state = slots[:, 0]
+        self.headers = slots[:, 1 : 1 + len(HEADER)]
+        self.used = slots[:, 1 + len(HEADER) : 1 + len(HEADER) + len(spec.variable)]
+        self.read = slots[:, 1 + len(HEADER) + len(spec.variable) :]
+
+    # ------------------------------------------------------------------------------------------------------- writing
+    def reserve(self, writer: int) -> Slot | None:
+        with self.lock:
+            free = np.flatnonzero(self.state == FREE)
+            if len(free) == 0:
+                return None
+            sequence = self._next_sequence(writer)
+            if sequence is None:
+                return None
+            index, rows, count = int(free[0]), self.spec.num_rows, int(self.writer_count[writer])
+            self.writer_count[writer] += 1
+            header = Header(
+                sequence=sequence,
+                sample_id=(count * self.spec.num_writers + writer) * rows,
+                epoch=int(self.globals[EPOCH]),
+                writer=writer,
+                required_version=self.policy.version_for(sequence),
+            )
+            self._put_header(index, header)
+            self.state[index], self.read[index] = RESERVED, UNREAD
+            self.globals[DISPATCHED] += rows
+            return Slot(index, self.spec, header, self.memory.arrays[index])
+
+    def _next_sequence(self, writer: int) -> int | None:
+        """The number of the next segment of `writer`, if the policy admits it. Exact: writers take turns by number."""
+        version = int(self.globals[VERSION])
+        taken = sorted(int(s) for s in self.headers[self.state != FREE, 0])
+        if self.policy.exact:
+            stride, cursor = self.spec.num_writers, int(self.readers[:, CURSOR].min())
+            sequence = cursor + (writer - cursor) % stride
+            while _contains(taken, sequence):
+                sequence += stride
+            return sequence if self.policy.admits_sequence(sequence, version) else None
+        finished = int((self.state == FINISHED).sum())
+        running = int((self.state == RESERVED).sum())
+        accepted = int(self.globals[CONSUMED_SEGMENTS]) + finished
+        if self.policy.admit(Counters(version, running, accepted)) < 1:
+            return None
+        sequence = int(self.globals[NEXT])
+        self.globals[NEXT] += 1
+        return sequence
+
+    def commit(self, slot: Slot, num_steps: int) -> None:
+        header = slot.header
+        header.num_steps = num_steps
+        trim(self.spec, slot.arrays, header.used)
+        with self.lock:
+            assert self.state[slot.index] == RESERVED, "only a reserved slot can be committed"
+            self._put_header(slot.index, header)
+            self.state[slot.index] = FINISHED
+            self.globals[STEPS] += num_steps
+        self.ring()
+
+    def cancel(self, slot: Slot, reason: str) -> None:
+        with self.lock:
+            assert self.state[slot.index] == RESERVED, "only a reserved slot can be cancelled"
+            self.state[slot.index] = FREE
+            self.globals[CANCELLED + reason_index(reason)] += self.spec.num_rows
+        self.ring()
+
+    def cancel_writer(self, writer: int, reason: str) -> int:
+        """A writer is gone: its reserved slots are cancelled. Returns the rows."""
+        with self.lock:
+            lost = np.flatnonzero((self.state == RESERVED) & (self.headers[:, HEADER.index("writer")] == writer))
+            self.state[lost] = FREE
+            self.globals[CANCELLED + reason_index(reason)] += self.spec.num_rows * len(lost)
+            return self.spec.num_rows * len(lost)
+
+    def collect_feedback(self, writer: int) -> list[Feedback]:
+        if not self.spec.feedback:
+            return []
+        with self.lock:
+            mine = (self.state == FEEDBACK) & (self.headers[:, HEADER.index("writer")] == writer)
+            indices = sorted(np.flatnonzero(mine).tolist(), key=lambda i: int(self.headers[i, 0]))
+            out = []
+            for i in indices:
+                values = {k: v.clone() for k, v in self.memory.feedback[i].items()}
+                out.append(Feedback(int(self.headers[i, HEADER.index("sample_id")]), values))
+                self.state[i] = FREE
+            return out
+
+    # ------------------------------------------------------------------------------------------------------- reading
+    def ready(self, reader: int) -> list[int]:
+        """Slots that `reader` may take, in sequence order; what has grown too old is dropped first."""
+        open_slots = np.flatnonzero((self.state == FINISHED) & (self.read[:, reader] == UNREAD))
+        version = int(self.globals[VERSION])
+        keep = []
+        for i in open_slots.tolist():
+            if self.policy.evict(self._get_header(i), version):
+                self._finish_read(i, reader, DROPPED + reason_index("stale"))
+            else:
+                keep.append(i)
+        keep.sort(key=lambda i: int(self.headers[i, 0]))
+        if not self.policy.exact:
+            return keep
+        cursor = int(self.readers[reader, CURSOR])
+        run: list[int] = []
+        for i in keep:
+            if int(self.headers[i, 0]) != cursor + len(run):
+                break
+            run.append(i)
+        return run
+
+    def take(self, reader: int, num: int) -> list[Segment]:
+        with self.lock:
+            indices = self.ready(reader)[:num]
+            if len(indices) < num:
+                return []
+            self.read[indices, reader] = TAKEN
+            self.readers[reader, CURSOR] += num
+            return [self._segment(i) for i in indices]
+
+    def available(self, reader: int) -> int:
+        with self.lock:
+            return len(self.ready(reader))
+
+    def finish(
+        self,
+        reader: int,
+        segments: Sequence[Segment],
+        *,
+        outcome: int,
+        feedback: Sequence[Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """A reader is done with `segments`; `outcome` is the column of its account that the rows go to."""
+        with self.lock:
+            for n, segment in enumerate(segments):
+                assert self.read[segment.index, reader] == TAKEN, "only a taken segment can be released"
+                if feedback is not None:
+                    for key, value in feedback[n].items():
+                        self.memory.feedback[segment.index][key].copy_(value)
+                self._finish_read(segment.index, reader, outcome, has_feedback=feedback is not None)
+        self.ring()
+
+    def _finish_read(self, index: int, reader: int, outcome: int, has_feedback: bool = False) -> None:
+        self.readers[reader, outcome] += self.spec.num_rows
+        self.read[index, reader] = RELEASED
+        if (self.read[index] == RELEASED).all():
+            self.state[index] = FEEDBACK if has_feedback and self.spec.feedback else FREE
+            self.globals[CONSUMED_SEGMENTS] += int(outcome in (CONSUMED, HELD))
+
+    def settle(self, reader: int, consumed: int, dropped: Mapping[str, int]) -> None:
+        with self.lock:
+            account = self.readers[reader]
+            account[CONSUMED] += consumed
+            for reason, rows in dropped.items():
+                account[DROPPED + reason_index(reason)] += rows
+            account[HELD] -= consumed + sum(dropped.values())
+
+    def advance(self, version: int) -> None:
+        with self.lock:
+            self.globals[VERSION] = version
+        self.ring()
+
+    # ---------------------------------------------------------------------------------------------------- accounting
+    def accounting(self, reader: int) -> Accounting:
+        with self.lock:
+            account, rows = self.readers[reader], self.spec.num_rows
+            reserved = int((self.state == RESERVED).sum())
+            waiting = int(((self.state == FINISHED) & (self.read[:, reader] != RELEASED)).sum())
+            return Accounting(
+                dispatched=int(self.globals[DISPATCHED]),
+                consumed=int(account[CONSUMED]),
+                dropped=_by_reason(account[DROPPED:]),
+                cancelled=_by_reason(self.globals[CANCELLED:]),
+                in_flight=(reserved + waiting) * rows + int(account[HELD]),
+                steps=int(self.globals[STEPS]),
+            )
+
+    # ---------------------------------------------------------------------------------------------------- checkpoint
+    def snapshot(self) -> State:
+        """Every number, and the contents of every slot that is not free. Taken at a barrier: nobody is writing."""
+        busy = np.flatnonzero(self.state != FREE).tolist()
+        return {
+            "control": self.memory.control.copy(),
+            "arrays": {str(i): {k: v.clone() for k, v in self.memory.arrays[i].items()} for i in busy},
+            "feedback": {str(i): {k: v.clone() for k, v in self.memory.feedback[i].items()} for i in busy},
+        }
+
+    def restore(self, state: State) -> None:
+        self.memory.control[:] = np.asarray(state["control"])
+        for part, memory in (("arrays", self.memory.arrays), ("feedback", self.memory.feedback)):
+            for i, values in state[part].items():
+                for key, value in values.items():
+                    memory[int(i)][key].copy_(value)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.globals[EPOCH] = epoch
+
+    # ------------------------------------------------------------------------------------------------------- headers
+    def _put_header(self, index: int, header: Header) -> None:
+        self.headers[index] = [getattr(header, name) for name in HEADER]
+        self.used[index] = [header.used.get(dim, 0) for dim in self.spec.variable]
+
+    def _get_header(self, index: int) -> Header:
+        values = dict(zip(HEADER, self.headers[index].tolist(), strict=True))
+        return Header(**values, used=dict(zip(self.spec.variable, self.used[index].tolist(), strict=True)))
+
+    def _segment(self, index: int) -> Segment:
+        header = self._get_header(index)
+        return Segment(index, self.spec, header, trim(self.spec, self.memory.arrays[index], header.used))
+
+    def slot(self, index: int) -> Slot:
+        return Slot(index, self.spec, self._get_header(index), self.memory.arrays[index])
+
+
+def _contains(ordered: list[int], value: int) -> bool:
+    at = bisect.bisect_left(ordered, value)
+    return at < len(ordered) and ordered[at] == value
+
+
+def _by_reason(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, int]:
+    return {name: int(n) for name, n in zip(REASONS, counts, strict=True) if n}
+
+
+class TableWriter:
+    """`SampleWriter` on a slot table."""
+
+    def __init__(self, table: SlotTable, writer: int) -> None:
+        self._table, self.index, self.spec = table, writer, table.spec
+
+    def reserve(self) -> Slot | None:
+        return self._table.reserve(self.index)
+
+    def commit(self, slot: Slot, *, num_steps: int) -> None:
+        self._table.commit(slot, num_steps)
+
+    def cancel(self, slot: Slot, reason: str) -> None:
+        self._table.cancel(slot, reason)
+
+    def reclaim(self, index: int) -> Slot:
+        assert self._table.state[index] == RESERVED, f"slot {index} of {self.spec.name!r} is not reserved"
+        return self._table.slot(index)
+
+    def feedback(self) -> list[Feedback]:
+        return self._table.collect_feedback(self.index)
+
+    def version(self) -> int:
+        """How far the learner is, as the stream knows."""
+        return int(self._table.globals[VERSION])
+
+
+class TableReader:
+    """`SampleReader` on a slot table."""
+
+    def __init__(self, table: SlotTable, reader: str) -> None:
+        self._table, self.spec = table, table.spec
+        self._index = table.spec.readers.index(reader)
+
+    def available(self) -> int:
+        return self._table.available(self._index)
+
+    def take(self, num_segments: int) -> list[Segment]:
+        return self._table.take(self._index, num_segments)
+
+    def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
+        self._table.finish(self._index, segments, outcome=CONSUMED, feedback=feedback)
+
+    def drop(self, segments: Sequence[Segment], reason: str) -> None:
+        self._table.finish(self._index, segments, outcome=DROPPED + reason_index(reason))
+
+    def hold(self, segments: Sequence[Segment]) -> None:
+        self._table.finish(self._index, segments, outcome=HELD)
+
+    def settle(self, *, consumed: int = 0, dropped: Mapping[str, int] | None = None) -> None:
+        self._table.settle(self._index, consumed, dropped or {})
+
+    def held(self) -> int:
+        """Rows that this reader keeps beyond their slots."""
+        return int(self._table.readers[self._index, HELD])
+
+    def advance(self, version: int) -> None:
+        self._table.advance(version)
+
+    def accounting(self) -> Accounting:
+        return self._table.accounting(self._index)

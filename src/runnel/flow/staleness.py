@@ -1,0 +1,184 @@
+"""Staleness: how far data may run behind the learner, as one object that both ends of a stream ask.
+
+A policy here is pure: counters in, a decision out. The counters live in the stream, so the writer's admission and the
+reader's selection can never disagree, in one process or in many.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from runnel.core.errors import ConfigError
+from runnel.core.records import Header, StreamSpec
+
+
+@dataclass(frozen=True)
+class StalenessConfig:
+    """How training and collecting overlap."""
+
+    mode: Literal["sync", "one_step", "window"] = "sync"
+    """sync: each batch comes from the newest version. one_step: the next batch is made while this one trains. window: fully
+    asynchronous, at most `max_lag` versions behind."""
+    max_lag: int = 4
+    """window: the most versions that a trained sample may be behind the learner."""
+    max_concurrent: int = 0
+    """Segments in the making at once, at most; 0 leaves it to the mode."""
+
+    @property
+    def lag(self) -> int:
+        return {"sync": 0, "one_step": 1, "window": self.max_lag}[self.mode]
+
+    def check(self) -> None:
+        if self.mode == "window" and self.max_lag < 1:
+            raise ConfigError("staleness.max_lag", self.max_lag, "a window needs at least 1; use mode sync for 0")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a stream knows when it is asked for a segment. All counts are in segments, but for `version`."""
+
+    version: int
+    running: int
+    accepted: int
+    """Consumed, or finished and waiting."""
+
+
+class StalenessPolicy(Protocol):
+    """Admission, selection and sweeping of one stream."""
+
+    exact: bool
+    """Segments are read in sequence order, and each names the version that must make it."""
+
+    def admit(self, counters: Counters) -> int:
+        """Segments that may be started now (window)."""
+        ...
+
+    def admits_sequence(self, sequence: int, version: int) -> bool:
+        """Whether segment `sequence` may be started at learner `version` (exact)."""
+        ...
+
+    def version_for(self, sequence: int) -> int:
+        """Exact: the version that must make segment `sequence`; -1 where that is open."""
+        ...
+
+    def evict(self, header: Header, version: int) -> bool:
+        """Whether a finished segment has grown too old to train on."""
+        ...
+
+    def required_capacity(self, spec: StreamSpec) -> int:
+        """Segments that the stream must hold for the policy to be able to fill a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class LagPolicy:
+    """At most `lag` versions behind: 0 is synchronous, 1 is one-step-off, more is a window.
+
+    Admission follows AReaL (arXiv 2505.24298): with `n` batches consumed, at most `(lag + n + 1) * batch` segments may have
+    been accepted or be running. That bounds the aggregate; `evict` before each batch makes it a hard bound.
+
+    The stream feeds the learner's versions `start ... stop - 1` (a warm-up and what follows it are two such spans).
+
+    >>> p = LagPolicy(lag=1, batch=4, exact=True)
+    >>> [p.version_for(s) for s in (0, 3, 4, 8, 12)]
+    [0, 0, 0, 1, 2]
+    >>> p.admits_sequence(7, version=0), p.admits_sequence(8, version=0)
+    (True, False)
+    """
+
+    lag: int
+    batch: int
+    exact: bool
+    start: int = 0
+    stop: int | None = None
+    max_concurrent: int = 0
+
+    def _batches_open(self, version: int) -> int:
+        """Batches that may have been started when the learner is at `version`."""
+        num = version - self.start + self.lag + 1
+        return max(0, num if self.stop is None else min(num, self.stop - self.start))
+
+    def admit(self, counters: Counters) -> int:
+        room = self._batches_open(counters.version) * self.batch - counters.accepted - counters.running
+        if self.max_concurrent:
+            room = min(room, self.max_concurrent - counters.running)
+        return max(room, 0)
+
+    def admits_sequence(self, sequence: int, version: int) -> bool:
+        return sequence < self._batches_open(version) * self.batch
+
+    def version_for(self, sequence: int) -> int:
+        if not self.exact:
+            return -1
+        return max(0, self.start + sequence // self.batch - self.lag)
+
+    def evict(self, header: Header, version: int) -> bool:
+        return version - header.version_min > self.lag
+
+    def should_abort(self, version_min: int, version: int) -> bool:
+        """A running segment that could only be dropped when it finishes."""
+        return version - version_min > self.lag
+
+    def is_on_policy(self, header: Header, version: int) -> bool:
+        return header.version_min == version
+
+    def required_capacity(self, spec: StreamSpec) -> int:
+        return (self.lag + 1) * self.batch
+
+
+@dataclass(frozen=True)
+class RatioPolicy:
+    """Replay: `ratio` updates for each environment step, after `min_fill` steps, on both sides of the buffer.
+
+    With `n` steps inserted, `updates(n)` updates are due. The buffer gives out no more, and an actor starts no segment
+    before those that earlier segments paid for are done (but for `lag` of them). So the ratio holds by pacing, and nothing
+    is dropped. The idea is Reverb's rate limiter (arXiv 2102.04736).
+
+    >>> p = RatioPolicy(ratio=0.1, min_fill=100, segment_steps=10, lag=0)
+    >>> p.updates(99), p.updates(100), p.updates(110), p.version_for(11), p.version_for(12)
+    (0, 1, 2, 2, 3)
+    """
+
+    ratio: float
+    min_fill: int
+    segment_steps: int
+    lag: int = 0
+    exact: bool = True
+    num_segments: int | None = None
+
+    def updates(self, num_steps: int) -> int:
+        """Updates that `num_steps` inserted steps have paid for."""
+        if num_steps < self.min_fill:
+            return 0
+        return 1 + math.floor((num_steps - self.min_fill) * self.ratio + 1e-9)
+
+    def admits_sequence(self, sequence: int, version: int) -> bool:
+        if self.num_segments is not None and sequence >= self.num_segments:
+            return False
+        return version >= self.updates(sequence * self.segment_steps) - self.lag
+
+    def admit(self, counters: Counters) -> int:
+        started = counters.accepted + counters.running
+        return 1 if self.admits_sequence(started, counters.version) else 0
+
+    def version_for(self, sequence: int) -> int:
+        if not self.exact:
+            return -1
+        return max(0, self.updates(sequence * self.segment_steps) - self.lag)
+
+    def evict(self, header: Header, version: int) -> bool:
+        return False
+
+    def required_capacity(self, spec: StreamSpec) -> int:
+        return 1
+
+
+def check_capacity(policy: StalenessPolicy, spec: StreamSpec) -> None:
+    """Refuse a stream that is too small for its policy to ever fill a batch, with the number that would do."""
+    need = policy.required_capacity(spec)
+    if spec.capacity < need:
+        raise ConfigError(
+            f"{spec.name}.capacity", spec.capacity, f"its staleness policy needs {need} segments to fill a batch; use {need}"
+        )

@@ -1,0 +1,263 @@
+"""Several processes on one machine: arrays in shared memory, doorbells for waiting, nothing pickled.
+
+The memory has no name. The parent makes anonymous files and hands their descriptors to its children, so when the last
+process ends, however it ends, the kernel takes the memory back: no segment can outlive a run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import select
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.protocols import ParamSet, State
+from runnel.core.records import StreamSpec
+from runnel.flow.inference import Board, InferenceSpec
+from runnel.flow.params import Channel, checksum
+from runnel.flow.slots import SlotMemory, SlotTable
+from runnel.flow.staleness import StalenessPolicy
+
+_ALIGN = 64
+
+
+def anonymous_file(name: str, size: int = 0) -> int:
+    """A descriptor of memory without a name, inheritable by the children that are given it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(f"runnel-{name}")
+    else:
+        fd, path = tempfile.mkstemp(prefix=f"runnel-{name}-")
+        os.unlink(path)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def free_shared_memory() -> int:
+    """Bytes that shared memory can still grow by."""
+    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    stat = os.statvfs(place)
+    return stat.f_bavail * stat.f_frsize
+
+
+class FileLock:
+    """Excludes other processes; the kernel lets go of it when a holder dies."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> FileLock:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+
+class Doorbells:
+    """One pipe per process group: ring everyone else's, wait on one's own."""
+
+    def __init__(self, pipes: Mapping[str, tuple[int, int]], group: str) -> None:
+        self._own = pipes[group][0]
+        self._others = [write for name, (_, write) in pipes.items() if name != group]
+
+    @staticmethod
+    def make(groups: list[str]) -> dict[str, tuple[int, int]]:
+        pipes = {}
+        for name in groups:
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            os.set_blocking(write, False)
+            pipes[name] = (read, write)
+        return pipes
+
+    def ring(self) -> None:
+        for fd in self._others:
+            try:
+                os.write(fd, b"!")
+            except BlockingIOError:
+                continue
+
+    def wait(self, timeout_s: float, *also: int) -> bool:
+        """Until someone rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""
+        ready, _, _ = select.select([self._own, *also], [], [], timeout_s)
+        if self._own in ready:
+            try:
+                while len(os.read(self._own, 4096)) == 4096:
+                    continue
+            except BlockingIOError:
+                return True
+        return bool(ready)
+
+
+class ShmTransport:
+    """Streams over descriptors that the parent made (`allocate`) and every child was given (`fds`)."""
+
+    def __init__(self, fds: Mapping[str, int], bells: Doorbells) -> None:
+        self._fds, self._bells = fds, bells
+
+    @staticmethod
+    def allocate(streams: Mapping[str, StreamSpec], channels: list[str], boards: Mapping[str, InferenceSpec]) -> dict[str, int]:
+        """Descriptors for every edge between groups. Parameter channels get their size from the first publication."""
+        sizes = {f"samples/{k}": _stream_layout(v)[1] for k, v in streams.items()}
+        sizes |= {f"inference/{k}": v.num_boxes * (32 + v.max_bytes) for k, v in boards.items()}
+        need, free = sum(sizes.values()), free_shared_memory()
+        if need > free:
+            raise ConfigError("streams", f"{need >> 20} MiB", f"only {free >> 20} MiB of shared memory is free; lower capacity")
+        sizes |= {f"params/{k}": 0 for k in channels}
+        return {name: anonymous_file(name.replace("/", "-"), size) for name, size in sizes.items()}
+
+    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
+        fd = self._fds[f"samples/{spec.name}"]
+        layout, size = _stream_layout(spec)
+        memory = mmap.mmap(fd, size)
+        control = np.frombuffer(memory, np.int64, SlotMemory.control_size(spec))
+        slots = [Batch({k: _tensor(memory, *place) for k, place in fields.items()}) for fields in layout["arrays"]]
+        feedback = [Batch({k: _tensor(memory, *place) for k, place in fields.items()}) for fields in layout["feedback"]]
+        return SlotTable(spec, policy, SlotMemory(control, slots, feedback), lock=FileLock(fd), ring=self._bells.ring)
+
+    def inference(self, spec: InferenceSpec) -> Board:
+        fd, split = self._fds[f"inference/{spec.name}"], spec.num_boxes * 32
+        memory = mmap.mmap(fd, split + spec.num_boxes * spec.max_bytes)
+        control = np.frombuffer(memory, np.int64, spec.num_boxes * 4)
+        payload = np.frombuffer(memory, np.uint8, offset=split)
+        return Board(spec, control, payload, lock=FileLock(fd), ring=self._bells.ring)
+
+    def params(self, name: str, *, depth: int) -> Channel:
+        return ShmChannel(name, self._fds[f"params/{name}"], depth=depth, ring=self._bells.ring)
+
+    def wait(self, timeout_s: float, *also: int) -> bool:
+        return self._bells.wait(timeout_s, *also)
+
+
+class ShmChannel:
+    """`depth` buffers in shared memory. A reader copies out and checks version and checksum afterwards.
+
+    Layout: 4096 bytes of numbers (size of the manifest, then version and checksum of each buffer), the manifest (JSON:
+    name, type, shape, offset), then the buffers. Made by the first publication; a subscriber finds it when it is there.
+    """
+
+    def __init__(self, name: str, fd: int, *, depth: int, ring: Callable[[], None]) -> None:
+        self.name, self._fd, self._depth, self._ring = name, fd, depth, ring
+        self._lock = FileLock(fd)
+        self._memory: mmap.mmap | None = None
+        self._numbers = np.zeros(0, np.int64)
+        self._buffers: list[Batch] = []
+
+    def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
+        if self._memory is None:
+            self._create(params)
+        if version < self.newest():
+            raise DataError(f"parameters {self.name!r}: version {version} published after {self.newest()}")
+        slot = int(np.argmin(self._versions())) if not self.has(version) else int(np.argmax(self._versions() == version))
+        with self._lock:
+            self._numbers[1 + 2 * slot] = -2
+        for key, value in params.items():
+            self._buffers[slot][key].copy_(value.detach())
+        crc = checksum(self._buffers[slot])
+        with self._lock:
+            self._numbers[2 + 2 * slot] = crc
+            self._numbers[1 + 2 * slot] = version
+        self._ring()
+
+    def newest(self) -> int:
+        return max(int(self._versions().max()), -1) if self._attach() else -1
+
+    def has(self, version: int) -> bool:
+        return self._attach() and bool((self._versions() == version).any())
+
+    def get(self, version: int) -> ParamSet | None:
+        if not self.has(version):
+            return None
+        slot = int(np.argmax(self._versions() == version))
+        crc = int(self._numbers[2 + 2 * slot])
+        params = self._buffers[slot].map(lambda x: x.clone())
+        if int(self._versions()[slot]) != version or checksum(params) != crc:
+            return None
+        return ParamSet(version, params)
+
+    def snapshot(self) -> State:
+        if not self._attach():
+            return {"versions": {}}
+        newest = self.newest()
+        old = sorted(int(v) for v in self._versions() if 0 <= v < newest)
+        return {"versions": {str(v): self._buffers[int(np.argmax(self._versions() == v))].map(torch.clone) for v in old}}
+
+    def restore(self, state: State) -> None:
+        for version, params in state["versions"].items():
+            self.publish(int(version), params)
+
+    def _versions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self._numbers[1 : 1 + 2 * self._depth : 2]
+
+    def _create(self, params: Mapping[str, Tensor]) -> None:
+        entries, at = [], 0
+        for key, value in params.items():
+            entries.append([key, str(value.dtype).removeprefix("torch."), list(value.shape), at])
+            at = _aligned(at + value.numel() * value.element_size())
+        manifest = json.dumps({"entries": entries, "size": at}).encode()
+        os.ftruncate(self._fd, _aligned(4096 + len(manifest)) + self._depth * at)
+        memory = mmap.mmap(self._fd, 0)
+        numbers = np.frombuffer(memory, np.int64, 512)
+        numbers[1 : 1 + 2 * self._depth] = -1
+        memory[4096 : 4096 + len(manifest)] = manifest
+        numbers[0] = len(manifest)
+        self._attach()
+
+    def _attach(self) -> bool:
+        if self._memory is not None:
+            return True
+        if os.fstat(self._fd).st_size < 4096:
+            return False
+        memory = mmap.mmap(self._fd, 0)
+        numbers = np.frombuffer(memory, np.int64, 512)
+        if numbers[0] == 0:
+            return False
+        manifest = json.loads(memory[4096 : 4096 + int(numbers[0])])
+        base = _aligned(4096 + int(numbers[0]))
+        for slot in range(self._depth):
+            start = base + slot * manifest["size"]
+            fields = {k: _tensor(memory, getattr(torch, d), tuple(s), start + at) for k, d, s, at in manifest["entries"]}
+            self._buffers.append(Batch(fields))
+        self._memory, self._numbers = memory, numbers
+        return True
+
+
+def _aligned(num: int) -> int:
+    return -(-num // _ALIGN) * _ALIGN
+
+
+Place = tuple[torch.dtype, tuple[int, ...], int]
+
+
+def _stream_layout(spec: StreamSpec) -> tuple[dict[str, list[dict[str, Place]]], int]:
+    """Where each array of each slot lies, and the bytes in all."""
+    at = _aligned(8 * SlotMemory.control_size(spec))
+    layout: dict[str, list[dict[str, Place]]] = {"arrays": [], "feedback": []}
+    for _ in range(spec.capacity):
+        for part, fields in (("arrays", spec.fields), ("feedback", spec.feedback)):
+            places: dict[str, Place] = {}
+            for key, f in fields.items():
+                shape = spec.shape(key)
+                places[key] = (f.dtype, shape, at)
+                at = _aligned(at + int(np.prod(shape, dtype=np.int64)) * torch.empty(0, dtype=f.dtype).element_size())
+            layout[part].append(places)
+    return layout, at
+
+
+def _tensor(memory: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], at: int) -> Tensor:
+    count = int(np.prod(shape, dtype=np.int64))
+    if count == 0:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=at).reshape(shape)

@@ -1,0 +1,1 @@
+"""The five workers: actor, policy, trainer, buffer, evaluator."""

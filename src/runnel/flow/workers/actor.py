@@ -1,0 +1,60 @@
+"""The actor: plays with a sampler. Environments, conversations and data sets differ only in the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from runnel.core.clock import Clock
+from runnel.core.protocols import InferenceClient, Sampler, SampleWriter, State
+from runnel.flow.workers.base import Worker
+
+
+class SavedClient(InferenceClient, Protocol):
+    """An inference client that can be part of a checkpoint."""
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class ActorWorker(Worker):
+    """Consumes replies of inference streams, produces segments.
+
+    Waits for room on its sample streams (the reader or the learner makes it) and for replies or parameter versions (the
+    policy worker or the trainer makes them).
+    """
+
+    kind = "actor"
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        sampler: Sampler,
+        clients: Mapping[str, SavedClient],
+        writers: Mapping[str, SampleWriter],
+    ) -> None:
+        super().__init__(name, clock)
+        self.sampler, self.clients, self.writers = sampler, clients, writers
+
+    def poll(self) -> int:
+        with self.timer.stage("sample"):
+            work = self.sampler.step(self.clients, self.writers)
+        self._events.extend(self.sampler.events())
+        return work
+
+    def waits_for(self) -> str:
+        return self.sampler.waits_for()
+
+    def snapshot(self) -> State:
+        return {"sampler": self.sampler.snapshot(), "clients": {k: c.snapshot() for k, c in self.clients.items()}}
+
+    def restore(self, state: State) -> None:
+        for name, client in self.clients.items():
+            client.restore(state["clients"][name])
+        self.sampler.restore(state["sampler"], self.writers)
+
+    def close(self) -> None:
+        self.sampler.close()

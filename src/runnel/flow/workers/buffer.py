@@ -1,0 +1,108 @@
+"""The buffer: keeps what actors made, and gives it out again as training batches, at a set ratio."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runnel.core.clock import Clock
+from runnel.core.errors import DataError
+from runnel.core.protocols import State, Store
+from runnel.core.rng import rng_state, set_rng_state
+from runnel.flow.slots import TableReader, TableWriter
+from runnel.flow.staleness import RatioPolicy
+from runnel.flow.workers.base import Worker
+
+
+class BufferWorker(Worker):
+    """Consumes segments, produces batches that it selects from its store, and hears back about them (priorities).
+
+    Waits for actors to write, or for the trainer to take its batch and answer. The order is fixed by counters alone: give
+    out every batch that the inserted steps have paid for, then insert the next segment.
+    """
+
+    kind = "buffer"
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        reader: TableReader,
+        writer: TableWriter,
+        store: Store,
+        policy: RatioPolicy,
+        rng: np.random.Generator,
+    ) -> None:
+        super().__init__(name, clock)
+        self._reader, self._writer, self._store, self._policy, self._rng = reader, writer, store, policy, rng
+        self._inserted = 0
+        self._reported = 0
+        self._given = 0
+        self._awaiting = 0
+        self._waiting = ""
+
+    def poll(self) -> int:
+        work = self._collect()
+        if self._given < self._policy.updates(self._inserted):
+            return work + self._give()
+        return work + self._insert()
+
+    def _collect(self) -> int:
+        """Priorities come home; the actors learn how far the learner is."""
+        feedback = self._writer.feedback()
+        for values in feedback:
+            self._store.feedback(values)
+        self._awaiting -= len(feedback)
+        self._reader.advance(self._writer.version())
+        return len(feedback)
+
+    def _give(self) -> int:
+        if self._awaiting > self._policy.lag:
+            self._waiting = "the trainer to answer for its last batch"
+            return 0
+        slot = self._writer.reserve()
+        if slot is None:
+            self._waiting = "the trainer to take a batch"
+            return 0
+        with self.timer.stage("select"):
+            first_time = self._store.sample(slot, self._rng)
+        slot.header.version_min = slot.header.version_max = self._writer.version()
+        new_steps = self._inserted - self._reported
+        self._writer.commit(slot, num_steps=new_steps)
+        self._reader.settle(consumed=first_time)
+        self._reported, self._given, self._awaiting = self._inserted, self._given + 1, self._awaiting + 1
+        return 1
+
+    def _insert(self) -> int:
+        segments = self._reader.take(1)
+        if not segments:
+            self._waiting = "actors to write experience"
+            return 0
+        with self.timer.stage("insert"):
+            unused = self._store.insert(segments[0])
+        self._reader.hold(segments)
+        if unused:
+            self._reader.settle(dropped={"evicted_unused": unused})
+        self._inserted += segments[0].header.num_steps
+        return 1
+
+    def check(self) -> None:
+        """What the store holds unused is what the stream's account says that the buffer holds."""
+        held, said = self._store.held_rows(), self._reader.held()
+        if held != said:
+            raise DataError(f"buffer {self.name!r} holds {held} rows that were never selected, but its account says {said}")
+
+    def waits_for(self) -> str:
+        return self._waiting
+
+    def snapshot(self) -> State:
+        return {
+            "store": self._store.snapshot(),
+            "rng": rng_state(self._rng),
+            "counts": [self._inserted, self._reported, self._given, self._awaiting],
+        }
+
+    def restore(self, state: State) -> None:
+        self._store.restore(state["store"])
+        set_rng_state(self._rng, state["rng"])
+        self._inserted, self._reported, self._given, self._awaiting = state["counts"]

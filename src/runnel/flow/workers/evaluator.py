@@ -1,0 +1,69 @@
+"""The evaluator: measures the newest parameters on tasks of its own, every so many versions and at the end."""
+
+from __future__ import annotations
+
+from runnel.core.clock import Clock
+from runnel.core.protocols import Evaluation, Progress, State
+from runnel.flow.inference import InlineClient
+from runnel.flow.workers.base import Worker
+
+
+class EvaluatorWorker(Worker):
+    """Consumes parameter versions, produces evaluations. One evaluation is one poll, so a checkpoint never cuts one in two.
+    Waits for the next version that is due; the trainer publishes it."""
+
+    kind = "evaluator"
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        evaluation: Evaluation,
+        client: InlineClient,
+        every: int,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(name, clock)
+        self._evaluation, self._client, self._every, self._progress = evaluation, client, every, progress
+        self._round = 0
+        self._last = -1
+
+    def poll(self) -> int:
+        if not self._every or not self._client.sync() or self._client.version <= self._last:
+            return 0
+        due = (self._last // self._every + 1) * self._every if self._last >= 0 else self._every
+        if self._client.version < due:
+            return 0
+        self.evaluate()
+        return 1
+
+    def evaluate(self) -> None:
+        """Measure the newest version now, unless it has just been measured."""
+        if not self._client.sync() or self._client.version == self._last:
+            return
+        with self.timer.stage("evaluate"):
+            result = self._evaluation.run(self._client, round_index=self._round, progress=self._progress)
+        self._round += 1
+        self._last = self._client.version
+        self.emit(
+            {
+                "kind": "eval",
+                "version": self._last,
+                "returns": result.returns,
+                "extra": result.extra,
+                "samples": result.samples,
+            }
+        )
+
+    def waits_for(self) -> str:
+        return "the next version to evaluate"
+
+    def snapshot(self) -> State:
+        return {"round": self._round, "last": self._last}
+
+    def restore(self, state: State) -> None:
+        self._round, self._last = state["round"], state["last"]
+
+    def close(self) -> None:
+        self._evaluation.close()

@@ -1,0 +1,66 @@
+"""The policy worker: serves an inference stream in batches. Inline in an actor is the same contract."""
+
+from __future__ import annotations
+
+from runnel.core.clock import Clock
+from runnel.core.protocols import Inferencer, Request
+from runnel.flow.inference import Server
+from runnel.flow.params import ChannelSubscriber
+from runnel.flow.workers.base import Worker
+
+
+class PolicyWorker(Worker):
+    """Consumes requests, produces replies; loads parameters between two steps.
+
+    Batches adapt to load without a timer: whatever has arrived since the last step is answered together. A request that
+    names a version is answered by exactly that one; requests of a later version wait until the earlier are answered.
+    Stateless: a checkpoint holds nothing of it, because clients keep their requests and ask again.
+    """
+
+    kind = "policy"
+
+    def __init__(
+        self, name: str, clock: Clock, *, server: Server, inferencer: Inferencer, subscriber: ChannelSubscriber
+    ) -> None:
+        super().__init__(name, clock)
+        self._server, self._inferencer, self._subscriber = server, inferencer, subscriber
+        self._later: list[Request] = []
+        self._version = -1
+        self._waiting = "requests"
+
+    def poll(self) -> int:
+        self._later += self._server.poll()
+        gone = self._server.aborted()
+        if gone:
+            self._inferencer.abort(gone)
+        if not self._later and not self._inferencer.pending():
+            self._waiting = "requests"
+            return 0
+        if not self._load():
+            return 0
+        now = [r for r in self._later if r.version in (-1, self._version)]
+        self._later = [r for r in self._later if r.version not in (-1, self._version)]
+        with self.timer.stage("infer"):
+            self._inferencer.submit(now)
+            replies = self._inferencer.step()
+        with self.timer.stage("reply"):
+            self._server.reply(replies)
+        return max(len(now) + len(replies), 1)
+
+    def _load(self) -> bool:
+        """Bring the version that the oldest waiting requests need; -1 takes the newest at once."""
+        exact = sorted(r.version for r in self._later if r.version >= 0)
+        if exact and (exact[0] == self._version or self._inferencer.pending()):
+            return True
+        found = self._subscriber.poll(exact[0] if exact else -1)
+        if found is not None:
+            with self.timer.stage("load"):
+                self._inferencer.load_params(found)
+            self._version = found.version
+        elif exact or self._version < 0:
+            self._waiting = f"parameters of version {exact[0] if exact else 0}"
+            return False
+        return True
+
+    def waits_for(self) -> str:
+        return self._waiting

@@ -1,0 +1,131 @@
+"""The trainer: takes batches, has the learner update, publishes the new version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runnel.core.clock import Clock
+from runnel.core.protocols import Learner, ParamPublisher, SampleReader, State
+from runnel.core.records import Segment
+from runnel.flow.workers.base import Worker
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Until version `until` (None: to the end), a batch is so many segments of each named reader."""
+
+    segments: Mapping[str, int]
+    until: int | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When training ends. Each number is of its own unit; the first that is reached ends the run."""
+
+    total_steps: int | None = None
+    total_updates: int | None = None
+    total_tokens: int | None = None
+
+    def progress(self, *, steps: int, updates: int, tokens: int) -> float:
+        """Share of the budget that is spent, in [0, 1]."""
+        pairs = ((steps, self.total_steps), (updates, self.total_updates), (tokens, self.total_tokens))
+        return min(1.0, max([n / total for n, total in pairs if total], default=0.0))
+
+
+class TrainerWorker(Worker):
+    """Consumes segments of its readers, produces parameter versions. One poll is one update, so between two polls the run
+    stands on a version boundary. Waits for segments; the actors (or the buffer) bring them."""
+
+    kind = "trainer"
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        learner: Learner,
+        readers: Mapping[str, SampleReader],
+        publisher: ParamPublisher,
+        phases: Sequence[Phase],
+        budget: Budget,
+        token_streams: Sequence[str] = (),
+    ) -> None:
+        super().__init__(name, clock)
+        self.learner, self.readers, self.publisher = learner, readers, publisher
+        self.phases, self.budget, self._token_streams = phases, budget, token_streams
+        self.version = 0
+        self.steps = 0
+        self.tokens = 0
+        self._waiting = ""
+
+    @property
+    def progress(self) -> float:
+        return self.budget.progress(steps=self.steps, updates=self.version, tokens=self.tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self.progress >= 1.0
+
+    def setup(self) -> None:
+        self.publisher.publish(self.version, self.learner.params())
+        for reader in self.readers.values():
+            reader.advance(self.version)
+
+    def poll(self) -> int:
+        if self.finished:
+            self._waiting = "nothing: the budget is spent"
+            return 0
+        wanted = self._phase().segments
+        for name, num in wanted.items():
+            if self.readers[name].available() < num:
+                self._waiting = f"{num} segments on stream {self.readers[name].spec.name!r}"
+                return 0
+        segments = {name: self.readers[name].take(num) for name, num in wanted.items()}
+        self._update(segments)
+        return 1
+
+    def _phase(self) -> Phase:
+        return next(p for p in self.phases if p.until is None or self.version < p.until)
+
+    def _update(self, segments: Mapping[str, Sequence[Segment]]) -> None:
+        lags = [self.version - s.header.version_min for group in segments.values() for s in group]
+        with self.timer.stage("prepare"):
+            batch = self.learner.prepare(segments, progress=self.progress)
+        with self.timer.stage("update"):
+            update = self.learner.update(batch)
+        self.version += 1
+        for name, group in segments.items():
+            num = sum(s.header.num_steps for s in group)
+            if name in self._token_streams:
+                self.tokens += num
+            else:
+                self.steps += num
+        with self.timer.stage("publish"):
+            self.publisher.publish(self.version, self.learner.params())
+        for name, group in segments.items():
+            self.readers[name].release(group, feedback=update.feedback.get(name))
+        for reader in self.readers.values():
+            reader.advance(self.version)
+        metrics = {**update.metrics, "staleness/mean": sum(lags) / len(lags), "staleness/max": float(max(lags))}
+        self.emit(
+            {
+                "kind": "update",
+                "version": self.version,
+                "steps": self.steps,
+                "tokens": self.tokens,
+                "progress": self.progress,
+                "metrics": metrics,
+            }
+        )
+
+    def waits_for(self) -> str:
+        return self._waiting
+
+    def snapshot(self) -> State:
+        counts = {"version": self.version, "steps": self.steps, "tokens": self.tokens}
+        return {"learner": self.learner.state_dict(), **counts}
+
+    def restore(self, state: State) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.version, self.steps, self.tokens = state["version"], state["steps"], state["tokens"]

@@ -1,0 +1,31 @@
+"""The demonstration: PPO on CartPole-v1 until 100 evaluation episodes average at least 475.
+
+    runnel train cartpole
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+from runnel.recipes import ppo
+
+
+@dataclass(frozen=True)
+class Config(ppo.Config):
+    """PPO with values that suit CartPole: small batches, many passes, a decaying rate."""
+
+    num_steps: int = 32
+    """Steps of each environment in one segment."""
+    total_steps: int | None = 150_000
+    """Budget in steps of the environment."""
+    ppo: rl.PPOConfig = field(
+        default_factory=lambda: rl.PPOConfig(
+            lr="linear(1e-3, 0)", gamma=0.98, lam=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0
+        )
+    )
+    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=40, episodes=100, stop_return=475.0))
+    checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100))
+
+
+build = ppo.build

@@ -1,0 +1,206 @@
+"""What a user calls: train, resume, load, evaluate. The command line calls the same functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runnel.core.clock import WallClock
+from runnel.core.config import override, to_data
+from runnel.core.errors import CheckpointError, ConfigError
+from runnel.core.protocols import ParamSet, Policy
+from runnel.run import registry
+from runnel.run.checkpoint import Checkpoints, read_params, read_parts
+from runnel.run.experiment import Experiment, RunConfig, describe
+from runnel.run.launchers import inproc, local
+from runnel.run.ledger import Callbacks, Ledger
+from runnel.run.session import Session, catch_signals
+from runnel.run.wiring import place
+from runnel.track.folder import RunFolder, run_name
+from runnel.track.live import LiveView
+from runnel.track.report import write_report
+from runnel.track.sinks import make_sink
+
+LAUNCHERS: dict[str, Callable[[Session], str]] = {"inproc": inproc.launch, "local": local.launch}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run that has ended: where it lies, how it ended, what its last evaluation said."""
+
+    path: Path
+    status: str
+    version: int
+    steps: int
+    tokens: int
+    eval: Mapping[str, Any] | None
+    train_s: float
+
+    def rows(self, kind: str = "update") -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl of one kind."""
+        return [r for r in RunFolder(self.path).read_rows()[0] if r["kind"] == kind]
+
+    def policy(self) -> Policy:
+        """The trained policy."""
+        return load(self.path)
+
+
+def train(
+    recipe: str,
+    /,
+    *,
+    on_update: Callable[[dict[str, Any]], Any] | None = None,
+    on_episode: Callable[[dict[str, Any]], Any] | None = None,
+    on_eval: Callable[[dict[str, Any]], Any] | None = None,
+    on_checkpoint: Callable[[dict[str, Any]], Any] | None = None,
+    live: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train `recipe` (a name, or the path of your own file) with `settings` and return the finished run.
+
+    Settings are fields of the recipe's config: `total_steps=50_000`, `ppo={"lr": 1e-3}`, or `**{"ppo.lr": 1e-3}`. Where a
+    field names code (`env`, `network`, `task`), it also takes a class or a function. Callbacks get a row as a dict; one that
+    returns False stops the run.
+    """
+    module = registry.load_recipe(recipe)
+    settings, objects = registry.name_objects(settings)
+    config = override(module.Config(), settings)
+    callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
+    return train_config(module.name, config, objects=objects, callbacks=callbacks, live=live)
+
+
+def train_config(
+    recipe: str,
+    config: RunConfig,
+    *,
+    objects: Mapping[str, Any] | None = None,
+    callbacks: Callbacks | None = None,
+    live: bool = False,
+    command: str = "",
+) -> Run:
+    """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name."""
+    with registry.live_objects(objects or {}, config.launcher):
+        experiment = registry.build(recipe, config)
+        folder = _create_folder(recipe, experiment, command)
+        return _run(experiment, folder, callbacks=callbacks, live=live)
+
+
+def resume(
+    run: str | Path,
+    *,
+    on_update: Callable[[dict[str, Any]], Any] | None = None,
+    on_episode: Callable[[dict[str, Any]], Any] | None = None,
+    on_eval: Callable[[dict[str, Any]], Any] | None = None,
+    on_checkpoint: Callable[[dict[str, Any]], Any] | None = None,
+    live: bool = False,
+    **settings: Any,
+) -> Run:
+    """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it."""
+    folder = RunFolder.open(run)
+    module = registry.load_recipe(folder.read_run_info()["recipe"])
+    settings, objects = registry.name_objects(settings)
+    config = override(override(module.Config(), folder.read_config()), settings)
+    callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
+    with registry.live_objects(objects, config.launcher):
+        experiment = registry.build(module.name, config)
+        folder.write_config(to_data(config))
+        return _run(experiment, folder, callbacks=callbacks, live=live, resuming=True)
+
+
+def load(run: str | Path, **settings: Any) -> Policy:
+    """The policy of a run, with the parameters of its newest good checkpoint.
+
+    `env=` is needed again only for a run that was trained with an in-process environment (a lambda).
+    """
+    folder = RunFolder.open(run)
+    module = registry.load_recipe(folder.read_run_info()["recipe"])
+    settings, objects = registry.name_objects(settings)
+    config = override(override(module.Config(), folder.read_config()), settings)
+    path, manifest, _ = Checkpoints(folder.checkpoints).newest()
+    with registry.live_objects(objects, "inproc"):
+        policy, inferencer = registry.build(module.name, config).policy()
+    inferencer.load_params(ParamSet(manifest["version"], read_params(path)))
+    return policy
+
+
+def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:
+    config, now = experiment.config, datetime.now()
+    name = config.name or run_name(Path(recipe).stem, experiment.title, seed=config.seed, when=now)
+    folder = RunFolder.create(config.out, name)
+    folder.write_config(to_data(config))
+    graph = describe(experiment, place(experiment))
+    folder.write_run_info(
+        recipe=recipe,
+        command=command or " ".join(sys.argv),
+        seed=config.seed,
+        created=now,
+        subject=experiment.title,
+        graph=graph,
+    )
+    return folder
+
+
+def _run(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    callbacks: Callbacks | None,
+    live: bool,
+    resuming: bool = False,
+) -> Run:
+    config, clock = experiment.config, WallClock()
+    checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
+    ledger = Ledger(folder, clock, callbacks=callbacks, stop_return=config.eval.stop_return)
+    session = Session(experiment, place(experiment), folder, ledger, checkpoints, clock)
+    if resuming:
+        _prepare_resume(session)
+    elif config.init_from:
+        source, _, _ = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest()
+        session.warm_params = read_params(source)
+    ledger.attach([make_sink(name, folder.path, to_data(config)) for name in config.track], _view(experiment) if live else None)
+    start, status = time.perf_counter(), "failed"
+    try:
+        with catch_signals(session.interrupted):
+            status = LAUNCHERS[config.launcher](session)
+    except BaseException as error:
+        ledger.note(f"{type(error).__name__}: {error}", level="error")
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+        ledger.end(status, seconds)
+        ledger.close()
+        write_report([folder.path])
+    return Run(folder.path, status, ledger.version, ledger.steps, ledger.tokens, ledger.last_eval, seconds)
+
+
+def _prepare_resume(session: Session) -> None:
+    """Read the newest good checkpoint; say so loudly if a newer one is damaged."""
+    path, manifest, problems = session.checkpoints.newest()
+    session.resume_from, session.epoch = path, manifest["epoch"] + 1
+    session.states = read_parts(path)
+    if "ledger" not in session.states:
+        raise CheckpointError(f"checkpoint {path} has no ledger; it was not written by a run")
+    session.ledger.restore(session.states["ledger"])
+    for problem in problems:
+        session.ledger.note(f"fell back to checkpoint {path.name}: {problem}", level="warning")
+        print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
+    session.ledger.note(f"resumed from version {manifest['version']} (epoch {session.epoch})")
+    budget = session.experiment.budget
+    spent = budget.progress(steps=manifest["steps"], updates=manifest["version"], tokens=manifest["tokens"])
+    if spent >= 1.0:
+        field = next(n for n in ("total_steps", "total_updates", "total_tokens") if getattr(budget, n))
+        raise ConfigError(field, getattr(budget, field), "this run has spent its budget; resume it with a larger one")
+
+
+def _view(experiment: Experiment) -> LiveView:
+    config = experiment.config
+    for unit in ("steps", "tokens", "updates"):
+        total = getattr(config, f"total_{unit}")
+        if total:
+            return LiveView(title=experiment.title, total=total, unit=unit)
+    raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")

@@ -1,0 +1,187 @@
+"""Checkpoints: the whole run as plain data, written atomically, verified when read.
+
+A checkpoint is a folder: one JSON file and one safetensors file per part (a worker, a stream, a channel), `params.safetensors`
+(what acting needs), and `manifest.json`, written last, with the SHA-256 of every file. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnel.core.errors import CheckpointError
+from runnel.core.protocols import State
+
+MANIFEST = "manifest.json"
+
+
+# -------------------------------------------------------------------------------------------------------------- codec
+def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON-ready data; tensors and arrays go to `tensors` and leave a name behind.
+
+    >>> t = {}
+    >>> encode({"a": torch.ones(1), 3: [1, None]}, t)
+    {'$items': [['a', {'$tensor': 't0'}], [3, [1, None]]]}
+    """
+    if isinstance(value, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().cpu().contiguous()
+        return {"$tensor": name}
+    if isinstance(value, np.ndarray):
+        name = f"t{len(tensors)}"
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        return {"$array": name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) and not k.startswith("$") for k in value):
+            return {k: encode(v, tensors) for k, v in value.items()}
+        return {"$items": [[k, encode(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        return [encode(v, tensors) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CheckpointError(f"a checkpoint holds data only; {type(value).__name__} is not (snapshot plain values instead)")
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo `encode` (tuples come back as lists)."""
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        if "$array" in value:
+            return tensors[value["$array"]].numpy()
+        if "$items" in value:
+            return {k: decode(v, tensors) for k, v in value["$items"]}
+        return {k: decode(v, tensors) for k, v in value.items()}
+    if isinstance(value, list):
+        return [decode(v, tensors) for v in value]
+    return value
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+def write_parts(folder: Path, parts: Mapping[str, State]) -> dict[str, str]:
+    """Write `parts` into `folder`; returns the SHA-256 of each file."""
+    files: dict[str, str] = {}
+    for part, state in parts.items():
+        tensors: dict[str, Tensor] = {}
+        if part == "params":
+            tensors = {k: v.detach().cpu().contiguous() for k, v in state.items()}
+        else:
+            text = json.dumps(encode(state, tensors)).encode()
+            files[f"{part}.json"] = _write(folder / f"{part}.json", text)
+        if tensors:
+            files[f"{part}.safetensors"] = _write(folder / f"{part}.safetensors", _serialise(tensors))
+    return files
+
+
+def _serialise(tensors: dict[str, Tensor]) -> bytes:
+    from safetensors.torch import save
+
+    seen: set[int] = set()
+    own: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return bytes(save(own))
+
+
+def _write(path: Path, data: bytes) -> str:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints of one run folder: `checkpoints/<version>`, newest last."""
+
+    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+        self.folder, self.keep = folder, keep
+
+    def begin(self, version: int) -> Path:
+        """A folder to write parts into; nobody reads it before `finish`."""
+        path = self.folder / f".writing-{version:09d}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def finish(self, path: Path, manifest: dict[str, Any]) -> Path:
+        """Make the folder a checkpoint: manifest last, then one rename; older ones beyond `keep` go."""
+        _write(path / MANIFEST, json.dumps(manifest, indent=1).encode())
+        target = self.folder / f"{manifest['version']:09d}"
+        if target.exists():
+            shutil.rmtree(target)
+        path.rename(target)
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        for old in self.finished()[: -self.keep]:
+            shutil.rmtree(old)
+        return target
+
+    def finished(self) -> list[Path]:
+        """Finished checkpoints, oldest first."""
+        return sorted(p for p in self.folder.glob("[0-9]*") if (p / MANIFEST).exists()) if self.folder.exists() else []
+
+    def newest(self) -> tuple[Path, dict[str, Any], list[str]]:
+        """The newest checkpoint that verifies, its manifest, and what was wrong with newer ones (say it loudly)."""
+        problems: list[str] = []
+        for path in reversed(self.finished()):
+            try:
+                return path, verify(path), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+        detail = "; ".join(problems) or "the run ended before its first checkpoint"
+        raise CheckpointError(f"no usable checkpoint in {self.folder}: {detail}")
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose every file is as it was written; else a `CheckpointError`."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
+        files = manifest["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path} has no readable manifest ({error})") from error
+    for name, digest in files.items():
+        try:
+            found = hashlib.sha256((path / name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path} lacks {name}") from error
+        if found != digest:
+            raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
+    return manifest
+
+
+def read_part(path: Path, part: str) -> State:
+    """One part of a checkpoint (verify the checkpoint first)."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(path / f"{part}.safetensors") if (path / f"{part}.safetensors").exists() else {}
+    state: State = decode(json.loads((path / f"{part}.json").read_bytes()), tensors)
+    return state
+
+
+def read_parts(path: Path) -> dict[str, State]:
+    """All parts but `params`."""
+    names = [p.stem for p in path.glob("*.json") if p.name != MANIFEST]
+    return {name: read_part(path, name) for name in names}
+
+
+def read_params(path: Path) -> dict[str, Tensor]:
+    """The published parameters of a checkpoint."""
+    from safetensors.torch import load_file
+
+    return dict(load_file(path / "params.safetensors"))

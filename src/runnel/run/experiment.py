@@ -1,0 +1,258 @@
+"""An experiment: the graph of workers and streams that a recipe describes, and the settings every run shares.
+
+Everything here is a description. Factories are called later, each in the process where its worker will live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Evaluation, Inferencer, Learner, Policy, Sampler, Store
+from runnel.core.records import StreamSpec
+from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
+from runnel.flow.workers.trainer import Budget, Phase
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation beside training, on episodes of its own."""
+
+    every: int = 0
+    """Evaluate every so many updates; 0 evaluates only at the end."""
+    episodes: int = 100
+    """Episodes (or prompts) of one evaluation; 0 turns evaluation off."""
+    stop_return: float | None = None
+    """Stop the run when an evaluation's mean reaches this."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the whole run is saved."""
+
+    every: int = 50
+    """Save every so many updates; 0 saves only at the end."""
+    keep: int = 3
+    """Checkpoints kept; a damaged newest one falls back to the one before."""
+
+
+@dataclass(frozen=True)
+class PlacementConfig:
+    """Which worker runs in which process, and what it may use there."""
+
+    groups: tuple[str, ...] = ()
+    """Process groups, each a list of worker names or patterns ("actor-*", "trainer evaluator"). Default: each actor and
+    each policy worker alone, all the rest with the trainer."""
+    policy_workers: int = 0
+    """Policy workers that serve inference for all actors; 0 keeps inference inline in each actor."""
+    threads: int = 1
+    """Torch threads of each process."""
+    stage_timeout_s: float = 120.0
+    """A worker that stays in one stage for longer is taken for hung: it is named, with its stack, and the run ends."""
+    stall_timeout_s: float = 60.0
+    """If nothing at all moves for longer, the run ends and says who waits for what."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every recipe can be told."""
+
+    seed: int = 1
+    """Seed of everything random in the run."""
+    device: str = "cpu"
+    """Where networks live: cpu, cuda, cuda:1."""
+    launcher: Literal["inproc", "local"] = "inproc"
+    """inproc: one process, deterministic, steppable. local: one process per group, over shared memory."""
+    out: str = "runs"
+    """Folder in which the run's own folder is made."""
+    name: str = ""
+    """Name of the run's folder; made from recipe, task, seed and time if empty."""
+    total_steps: int | None = None
+    """Budget in steps of the environment."""
+    total_updates: int | None = None
+    """Budget in updates of the learner (versions)."""
+    total_tokens: int | None = None
+    """Budget in tokens trained on."""
+    num_actors: int = 1
+    """Actors that play at the same time; each has its own environments."""
+    deterministic: bool = False
+    """Refuse settings under which two runs of one seed could differ. `inproc` never differs; across processes this excludes
+    the asynchronous window and merged inference batches."""
+    init_from: str = ""
+    """Folder of a finished run whose parameters this one starts from."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """Sinks beside metrics.jsonl: tensorboard, wandb."""
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+
+    def lag_policy(
+        self, batch_segments: int, *, batch_steps: int = 0, start: int = 0, stop: int | None = None, tokens: bool = False
+    ) -> LagPolicy:
+        """The staleness policy of a stream of which `batch_segments` make a batch, for the learner's versions `start ... stop`.
+
+        Where the budget is known in batches (`batch_steps` steps each), no more than those are started.
+        """
+        ends = [stop, self.total_updates]
+        total = self.total_tokens if tokens else self.total_steps
+        if total and batch_steps:
+            ends.append(start + -(-total // batch_steps))
+        known = [n for n in ends if n is not None]
+        s = self.staleness
+        return LagPolicy(
+            lag=s.lag,
+            batch=batch_segments,
+            exact=s.mode != "window",
+            start=start,
+            stop=min(known) if known else None,
+            max_concurrent=s.max_concurrent,
+        )
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        self.staleness.check()
+        if self.total_steps is None and self.total_updates is None and self.total_tokens is None:
+            raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")
+        positive = ("total_steps", "total_updates", "total_tokens", "num_actors", "placement.threads")
+        for name in positive:
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if value is not None and value < 1:
+                raise ConfigError(name, value, "use at least 1")
+        for name, value in (("eval.every", self.eval.every), ("checkpoint.every", self.checkpoint.every)):
+            if value < 0:
+                raise ConfigError(name, value, "use 0 for never, or a number of updates")
+        if self.checkpoint.keep < 1:
+            raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
+        if self.deterministic and self.launcher == "local" and self.staleness.mode == "window":
+            raise ConfigError(
+                "staleness.mode",
+                "window",
+                "across processes a window depends on timing; use sync or one_step, or launcher inproc",
+            )
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """An actor: its sampler, the inference streams that it asks, the sample streams that it writes.
+
+    `make` gets the incarnation: 0, and one more each time the actor starts afresh without a saved state.
+    """
+
+    name: str
+    make: Callable[[int], Sampler]
+    writes: tuple[str, ...]
+    asks: tuple[str, ...] = ("policy",)
+
+
+@dataclass(frozen=True)
+class InferenceStream:
+    """An inference stream: who answers, where, and how large messages are when they cross processes."""
+
+    make: Callable[[], Inferencer]
+    name: str = "policy"
+    num_workers: int = 0
+    depth: int = 4
+    max_bytes: int = 1 << 16
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A replay buffer between the stream it reads and the stream it writes."""
+
+    make: Callable[[], Store]
+    policy: RatioPolicy
+    reads: str = "trajectories"
+    writes: str = "replay"
+    name: str = "buffer"
+
+
+@dataclass(frozen=True)
+class EvaluationSpec:
+    """An evaluation: its tasks, and the (greedy) policy that plays them."""
+
+    make: Callable[[], Evaluation]
+    inferencer: Callable[[], Inferencer]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run, described: what `run/wiring.py` assembles."""
+
+    config: RunConfig
+    title: str
+    streams: tuple[StreamSpec, ...]
+    staleness: Mapping[str, StalenessPolicy]
+    actors: tuple[ActorSpec, ...]
+    inference: tuple[InferenceStream, ...]
+    learner: Callable[[], Learner]
+    phases: tuple[Phase, ...]
+    policy: Callable[[], tuple[Policy, Inferencer]]
+    """For `rl.load`: what acts, and the inferencer inside it that takes the parameters."""
+    evaluation: EvaluationSpec | None = None
+    buffer: BufferSpec | None = None
+    token_streams: tuple[str, ...] = ()
+    """Readers whose segments count as tokens, not environment steps."""
+
+    @property
+    def budget(self) -> Budget:
+        c = self.config
+        return Budget(total_steps=c.total_steps, total_updates=c.total_updates, total_tokens=c.total_tokens)
+
+    @property
+    def lag(self) -> int:
+        """Versions that must stay loadable behind the newest."""
+        return self.config.staleness.lag
+
+    def stream(self, name: str) -> StreamSpec:
+        return next(s for s in self.streams if s.name == name)
+
+    def worker_names(self) -> list[str]:
+        """All workers, in the order in which one round polls them."""
+        policies = [f"{s.name}-{i}" for s in self.inference for i in range(s.num_workers)]
+        tail = [self.buffer.name] if self.buffer else []
+        return [a.name for a in self.actors] + policies + tail + ["trainer"] + (["evaluator"] if self.evaluation else [])
+
+    def reader_of(self, stream: str) -> str:
+        """The worker that reads `stream`."""
+        return self.buffer.name if self.buffer and self.buffer.reads == stream else "trainer"
+
+    def writers_of(self, stream: str) -> list[str]:
+        """The workers that write `stream`, in the order of their writer numbers."""
+        names = [a.name for a in self.actors if stream in a.writes]
+        return names + ([self.buffer.name] if self.buffer and self.buffer.writes == stream else [])
+
+    def check(self) -> None:
+        self.config.check()
+        for spec in self.streams:
+            spec.check()
+            check_capacity(self.staleness[spec.name], spec)
+            if len(self.writers_of(spec.name)) != spec.num_writers:
+                found = len(self.writers_of(spec.name))
+                raise ConfigError(f"{spec.name}.num_writers", spec.num_writers, f"{found} workers write it; set that")
+
+
+def describe(experiment: Experiment, groups: Mapping[str, list[str]]) -> str:
+    """The graph of workers and streams in words, for `--dry-run` and the run folder."""
+    group_of = {worker: g for g, workers in groups.items() for worker in workers}
+    lines = ["workers"]
+    for g, workers in groups.items():
+        lines.append(f"  process {g}: {', '.join(workers)}")
+    lines.append("streams")
+    for spec in experiment.streams:
+        writers, reader = experiment.writers_of(spec.name), experiment.reader_of(spec.name)
+        kind = "inproc" if len({group_of[w] for w in (*writers, reader)}) == 1 else "shm"
+        size = " x ".join(f"{k}={v}" for k, v in spec.sizes.items())
+        lines.append(f"  {', '.join(writers)} --{spec.name}[{size}; {spec.capacity} slots; {kind}]--> {reader}")
+    for stream in experiment.inference:
+        askers = [a.name for a in experiment.actors if stream.name in a.asks]
+        where = ", ".join(f"{stream.name}-{i}" for i in range(stream.num_workers)) or "inline"
+        lines.append(f"  {', '.join(askers)} ==ask {stream.name}==> {where}")
+    lines.append(f"  trainer ~~versions~~> {', '.join(w for w in experiment.worker_names() if w != 'trainer')}")
+    for name, policy in experiment.staleness.items():
+        lines.append(f"staleness of {name}: {policy}")
+    return "\n".join(lines)

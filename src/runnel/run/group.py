@@ -1,0 +1,143 @@
+"""A process group: the workers that live in one process, polled in a fixed order.
+
+`round` is the whole in-process launcher: single-threaded, deterministic, and steppable in a debugger. A child process of
+the local launcher runs the same rounds over fewer workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from runnel.core.errors import CheckpointError
+from runnel.core.protocols import State
+from runnel.core.records import Accounting
+from runnel.flow.params import Channel
+from runnel.flow.slots import SlotTable
+from runnel.flow.workers.base import Worker
+from runnel.flow.workers.buffer import BufferWorker
+from runnel.flow.workers.evaluator import EvaluatorWorker
+from runnel.flow.workers.trainer import TrainerWorker
+
+
+class Group:
+    """Workers, with the streams that they read (and so save) and the channels that they publish."""
+
+    def __init__(
+        self,
+        name: str,
+        workers: list[Worker],
+        tables: Mapping[str, SlotTable],
+        channels: Mapping[str, Channel],
+        writers: Mapping[str, list[str]],
+    ) -> None:
+        self.name, self.workers, self.tables, self.channels = name, workers, tables, channels
+        self._writers = writers
+        self.polling: Worker | None = None
+
+    @property
+    def trainer(self) -> TrainerWorker | None:
+        return next((w for w in self.workers if isinstance(w, TrainerWorker)), None)
+
+    @property
+    def evaluator(self) -> EvaluatorWorker | None:
+        return next((w for w in self.workers if isinstance(w, EvaluatorWorker)), None)
+
+    def start(self, states: Mapping[str, State] | None = None, *, epoch: int = 0) -> list[str]:
+        """Set every worker up, from `states` (parts of a checkpoint) if there are any. Returns workers without a state.
+
+        The trainer goes first: others load the parameters that it publishes.
+        """
+        fresh = []
+        if states is not None:
+            for name, table in self.tables.items():
+                table.restore(states[f"stream-{name}"])
+                table.set_epoch(epoch)
+            for name, channel in self.channels.items():
+                channel.restore(states[f"channel-{name}"])
+        for worker in sorted(self.workers, key=lambda w: not isinstance(w, TrainerWorker)):
+            if states is not None and f"worker-{worker.name}" in states:
+                worker.restore(states[f"worker-{worker.name}"])
+            elif states is not None:
+                fresh.append(worker.name)
+            worker.setup()
+        return fresh
+
+    def warm_start(self, params: Mapping[str, torch.Tensor], source: str) -> None:
+        """Start the learner from the parameters of another run, and publish them."""
+        trainer = self.trainer
+        if trainer is None:
+            return
+        own = trainer.learner.params()
+        wrong = [k for k in own if k not in params or params[k].shape != own[k].shape]
+        if wrong:
+            raise CheckpointError(f"init_from {source!r}: {wrong[0]!r} is missing or has another shape; use the same network")
+        with torch.no_grad():
+            for key, tensor in own.items():
+                tensor.copy_(params[key])
+        trainer.setup()
+
+    def round(self) -> int:
+        """Poll each worker once. Returns the work done; 0 means that every one of them waits."""
+        work = 0
+        for worker in self.workers:
+            self.polling = worker
+            work += worker.poll()
+        self.polling = None
+        return work
+
+    def abandon(self, worker: str) -> int:
+        """A worker is lost: what it had reserved on our streams is cancelled. Returns the rows."""
+        return sum(
+            table.cancel_writer(self._writers[stream].index(worker), "worker_lost")
+            for stream, table in self.tables.items()
+            if worker in self._writers[stream]
+        )
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Events of the workers since the last call. An update brings the accounting and the stage times with it."""
+        out: list[dict[str, Any]] = []
+        for worker in self.workers:
+            for event in worker.drain():
+                if event["kind"] == "update":
+                    event["streams"] = {k: asdict(v) for k, v in self.accounting().items()}
+                out.append({**event, "worker": worker.name})
+        return out
+
+    def unreported(self) -> bool:
+        """Whether some worker has events that `collect` has not given yet."""
+        return any(w.has_events() for w in self.workers)
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by `worker/stage` since the last call."""
+        return {f"{w.name}/{stage}": s for w in self.workers for stage, s in w.timer.drain().items()}
+
+    def accounting(self) -> dict[str, Accounting]:
+        return {name: table.accounting(0) for name, table in self.tables.items()}
+
+    def check(self) -> None:
+        """At a barrier: every stream adds up, and what a buffer says it holds is what the stream thinks it holds."""
+        for name, account in self.accounting().items():
+            account.check(name)
+        for worker in self.workers:
+            if isinstance(worker, BufferWorker):
+                worker.check()
+
+    def waits(self) -> dict[str, str]:
+        return {w.name: w.waits_for() for w in self.workers}
+
+    def snapshot(self, *, without: str = "") -> dict[str, State]:
+        """The parts of a checkpoint that this group owns, by file name; a lost worker is left out."""
+        parts: dict[str, State] = {f"worker-{w.name}": w.snapshot() for w in self.workers if w.name != without}
+        parts |= {f"stream-{name}": table.snapshot() for name, table in self.tables.items()}
+        parts |= {f"channel-{name}": channel.snapshot() for name, channel in self.channels.items()}
+        if self.trainer is not None:
+            parts["params"] = dict(self.trainer.learner.params())
+        return parts
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()

@@ -1,0 +1,91 @@
+"""The in-process launcher: one thread, one round of polls after another. Deterministic, and steppable in a debugger."""
+
+from __future__ import annotations
+
+import torch
+
+from runnel.core.errors import DeadlockError, NonFiniteError
+from runnel.run.checkpoint import write_parts
+from runnel.run.group import Group
+from runnel.run.session import Session
+from runnel.run.wiring import wire
+
+PATIENCE = 3
+
+
+def launch(session: Session) -> str:
+    """Run to the end; returns the status. The caller has made the session and will close it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(session.experiment.config.placement.threads)
+    try:
+        return _launch(session)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _launch(session: Session) -> str:
+    ledger = session.ledger
+    group = wire(
+        session.experiment,
+        session.groups,
+        "main",
+        clock=session.clock,
+        progress=lambda done, total: ledger.tick(f"evaluating {done}/{total}"),
+    )
+    try:
+        group.start(session.states, epoch=session.epoch)
+        if session.warm_params is not None:
+            group.warm_start(session.warm_params, session.experiment.config.init_from)
+        status = _rounds(session, group)
+        if group.evaluator is not None and status != "interrupted":
+            group.evaluator.evaluate()
+            ledger.add(group.collect())
+        save(session, group)
+        return status
+    except Exception as error:
+        _save_without_culprit(session, group, error)
+        raise
+    finally:
+        group.close()
+
+
+def _rounds(session: Session, group: Group) -> str:
+    ledger, saved, idle = session.ledger, session.ledger.version, 0
+    while True:
+        work = group.round()
+        ledger.add_stages(group.stages())
+        ledger.add(group.collect())
+        status = session.should_stop()
+        if status is not None:
+            return status
+        idle = 0 if work else idle + 1
+        if idle >= PATIENCE:
+            waits = "; ".join(f"{name} waits for {what}" for name, what in group.waits().items())
+            raise DeadlockError(f"nothing can move any more: {waits}")
+        if session.checkpoint_due(saved):
+            save(session, group)
+            saved = ledger.version
+        ledger.tick()
+
+
+def _save_without_culprit(session: Session, group: Group, error: Exception) -> None:
+    """Name the worker that failed. If the rest of the run is whole, save it; the lost worker starts afresh on resume.
+
+    A trainer that failed may be half way through an update, and bad numbers may be anywhere: then the last checkpoint stands.
+    """
+    culprit = group.polling
+    if culprit is None:
+        return
+    error.add_note(f"raised by worker {culprit.name!r} at version {session.ledger.version}; run folder: {session.folder.path}")
+    if culprit is group.trainer or isinstance(error, NonFiniteError):
+        return
+    group.abandon(culprit.name)
+    save(session, group, without=culprit.name)
+
+
+def save(session: Session, group: Group, *, without: str = "") -> None:
+    """Check the accounts, then save the whole run."""
+    group.check()
+    path = session.checkpoints.begin(session.ledger.version)
+    files = write_parts(path, {**group.snapshot(without=without), "ledger": session.ledger.snapshot()})
+    session.finish_checkpoint(path, files, left_out=[without] if without else [])

@@ -1,0 +1,45 @@
+"""The control line between the launching process and a group: JSON objects, one a line, over a socket pair."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class Line:
+    """One end. `send` may be called from several threads; `receive` gives what has arrived, without waiting."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._lock, self._left = sock, threading.Lock(), b""
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            try:
+                self._socket.sendall(data)
+            except (BrokenPipeError, ConnectionResetError):
+                self.closed = True
+
+    def receive(self) -> list[Message]:
+        """Messages that are there; sets `closed` when the other end is gone."""
+        while not self.closed and select.select([self._socket], [], [], 0)[0]:
+            try:
+                data = self._socket.recv(1 << 20)
+            except ConnectionResetError:
+                data = b""
+            self.closed = not data
+            self._left += data
+        *lines, self._left = self._left.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,215 @@
+"""The ledger: turns what workers say into rows, and hands them to the files, the live view and the user's callbacks.
+
+What a row holds of the training itself is deterministic; all that wall time touches stands under `time`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runnel.core.clock import Clock
+from runnel.core.protocols import State
+from runnel.eval.statistics import summarise
+from runnel.track.folder import RunFolder
+from runnel.track.live import LiveView
+from runnel.track.sinks import JsonlSink, Sink
+
+Row = dict[str, Any]
+Callback = Callable[[Row], Any]
+RECENT_EPISODES = 100
+SLOW_SINK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions of a row that the run calls, on every launcher; one that returns False stops the run."""
+
+    on_update: Callback | None = None
+    on_episode: Callback | None = None
+    on_eval: Callback | None = None
+    on_checkpoint: Callback | None = None
+
+
+class Ledger:
+    """Rows of one run. Lives in the launching process."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        clock: Clock,
+        *,
+        callbacks: Callbacks | None = None,
+        stop_return: float | None = None,
+    ) -> None:
+        self.clock = clock
+        self.view: LiveView | None = None
+        self._metrics, self._samples = JsonlSink(folder.metrics), JsonlSink(folder.samples)
+        self._sinks: Sequence[Sink] = ()
+        self._callbacks = callbacks or Callbacks()
+        self._stop_return = stop_return
+        self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
+        self._num_episodes = 0
+        self._stages: dict[str, float] = {}
+        self._start = self._last_row = clock.now()
+        self._wall_before = 0.0
+        self._rates: deque[tuple[float, int, int]] = deque(maxlen=200)
+        self._next_slow = 0.0
+        self.version, self.steps, self.tokens, self.progress = 0, 0, 0, 0.0
+        self.streams: dict[str, Any] = {}
+        self.last_eval: Row | None = None
+        self.stop_reason: str | None = None
+
+    def attach(self, sinks: Sequence[Sink], view: LiveView | None) -> None:
+        """Show rows elsewhere too. After a restore, so that sinks see files that are already cut back."""
+        self._sinks, self.view = sinks, view
+
+    def wall_s(self) -> float:
+        """Seconds of this run, those before a resume included."""
+        return self._wall_before + self.clock.now() - self._start
+
+    # -------------------------------------------------------------------------------------------------------- intake
+    def add_stages(self, stages: Mapping[str, float]) -> None:
+        for name, seconds in stages.items():
+            self._stages[name] = self._stages.get(name, 0.0) + seconds
+
+    def add(self, events: Sequence[Row]) -> None:
+        """Take events in; each kind has its own path."""
+        for event in events:
+            kind = event["kind"]
+            if kind == "episode":
+                self._episode(event)
+            elif kind == "update":
+                self._update(event)
+            elif kind == "eval":
+                self._eval(event)
+            elif kind == "sample":
+                self._samples.row({k: v for k, v in event.items() if k != "worker"})
+            else:
+                self.note(event.get("text", str(event)), level=event.get("level", "info"))
+
+    def _episode(self, event: Row) -> None:
+        self._returns.append(event["return"])
+        self._lengths.append(event["length"])
+        self._num_episodes += 1
+        self._call(self._callbacks.on_episode, event)
+
+    def _update(self, event: Row) -> None:
+        self.version, self.steps, self.tokens = event["version"], event["steps"], event["tokens"]
+        self.progress, self.streams = event["progress"], event["streams"]
+        metrics = dict(event["metrics"])
+        if self._returns:
+            metrics["return"] = sum(self._returns) / len(self._returns)
+            metrics["episode_length"] = sum(self._lengths) / len(self._lengths)
+            metrics["episodes"] = float(self._num_episodes)
+        row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress")}
+        self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time()})
+        self._call(self._callbacks.on_update, {**row, "metrics": metrics})
+
+    def _time(self) -> Row:
+        now = self.clock.now()
+        span = max(now - self._last_row, 1e-9)
+        busy: dict[str, float] = {}
+        for name, seconds in self._stages.items():
+            busy[name.partition("/")[0]] = busy.get(name.partition("/")[0], 0.0) + seconds
+        self._rates.append((now, self.steps, self.tokens))
+        first = next((r for r in self._rates if now - r[0] <= 5.0), self._rates[0])
+        window = max(now - first[0], 1e-9) if len(self._rates) > 1 else max(now - self._start, 1e-9)
+        done = first if len(self._rates) > 1 else (0.0, 0, 0)
+        row = {
+            "wall_s": self.wall_s(),
+            "steps_per_s": (self.steps - done[1]) / window,
+            "tokens_per_s": (self.tokens - done[2]) / window,
+            "stages": self._stages,
+            "idle": {worker: max(0.0, 1.0 - seconds / span) for worker, seconds in busy.items()},
+        }
+        self._stages, self._last_row = {}, now
+        return row
+
+    def _eval(self, event: Row) -> None:
+        summary = summarise(event["returns"])
+        row: Row = {
+            "kind": "eval",
+            "version": event["version"],
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "returns": event["returns"],
+            "mean": summary.mean,
+            "low": summary.low,
+            "high": summary.high,
+            "num": summary.num,
+            "extra": {k: sum(v) / len(v) for k, v in event["extra"].items() if v},
+            "samples": event["samples"],
+            "time": {"wall_s": self.wall_s()},
+        }
+        self.last_eval = row
+        self._write(row)
+        self._call(self._callbacks.on_eval, row)
+        if self._stop_return is not None and summary.mean >= self._stop_return:
+            self.stop_reason = f"evaluation reached {summary.mean:.4g} (stop_return is {self._stop_return:g})"
+
+    def note(self, text: str, *, level: str = "info") -> None:
+        """Something worth knowing that is not a measurement."""
+        self._write({"kind": "event", "level": level, "text": text, "time": {"wall_s": self.wall_s()}})
+
+    def checkpoint(self, path: Path, version: int) -> None:
+        self._call(self._callbacks.on_checkpoint, {"kind": "checkpoint", "version": version, "path": str(path)})
+
+    def end(self, status: str, train_s: float) -> None:
+        """The last row of a run, with the accounts as they stand."""
+        self._write(
+            {"kind": "end", "status": status, "streams": self.streams, "time": {"wall_s": self.wall_s(), "train_s": train_s}}
+        )
+
+    def tick(self, text: str = "") -> None:
+        if self.view is not None:
+            self.view.tick(text)
+
+    # -------------------------------------------------------------------------------------------------------- output
+    def _write(self, row: Row) -> None:
+        self._metrics.row(row)
+        now = self.clock.now()
+        if row["kind"] != "update" or now >= self._next_slow or self.progress >= 1.0:
+            self._next_slow = now + SLOW_SINK_S
+            for sink in self._sinks:
+                sink.row(row)
+        if self.view is not None:
+            self.view.row(row)
+
+    def _call(self, callback: Callback | None, row: Row) -> None:
+        if callback is not None and callback(row) is False:
+            self.stop_reason = f"a callback asked to stop after {row['kind']}"
+
+    def close(self) -> None:
+        for sink in (self._metrics, self._samples, *self._sinks):
+            sink.close()
+        if self.view is not None:
+            self.view.close()
+
+    # ---------------------------------------------------------------------------------------------------- checkpoint
+    def snapshot(self) -> State:
+        self._metrics.flush()
+        self._samples.flush()
+        return {
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "num_episodes": self._num_episodes,
+            "wall_s": self.wall_s(),
+            "offsets": {"metrics": self._metrics.offset(), "samples": self._samples.offset()},
+            "counts": [self.version, self.steps, self.tokens],
+            "last_eval": self.last_eval,
+        }
+
+    def restore(self, state: State) -> None:
+        """Cut the files back to where the checkpoint was, and go on from there."""
+        self._returns.extend(state["returns"])
+        self._lengths.extend(state["lengths"])
+        self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
+        self._metrics.truncate(state["offsets"]["metrics"])
+        self._samples.truncate(state["offsets"]["samples"])
+        self.version, self.steps, self.tokens = state["counts"]
+        self.last_eval = state["last_eval"]

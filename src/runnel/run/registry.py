@@ -1,0 +1,112 @@
+"""Names to recipes, and user code to names.
+
+A recipe is a module with `Config` (a frozen dataclass over `RunConfig`) and `build(config) -> Experiment`; its docstring
+says what it trains. Ours are listed here; a user's own is the path of a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.core.resolve import load_module, reference
+from runnel.run.experiment import Experiment, RunConfig
+
+RECIPES = {
+    "ppo": "runnel.recipes.ppo",
+    "dqn": "runnel.recipes.dqn",
+    "grpo": "runnel.recipes.grpo",
+    "sft": "runnel.recipes.sft",
+    "cartpole": "runnel.recipes.cartpole",
+    "reverse": "runnel.recipes.reverse",
+}
+
+_live: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that has been found: its name (or file), its module, its config class."""
+
+    name: str
+    module: ModuleType
+    Config: type[RunConfig]
+
+    @property
+    def summary(self) -> str:
+        """First line of the docstring."""
+        return (self.module.__doc__ or "").strip().partition("\n")[0]
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe called `name`, or the one in the file `name`."""
+    if name.endswith(".py"):
+        module = load_module(name, "recipe")
+        name = str(Path(name).resolve())
+    elif name in RECIPES:
+        module = importlib.import_module(RECIPES[name])
+    else:
+        raise ConfigError("recipe", name, f"unknown; use one of {', '.join(RECIPES)}, or the path of your own .py file")
+    for part in ("Config", "build"):
+        if not hasattr(module, part):
+            raise ConfigError("recipe", name, f"the file defines no {part}; see docs/add-an-algorithm.md")
+    return Recipe(name, module, module.Config)
+
+
+def build(recipe: str, config: RunConfig) -> Experiment:
+    """The experiment of a recipe, checked."""
+    config.check()
+    experiment: Experiment = load_recipe(recipe).module.build(config)
+    experiment.check()
+    return experiment
+
+
+def name_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Replace classes and functions among `settings` by names. What has no name that another process could load (a lambda)
+    gets one that is good in this process only, and is returned beside."""
+    named, objects = {}, {}
+    for key, value in settings.items():
+        if callable(value):
+            name = reference(value)
+            if name is None:
+                name = f"live:{key}"
+                objects[name] = value
+            value = name
+        named[key] = value
+    return named, objects
+
+
+@contextmanager
+def live_objects(objects: Mapping[str, Any], launcher: str) -> Iterator[None]:
+    """Make in-process objects resolvable while a run lasts; refuse them where they cannot go."""
+    for name, value in objects.items():
+        if launcher != "inproc":
+            field = name.removeprefix("live:")
+            raise ConfigError(
+                field,
+                value,
+                "lambdas and functions of a notebook live in this process only; put it in a file (path/to/file.py:name) or use "
+                "launcher='inproc'",
+            )
+    before = dict(_live)
+    _live.update(objects)
+    try:
+        yield
+    finally:
+        _live.clear()
+        _live.update(before)
+
+
+def resolve_live(target: str, field: str) -> Any:
+    """`target` itself, or the in-process object that it stands for."""
+    if not target.startswith("live:"):
+        return target
+    if target not in _live:
+        raise ConfigError(field, target, f"the run was made with an in-process object; pass it again as {field}=...")
+    return _live[target]

@@ -1,0 +1,86 @@
+"""One sitting of a run, from start or resume to its end: what every launcher needs to know and must take care of."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runnel.core.clock import Clock
+from runnel.core.protocols import State
+from runnel.run.checkpoint import Checkpoints
+from runnel.run.experiment import Experiment
+from runnel.run.ledger import Ledger
+from runnel.track.folder import RunFolder
+
+
+@dataclass
+class Session:
+    """Shared by launchers: the experiment, its folder, its ledger, and what it starts from."""
+
+    experiment: Experiment
+    groups: dict[str, list[str]]
+    folder: RunFolder
+    ledger: Ledger
+    checkpoints: Checkpoints
+    clock: Clock
+    epoch: int = 0
+    resume_from: Path | None = None
+    states: dict[str, State] | None = None
+    warm_params: dict[str, Tensor] | None = None
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def should_stop(self) -> str | None:
+        """The status to end with, or None to go on."""
+        if self.interrupted.is_set():
+            return "interrupted"
+        if self.ledger.stop_reason is not None:
+            return "stopped"
+        if self.ledger.progress >= 1.0:
+            return "finished"
+        return None
+
+    def checkpoint_due(self, last: int) -> bool:
+        every = self.experiment.config.checkpoint.every
+        return every > 0 and self.ledger.version // every > last // every
+
+    def finish_checkpoint(self, path: Path, files: dict[str, str], *, left_out: list[str]) -> Path:
+        """Add the manifest; tell the user."""
+        ledger = self.ledger
+        manifest: dict[str, Any] = {
+            "version": ledger.version,
+            "steps": ledger.steps,
+            "tokens": ledger.tokens,
+            "epoch": self.epoch,
+            "left_out": left_out,
+            "files": files,
+        }
+        done = self.checkpoints.finish(path, manifest)
+        ledger.checkpoint(done, ledger.version)
+        return done
+
+
+@contextmanager
+def catch_signals(interrupted: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run at the next boundary, with a checkpoint; a second Ctrl-C ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(signum: int, frame: Any) -> None:
+        if interrupted.is_set() and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,226 @@
+"""The one function that assembles a run: workers, streams and channels of one process group.
+
+An edge inside a group is `inproc`; an edge between groups is `shm`. `wire` is called once per process, with the same
+experiment and the same placement, and builds only what lives there.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+
+from runnel.core.clock import Clock
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Inferencer, Progress
+from runnel.core.rng import make_rng
+from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec, InlineClient
+from runnel.flow.params import Channel, ChannelSubscriber
+from runnel.flow.slots import SlotTable, TableReader, TableWriter
+from runnel.flow.transports.inproc import InprocTransport
+from runnel.flow.transports.shm import ShmTransport
+from runnel.flow.workers.actor import ActorWorker, SavedClient
+from runnel.flow.workers.base import Worker
+from runnel.flow.workers.buffer import BufferWorker
+from runnel.flow.workers.evaluator import EvaluatorWorker
+from runnel.flow.workers.policy import PolicyWorker
+from runnel.flow.workers.trainer import TrainerWorker
+from runnel.run.experiment import ActorSpec, Experiment, InferenceStream
+from runnel.run.group import Group
+
+PARAMS = "policy"
+
+
+def place(experiment: Experiment) -> dict[str, list[str]]:
+    """Process groups by name, from the launcher and the placement."""
+    names, config = experiment.worker_names(), experiment.config
+    if config.launcher == "inproc":
+        return {"main": names}
+    groups: dict[str, list[str]] = {}
+    left = list(names)
+    for patterns in config.placement.groups:
+        members = [n for n in left if any(fnmatch.fnmatch(n, p) for p in patterns.split())]
+        if not members:
+            raise ConfigError("placement.groups", patterns, f"matches no worker; the workers are {', '.join(names)}")
+        groups["trainer" if "trainer" in members else members[0]] = members
+        left = [n for n in left if n not in members]
+    alone = {a.name for a in experiment.actors} | {f"{s.name}-{i}" for s in experiment.inference for i in range(s.num_workers)}
+    for name in left:
+        groups.setdefault(name if name in alone else "trainer", []).append(name)
+    return {g: sorted(members, key=names.index) for g, members in groups.items()}
+
+
+class Edges:
+    """Which streams, channels and boards cross groups, for one placement."""
+
+    def __init__(self, experiment: Experiment, groups: dict[str, list[str]]) -> None:
+        group_of = {worker: g for g, workers in groups.items() for worker in workers}
+        self.streams = {
+            s.name: s
+            for s in experiment.streams
+            if len({group_of[w] for w in (*experiment.writers_of(s.name), experiment.reader_of(s.name))}) > 1
+        }
+        self.params_cross = len(groups) > 1
+        self.boards = {}
+        for stream in experiment.inference:
+            workers = [f"{stream.name}-{i}" for i in range(stream.num_workers)]
+            askers = [a.name for a in experiment.actors if stream.name in a.asks]
+            if len({group_of[w] for w in (*workers, *askers)}) > 1 and workers:
+                self.boards[stream.name] = board_spec(experiment, stream)
+
+    def allocate(self) -> dict[str, int]:
+        """Descriptors of the shared memory behind the edges that cross."""
+        return ShmTransport.allocate(self.streams, [PARAMS] if self.params_cross else [], self.boards)
+
+
+def board_spec(experiment: Experiment, stream: InferenceStream) -> InferenceSpec:
+    """The mailboxes of an inference stream."""
+    clients = sum(stream.name in a.asks for a in experiment.actors)
+    return InferenceSpec(stream.name, clients, stream.num_workers, stream.depth, stream.max_bytes)
+
+
+def wire(
+    experiment: Experiment,
+    groups: dict[str, list[str]],
+    group: str,
+    *,
+    clock: Clock,
+    shm: ShmTransport | None = None,
+    progress: Progress | None = None,
+    incarnation: int = 0,
+) -> Group:
+    """Build the workers of `group`, and the ends of their streams."""
+    return _Wiring(experiment, groups, group, clock, shm, progress, incarnation).build()
+
+
+class _Wiring:
+    def __init__(
+        self,
+        experiment: Experiment,
+        groups: dict[str, list[str]],
+        group: str,
+        clock: Clock,
+        shm: ShmTransport | None,
+        progress: Progress | None,
+        incarnation: int,
+    ) -> None:
+        self.experiment, self.groups, self.group, self.clock = experiment, groups, group, clock
+        self.edges, self.shm, self.inproc = Edges(experiment, groups), shm, InprocTransport()
+        self.progress, self.incarnation = progress, incarnation
+        self._tables: dict[str, SlotTable] = {}
+        self._boards: dict[str, Board] = {}
+        self._channel: Channel | None = None
+
+    def build(self) -> Group:
+        workers = [self._worker(name) for name in self.groups[self.group]]
+        mine = set(self.groups[self.group])
+        owned = {s.name: self._table(s.name) for s in self.experiment.streams if self.experiment.reader_of(s.name) in mine}
+        channels = {PARAMS: self._params()} if "trainer" in mine else {}
+        writers = {s.name: self.experiment.writers_of(s.name) for s in self.experiment.streams}
+        return Group(self.group, workers, owned, channels, writers)
+
+    def _worker(self, name: str) -> Worker:
+        e = self.experiment
+        for actor in e.actors:
+            if actor.name == name:
+                return self._actor(actor)
+        if e.buffer is not None and name == e.buffer.name:
+            return self._buffer()
+        if name == "trainer":
+            return self._trainer()
+        if name == "evaluator":
+            return self._evaluator()
+        stream_name, _, index = name.rpartition("-")
+        return self._policy(next(s for s in e.inference if s.name == stream_name), int(index))
+
+    def _actor(self, spec: ActorSpec) -> ActorWorker:
+        clients: dict[str, SavedClient] = {}
+        for stream in self.experiment.inference:
+            if stream.name not in spec.asks:
+                continue
+            if stream.num_workers:
+                askers = [a.name for a in self.experiment.actors if stream.name in a.asks]
+                clients[stream.name] = BoardClient(self._board(stream), askers.index(spec.name), self._subscriber())
+            else:
+                clients[stream.name] = self._inline(stream.make())
+        writers = {s: TableWriter(self._table(s), self.experiment.writers_of(s).index(spec.name)) for s in spec.writes}
+        return ActorWorker(spec.name, self.clock, sampler=spec.make(self.incarnation), clients=clients, writers=writers)
+
+    def _policy(self, stream: InferenceStream, index: int) -> PolicyWorker:
+        server = BoardServer(self._board(stream), index)
+        name = f"{stream.name}-{index}"
+        return PolicyWorker(name, self.clock, server=server, inferencer=stream.make(), subscriber=self._subscriber())
+
+    def _buffer(self) -> BufferWorker:
+        spec = self.experiment.buffer
+        assert spec is not None
+        return BufferWorker(
+            spec.name,
+            self.clock,
+            reader=TableReader(self._table(spec.reads), self.experiment.stream(spec.reads).readers[0]),
+            writer=TableWriter(self._table(spec.writes), 0),
+            store=spec.make(),
+            policy=spec.policy,
+            rng=make_rng(self.experiment.config.seed, "buffer"),
+        )
+
+    def _trainer(self) -> TrainerWorker:
+        e = self.experiment
+        reads = sorted({name for phase in e.phases for name in phase.segments})
+        return TrainerWorker(
+            "trainer",
+            self.clock,
+            learner=e.learner(),
+            readers={name: TableReader(self._table(name), "trainer") for name in reads},
+            publisher=self._params(),
+            phases=e.phases,
+            budget=e.budget,
+            token_streams=e.token_streams,
+        )
+
+    def _evaluator(self) -> EvaluatorWorker:
+        spec = self.experiment.evaluation
+        assert spec is not None
+        client = self._inline(spec.inferencer())
+        every = self.experiment.config.eval.every
+        return EvaluatorWorker(
+            "evaluator", self.clock, evaluation=spec.make(), client=client, every=every, progress=self.progress
+        )
+
+    def _inline(self, inferencer: Inferencer) -> InlineClient:
+        return InlineClient(inferencer, self._subscriber())
+
+    def _table(self, name: str) -> SlotTable:
+        if name not in self._tables:
+            spec, policy = self.experiment.stream(name), self.experiment.staleness[name]
+            crosses = name in self.edges.streams
+            self._tables[name] = self._shared().samples(spec, policy) if crosses else self.inproc.samples(spec, policy)
+        return self._tables[name]
+
+    def _board(self, stream: InferenceStream) -> Board:
+        if stream.name not in self._boards:
+            spec = board_spec(self.experiment, stream)
+            crosses = stream.name in self.edges.boards
+            self._boards[stream.name] = self._shared().inference(spec) if crosses else Board.local(spec)
+        return self._boards[stream.name]
+
+    def _params(self) -> Channel:
+        """The learner's own tensors are shared only in one process and synchronously; else versions are copied."""
+        if self._channel is None:
+            depth = self.experiment.lag + 2
+            if self.edges.params_cross:
+                self._channel = self._shared().params(PARAMS, depth=depth)
+            else:
+                self._channel = self.inproc.params(PARAMS, depth=depth, shared=self.experiment.lag == 0)
+        return self._channel
+
+    def _subscriber(self) -> ChannelSubscriber:
+        return ChannelSubscriber(self._params())
+
+    def _shared(self) -> ShmTransport:
+        assert self.shm is not None, "an edge crosses groups, but this process was given no shared memory"
+        return self.shm
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
