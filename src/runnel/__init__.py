@@ -50,7 +50,11 @@ from runnel.eval.runner import EnvEvaluation, evaluate
 from runnel.eval.statistics import summarise
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig
 from runnel.flow.workers.trainer import Phase
+from runnel.llm.algorithms import GRPO, GRPOConfig
+from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.tasks import Example, TextTask
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.causal_lm import ModelConfig
 from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.mlp import MLPConfig
 from runnel.nets.q_nets import QNet
@@ -67,6 +71,7 @@ from runnel.run.experiment import (
     PlacementConfig,
     RunConfig,
 )
+from runnel.run.prompt_task import PromptTask
 from runnel.run.registry import resolve_live
 from runnel.testing.envs import check_env
 from runnel.track.report import write_report

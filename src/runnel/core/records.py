@@ -87,7 +87,8 @@ class Header:
     """What is true of a whole segment. All numbers, so that it fits in shared memory as it is.
 
     Rows have the ids `sample_id ... sample_id + num_rows - 1`, stable over resume. `sequence` orders the segments of a
-    stream. `version_min` and `version_max` span the policy versions inside (per step or token they are in the arrays).
+    stream. `version_min` and `version_max` span the policy versions inside (per step or token they are in the arrays); -1
+    means that no policy made the segment (demonstrations), so it cannot grow stale.
     """
 
     sequence: int = 0

@@ -29,7 +29,18 @@ from runnel.flow.staleness import Counters, StalenessPolicy
 
 FREE, RESERVED, FINISHED, FEEDBACK = range(4)
 UNREAD, TAKEN, RELEASED = range(3)
-REASONS = ("stale", "evicted_unused", "orphaned", "lost_with_trainer", "failed", "worker_lost", "aborted", "other")
+REASONS = (
+    "stale",
+    "evicted_unused",
+    "orphaned",
+    "lost_with_trainer",
+    "env_failed",
+    "reward_failed",
+    "prompt_too_long",
+    "worker_lost",
+    "aborted",
+    "other",
+)
 HEADER = (
     "sequence",
     "sample_id",
@@ -50,7 +61,7 @@ PER_READER = DROPPED + len(REASONS)
 
 
 def reason_index(reason: str) -> int:
-    """`failed: the reward raised` is counted under `failed`; a reason nobody knows under `other`."""
+    """`reward_failed: it raised` is counted under `reward_failed`; a reason nobody knows under `other`."""
     name = reason.partition(":")[0].strip()
     return REASONS.index(name) if name in REASONS else REASONS.index("other")
 
@@ -195,7 +206,8 @@ class SlotTable:
         version = int(self.globals[VERSION])
         keep = []
         for i in open_slots.tolist():
-            if self.policy.evict(self._get_header(i), version):
+            header = self._get_header(i)
+            if header.version_min >= 0 and self.policy.evict(header, version):
                 self._finish_read(i, reader, DROPPED + reason_index("stale"))
             else:
                 keep.append(i)

@@ -13,7 +13,9 @@ from typing import Any
 from runnel.core.clock import WallClock
 from runnel.core.config import override, to_data
 from runnel.core.errors import CheckpointError, ConfigError
-from runnel.core.protocols import ParamSet, Policy
+from runnel.core.protocols import EvalResult, ParamSet, Policy, Progress
+from runnel.flow.inference import InlineClient
+from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.run import registry
 from runnel.run.checkpoint import Checkpoints, read_params, read_parts
 from runnel.run.experiment import Experiment, RunConfig, describe
@@ -26,6 +28,8 @@ from runnel.track.live import LiveView
 from runnel.track.report import write_report
 from runnel.track.sinks import make_sink
 
+FRESH_ROUND = 1 << 20
+"""Evaluations during a run count up from 0; those by hand start here, so that their episodes are others."""
 LAUNCHERS: dict[str, Callable[[Session], str]] = {"inproc": inproc.launch, "local": local.launch}
 
 
@@ -126,6 +130,26 @@ def load(run: str | Path, **settings: Any) -> Policy:
         policy, inferencer = registry.build(module.name, config).policy()
     inferencer.load_params(ParamSet(manifest["version"], read_params(path)))
     return policy
+
+
+def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progress: Progress | None = None) -> EvalResult:
+    """Measure the policy of a run on `episodes` fresh episodes of its own task."""
+    folder = RunFolder.open(run)
+    module = registry.load_recipe(folder.read_run_info()["recipe"])
+    config = override(override(module.Config(), folder.read_config()), {"eval.episodes": episodes})
+    spec = registry.build(module.name, config).evaluation
+    if spec is None:
+        raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
+    path, manifest, _ = Checkpoints(folder.checkpoints).newest()
+    channel = LocalChannel("policy", shared=False, depth=1)
+    channel.publish(manifest["version"], read_params(path))
+    client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
+    client.sync()
+    evaluation = spec.make()
+    try:
+        return evaluation.run(client, round_index=FRESH_ROUND + seed, progress=progress)
+    finally:
+        evaluation.close()
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:

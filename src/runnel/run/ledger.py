@@ -21,7 +21,6 @@ from runnel.track.sinks import JsonlSink, Sink
 Row = dict[str, Any]
 Callback = Callable[[Row], Any]
 RECENT_EPISODES = 100
-SLOW_SINK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class Ledger:
         self._start = self._last_row = clock.now()
         self._wall_before = 0.0
         self._rates: deque[tuple[float, int, int]] = deque(maxlen=200)
-        self._next_slow = 0.0
         self.version, self.steps, self.tokens, self.progress = 0, 0, 0, 0.0
         self.streams: dict[str, Any] = {}
         self.last_eval: Row | None = None
@@ -89,8 +87,10 @@ class Ledger:
                 self._eval(event)
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
+            elif kind == "failure":
+                self.note(f"{event['worker']}: {event['rows']} rows cancelled: {event['reason']}", level="warning")
             else:
-                self.note(event.get("text", str(event)), level=event.get("level", "info"))
+                self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
 
     def _episode(self, event: Row) -> None:
         self._returns.append(event["return"])
@@ -172,11 +172,8 @@ class Ledger:
     # -------------------------------------------------------------------------------------------------------- output
     def _write(self, row: Row) -> None:
         self._metrics.row(row)
-        now = self.clock.now()
-        if row["kind"] != "update" or now >= self._next_slow or self.progress >= 1.0:
-            self._next_slow = now + SLOW_SINK_S
-            for sink in self._sinks:
-                sink.row(row)
+        for sink in self._sinks:
+            sink.row(row)
         if self.view is not None:
             self.view.row(row)
 
@@ -192,8 +189,8 @@ class Ledger:
 
     # ---------------------------------------------------------------------------------------------------- checkpoint
     def snapshot(self) -> State:
-        self._metrics.flush()
-        self._samples.flush()
+        for sink in (self._metrics, self._samples, *self._sinks):
+            sink.flush()
         return {
             "returns": list(self._returns),
             "lengths": list(self._lengths),

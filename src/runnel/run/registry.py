@@ -110,3 +110,19 @@ def resolve_live(target: str, field: str) -> Any:
     if target not in _live:
         raise ConfigError(field, target, f"the run was made with an in-process object; pass it again as {field}=...")
     return _live[target]
+
+
+ALGORITHMS = {
+    "ppo": "proximal policy optimisation: clipped ratio, GAE (agents/ppo.py)",
+    "dqn": "deep Q-learning: double, prioritised replay (agents/dqn.py)",
+    "sft": "supervised fine-tuning on demonstrations (llm/algorithms.py)",
+    "grpo": "group-relative policy optimisation of token sequences (llm/algorithms.py)",
+}
+ENGINES = {"native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder"}
+
+
+def list_tasks() -> dict[str, str]:
+    """Built-in text tasks, with the first line of what they say of themselves."""
+    from runnel.llm.tasks import TASKS
+
+    return {name: (make.__doc__ or "").strip().partition("\n")[0] for name, make in TASKS.items()}

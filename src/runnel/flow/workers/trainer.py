@@ -89,7 +89,8 @@ class TrainerWorker(Worker):
         return next(p for p in self.phases if p.until is None or self.version < p.until)
 
     def _update(self, segments: Mapping[str, Sequence[Segment]]) -> None:
-        lags = [self.version - s.header.version_min for group in segments.values() for s in group]
+        made = [s.header.version_min for group in segments.values() for s in group]
+        lags = [self.version - v for v in made if v >= 0] or [0]
         with self.timer.stage("prepare"):
             batch = self.learner.prepare(segments, progress=self.progress)
         with self.timer.stage("update"):

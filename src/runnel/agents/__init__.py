@@ -1,0 +1,1 @@
+"""One file per classical algorithm: its Config and its Learner."""

@@ -1,0 +1,68 @@
+"""`runnel`: train, eval, resume, report, list, doctor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from runnel.core.errors import ConfigError, RunnelError
+
+USAGE = """usage: runnel COMMAND ...
+
+Reinforcement learning on one dataflow of workers and streams.
+
+  train RECIPE [--field value ...]   train; RECIPE is a name (see `runnel list`) or the path of your own file
+  eval RUN [--episodes N]            measure the policy of a run on fresh episodes
+  resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
+  report RUN [RUN ...]               write report.html: one run, or several compared
+  list                               recipes, algorithms, environments, tasks and engines, a line each
+  doctor                             what this machine has, and the command that installs what it lacks
+
+`runnel COMMAND --help` says more; `runnel train RECIPE --help` lists every field of that recipe.
+
+examples:
+  runnel train ppo --env CartPole-v1 --total-steps 100000
+  runnel train ppo --env my_env.py:MyEnv --launcher local --num-actors 2 --staleness.mode window
+  runnel train grpo --task reverse --dry-run
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `runnel` command; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if args[0] in ("-V", "--version"):
+        import runnel
+
+        print(f"runnel {runnel.__version__}")
+        return 0
+    try:
+        return _command(args[0])(args[1:])
+    except ConfigError as error:
+        print(f"runnel: error: {error}", file=sys.stderr)
+        return 2
+    except RunnelError as error:
+        notes = "\n".join(getattr(error, "__notes__", []))
+        print(f"runnel: {type(error).__name__}: {error}" + (f"\n{notes}" if notes else ""), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("runnel: interrupted", file=sys.stderr)
+        return 130
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    from runnel.cli import commands, doctor, train
+
+    known: dict[str, Callable[[list[str]], int]] = {
+        "train": train.train,
+        "resume": train.resume,
+        "eval": commands.evaluate,
+        "report": commands.report,
+        "list": commands.list_all,
+        "doctor": doctor.doctor,
+    }
+    if name not in known:
+        raise ConfigError("command", name, f"unknown; use one of {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,139 @@
+"""`runnel train` and `runnel resume`: a command line over the recipe's own config."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from runnel.core.config import override, to_data
+from runnel.core.errors import ConfigError
+from runnel.eval.statistics import summarise
+from runnel.run import api, registry
+from runnel.run.experiment import RunConfig, describe
+from runnel.run.wiring import place
+from runnel.track.folder import RunFolder
+from runnel.track.report import write_report
+
+TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE.toml]
+
+RECIPE is a name or the path of your own file. `runnel train RECIPE --help` lists its fields. Recipes:
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `runnel train` knows beside the recipe's config."""
+
+    dry_run: bool = False
+    """Print the resolved config and the graph of workers and streams, and stop."""
+    seeds: int = 1
+    """Train this many seeds, one after another, and report their interval."""
+    config: str = ""
+    """A TOML file laid over the recipe's defaults; flags win over it."""
+
+
+def train(args: list[str]) -> int:
+    """Train a recipe."""
+    if not args or args[0].startswith("-"):
+        names = "\n".join(f"  {name:10} {registry.load_recipe(name).summary}" for name in registry.RECIPES)
+        print(TRAIN_HELP + names)
+        return 0 if args and args[0] in ("-h", "--help") else 2
+    recipe = registry.load_recipe(args[0])
+    base = _overlay(recipe.Config(), args[1:])
+    options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
+    if options.dry_run:
+        return _dry_run(recipe.name, config)
+    command = shlex.join(["runnel", "train", *args])
+    if options.seeds > 1:
+        return _several(recipe.name, config, options.seeds, command)
+    run = api.train_config(recipe.name, config, live=True, command=command)
+    return _tell(run)
+
+
+def resume(args: list[str]) -> int:
+    """Go on with a run."""
+    if not args or args[0].startswith("-"):
+        print("usage: runnel resume RUN [--total-steps N] [--field value ...]\n\nGoes on from the newest good checkpoint of RUN.")
+        return 0 if args and args[0] in ("-h", "--help") else 2
+    folder = RunFolder.open(args[0])
+    recipe = registry.load_recipe(folder.read_run_info()["recipe"])
+    base = override(recipe.Config(), folder.read_config())
+    _, config = parse(base, args[1:], prog=f"runnel resume {args[0]}", about="The fields of the run; what you give is changed.")
+    before, after = to_data(base), to_data(config)
+    return _tell(api.resume(args[0], live=True, **{k: v for k, v in after.items() if v != before[k]}))
+
+
+def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Options, RunConfig]:
+    """Options and config from flags; every field of the config is a flag, nested ones with a dot."""
+    import tyro
+
+    line = dataclasses.make_dataclass(
+        "line",
+        [
+            ("options", Annotated[Options, tyro.conf.arg(name="")], dataclasses.field(default_factory=Options)),
+            ("run", Annotated[type(base), tyro.conf.arg(name="")], dataclasses.field(default_factory=lambda: base)),
+        ],
+        frozen=True,
+    )
+    parsed: Any = tyro.cli(line, args=args, prog=prog, description=about, config=(tyro.conf.AvoidSubcommands,))
+    return parsed.options, parsed.run
+
+
+def _overlay(base: RunConfig, args: list[str]) -> RunConfig:
+    """The TOML file of `--config`, if any, over the defaults."""
+    for i, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        if name == "--config":
+            path = Path(value or (args[i + 1] if i + 1 < len(args) else ""))
+            if not path.is_file():
+                raise ConfigError("config", str(path), "there is no such file")
+            try:
+                return override(base, tomllib.loads(path.read_text()))
+            except tomllib.TOMLDecodeError as error:
+                raise ConfigError("config", str(path), f"is not TOML: {error}") from error
+    return base
+
+
+def _dry_run(recipe: str, config: RunConfig) -> int:
+    experiment = registry.build(recipe, config)
+    print(json.dumps(to_data(config), indent=2))
+    print()
+    print(describe(experiment, place(experiment)))
+    return 0
+
+
+def _several(recipe: str, config: RunConfig, num: int, command: str) -> int:
+    runs = []
+    for seed in range(config.seed, config.seed + num):
+        print(f"seed {seed} ({len(runs) + 1} of {num})")
+        runs.append(api.train_config(recipe, dataclasses.replace(config, seed=seed, name=""), live=True, command=command))
+        if runs[-1].status == "interrupted":
+            break
+    means = [float(run.eval["mean"]) for run in runs if run.eval is not None]
+    report = write_report([run.path for run in runs], Path(config.out) / f"{runs[0].path.name}-{len(runs)}-seeds.html")
+    if means:
+        s = summarise(means)
+        print(f"evaluation over {s.num} seeds: mean {s.mean:.4g}, 95% interval {s.low:.4g} to {s.high:.4g}")
+    print(f"report: {report}")
+    return 0
+
+
+def _tell(run: api.Run) -> int:
+    if run.eval is not None:
+        e = run.eval
+        print(f"evaluation: mean {e['mean']:.4g}, 95% interval {e['low']:.4g} to {e['high']:.4g}, {e['num']} episodes")
+    done = [f"{run.version:,} updates"]
+    done += [f"{run.steps:,} steps"] if run.steps else []
+    done += [f"{run.tokens:,} tokens"] if run.tokens else []
+    print(f"{run.status} after {', '.join(done)} in {run.train_s:.1f} s")
+    print(f"run:    {run.path}")
+    print(f"report: {RunFolder(run.path).report}")
+    if run.status == "interrupted":
+        print(f"go on with: runnel resume {run.path}", file=sys.stderr)
+        return 130
+    return 0

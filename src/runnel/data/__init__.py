@@ -1,0 +1,1 @@
+"""Replay memory and data sets."""

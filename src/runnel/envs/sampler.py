@@ -1,0 +1,246 @@
+"""The sampler of an environment actor: a ring of vectors that fills trajectory segments.
+
+Consumes policy replies (inference stream) and produces `[T, B]` segments (sample stream). It waits for room on the sample
+stream (unblocked by the reader), for a policy version (unblocked by the trainer's publication) and for replies (unblocked
+by the policy worker); while one lane of the ring waits for its reply, the others step. An episode goes on across segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.protocols import AgentRoute, InferenceClient, Reply, SampleWriter, State
+from runnel.core.records import Slot, StreamSpec
+from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.routes import route
+from runnel.envs.segments import SegmentWriter, make_writer
+from runnel.envs.spaces import MASK
+from runnel.envs.vector import VectorEnv
+
+AGENT = "agent"
+_SMALLEST_NOISE = 2.0**-25
+
+
+class _Lane:
+    """One vector of the ring with the segment it fills: its slot, its open ticket, its own noise."""
+
+    def __init__(self, vector: VectorEnv, noise_size: int, rng: np.random.Generator) -> None:
+        self.vector, self._noise_size, self._rng = vector, noise_size, rng
+        self.segment: SegmentWriter | None = None
+        self.ticket: int | None = None
+        self.synced = False
+        self.started = False
+        self.waits = ""
+        self._writers: dict[int, tuple[int, SegmentWriter]] = {}
+        self._noise = torch.zeros(0)
+        self._rows: list[Batch] = []
+
+    def open(self, slot: Slot) -> None:
+        """Begin a segment in `slot`."""
+        if not self.started:
+            self.vector.reset()
+            self.started = True
+        self._bind(slot)
+        self.synced = False
+        self._draw_noise()
+
+    def _bind(self, slot: Slot) -> None:
+        address = slot.arrays["final_index"].data_ptr()
+        known = self._writers.get(slot.index)
+        if known is None or known[0] != address:
+            known = self._writers[slot.index] = (address, make_writer(slot, self.vector.out))
+        self.segment = known[1]
+        self.segment.begin(slot)
+        if not self._rows:
+            self._make_rows(slot.spec)
+
+    def _make_rows(self, spec: StreamSpec) -> None:
+        """The request of every step of a segment, made once: observations and masks are fixed memory, noise is a view."""
+        if spec.sizes["B"] != self.vector.num_envs:
+            raise ConfigError(
+                "num_envs", self.vector.num_envs, f"stream {spec.name!r} has {spec.sizes['B']} rows; make them equal"
+            )
+        out = self.vector.out
+        self._noise = torch.zeros(spec.sizes["T"], spec.sizes["B"], self._noise_size)
+        self._sent = self._noise.to(out.reward.device)
+        fixed = dict(out.obs) if out.action_mask is None else {**out.obs, MASK: out.action_mask}
+        self._rows = [Batch({**fixed, "noise": noise}) for noise in self._sent.unbind(0)]
+
+    def _draw_noise(self) -> None:
+        """Uniform numbers in (0, 1) for the whole segment; a policy may take their logarithm."""
+        noise = self._noise.numpy()
+        self._rng.random(dtype=np.float32, out=noise)
+        np.maximum(noise, _SMALLEST_NOISE, out=noise)
+        if self._sent is not self._noise:
+            self._sent.copy_(self._noise)
+
+    def advance(self, client: InferenceClient) -> int:
+        """Play on until the segment is full (`full`) or a reply is missing. Returns the work done."""
+        segment = self.segment
+        assert segment is not None
+        need = segment.slot.header.required_version
+        if not self.synced and not client.sync(need):
+            self.waits = f"policy version {need}" if need >= 0 else "a first policy version"
+            return 0
+        self.synced = True
+        work, asked = 0, 0
+        for t in range(len(segment.versions), segment.num_steps):
+            if self.ticket is None:
+                segment.ask(t)
+                self.ticket = client.submit(self._rows[t], version=need)
+                asked = 1
+            reply = client.ready(self.ticket)
+            if reply is None:
+                self.waits = "a reply of the policy"
+                return work or asked
+            self.ticket = None
+            self._play(t, reply, segment)
+            work += segment.num_envs
+        return work
+
+    def _play(self, t: int, reply: Reply, segment: SegmentWriter) -> None:
+        segment.answer(t, reply)
+        self.vector.step(reply.rows["action"])
+        segment.outcome(t)
+
+    @property
+    def full(self) -> bool:
+        return self.segment is not None and len(self.segment.versions) == self.segment.num_steps
+
+    def close(self) -> None:
+        self.segment = None
+
+    def snapshot(self) -> State:
+        state: State = {"started": self.started, "rng": rng_state(self._rng), "ticket": self.ticket, "segment": None}
+        if self.started:
+            state["vector"] = self.vector.snapshot()
+        if self.segment is not None:
+            state["segment"] = {
+                "index": self.segment.slot.index,
+                "synced": self.synced,
+                "noise": self._noise.clone(),
+                **self.segment.save(),
+            }
+        return state
+
+    def restore(self, state: State, writer: SampleWriter) -> None:
+        self.started, self.ticket, self.segment = state["started"], state["ticket"], None
+        set_rng_state(self._rng, state["rng"])
+        if self.started:
+            self.vector.restore(state["vector"])
+        saved = state["segment"]
+        if saved is not None:
+            self._bind(writer.reclaim(saved["index"]))
+            self.synced = saved["synced"]
+            self._noise.copy_(torch.as_tensor(saved["noise"]))
+            if self._sent is not self._noise:
+                self._sent.copy_(self._noise)
+            assert self.segment is not None
+            self.segment.load(saved)
+
+
+class VecEnvSampler:
+    """Plays `vectors` in a ring. Lanes take their slots strictly in turn, so the order of segments never depends on timing.
+
+    `noise_size` is the number of uniform numbers a policy needs per decision; they travel with the request (`noise`
+    `[B, noise_size]`), drawn from a generator that belongs to the lane.
+    """
+
+    def __init__(
+        self, vectors: Sequence[VectorEnv], *, routes: Sequence[AgentRoute], noise_size: int, seed: int, name: str
+    ) -> None:
+        if not vectors:
+            raise ConfigError("ring", 0, "a sampler needs at least one vector of environments")
+        self._route = route(routes, AGENT)
+        self._lanes = [_Lane(v, noise_size, make_rng(seed, name, "noise", i)) for i, v in enumerate(vectors)]
+        self._turn = 0
+        self._num_steps = 0
+        self._events: list[dict[str, Any]] = []
+
+    def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
+        client, writer = clients[self._route.inference], writers[self._route.samples]
+        if any(lane.ticket is not None for lane in self._lanes):
+            client.poll()
+        work, first, n = 0, self._turn, len(self._lanes)
+        for offset in range(n):
+            index = (first + offset) % n
+            lane = self._lanes[index]
+            lane.waits = ""
+            if lane.segment is None and not self._reserve(lane, index, writer):
+                continue
+            work += self._advance(lane, client)
+            if lane.full:
+                self._commit(lane, writer)
+        return work
+
+    def _reserve(self, lane: _Lane, index: int, writer: SampleWriter) -> bool:
+        if index != self._turn:
+            lane.waits = "its turn in the ring"
+            return False
+        slot = writer.reserve()
+        if slot is None:
+            lane.waits = f"room on stream {writer.spec.name!r}"
+            return False
+        lane.open(slot)
+        self._turn = (self._turn + 1) % len(self._lanes)
+        return True
+
+    def _advance(self, lane: _Lane, client: InferenceClient) -> int:
+        try:
+            return lane.advance(client)
+        except Exception:
+            self._check_finite(lane)  # a NaN upstream is the cause, whatever broke on it later
+            raise
+
+    def _commit(self, lane: _Lane, writer: SampleWriter) -> None:
+        segment = lane.segment
+        assert segment is not None
+        segment.finish()
+        self._check_finite(lane)
+        num_steps = segment.num_steps * segment.num_envs
+        writer.commit(segment.slot, num_steps=num_steps)
+        self._num_steps += num_steps
+        lane.close()
+        for e in lane.vector.episodes():
+            self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
+
+    def _check_finite(self, lane: _Lane) -> None:
+        assert lane.segment is not None
+        bad = lane.segment.first_bad()
+        if bad is not None:
+            field, t, row = bad
+            step = self._num_steps + t * lane.segment.num_envs + row
+            index = lane.vector.index0 + row
+            raise NonFiniteError(field, step, f"environment {lane.vector.name!r} (index {index}), step {t} of its segment")
+
+    def waits_for(self) -> str:
+        reasons = dict.fromkeys(lane.waits for lane in self._lanes if lane.waits)
+        return ", ".join(reasons) or "nothing"
+
+    def events(self) -> list[dict[str, Any]]:
+        events, self._events = self._events, []
+        return events
+
+    def snapshot(self) -> State:
+        return {
+            "turn": self._turn,
+            "num_steps": self._num_steps,
+            "events": [dict(e) for e in self._events],
+            "lanes": [lane.snapshot() for lane in self._lanes],
+        }
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
+        self._turn, self._num_steps = state["turn"], state["num_steps"]
+        self._events = [dict(e) for e in state["events"]]
+        for lane, saved in zip(self._lanes, state["lanes"], strict=True):
+            lane.restore(saved, writers[self._route.samples])
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.vector.close()

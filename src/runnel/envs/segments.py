@@ -1,0 +1,186 @@
+"""Filling one `[T, B]` segment of a trajectory stream, step by step, on the host or on a device.
+
+`SegmentWriter` writes with tensor copies and never waits for a device; `HostWriter` does the same with numpy views, which
+cost a quarter of a torch call. Views are made once per slot and reused, because a slot's memory never moves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import DataError
+from runnel.core.protocols import Reply, State
+from runnel.core.records import Slot
+from runnel.envs.spaces import MASK
+from runnel.envs.vector import StepOut
+
+_OURS = ("terminated", "truncated")
+
+
+class SegmentWriter:
+    """One slot under way: `ask(t)`, `answer(t, reply)`, `outcome(t)` for each t, then `finish()`."""
+
+    def __init__(self, slot: Slot, out: StepOut) -> None:
+        self.slot, self.out = slot, out
+        self.num_steps, self.num_envs = slot.spec.sizes["T"], slot.spec.sizes["B"]
+        self.versions: list[int] = []
+        self.final_index: list[int] = []
+        arrays, fields = slot.arrays, slot.spec.fields
+        self._reply = [(k, arrays[k].unbind(0)) for k, f in fields.items() if f.dims[:2] == ("T", "B") and _from_reply(k)]
+        obs = [(arrays[k], x) for k, x in out.obs.items()]
+        if out.action_mask is not None:
+            obs.append((arrays[MASK], out.action_mask))
+        outcome = [(arrays["rewards/env"], out.reward)]
+        outcome += [(arrays["terminated"], out.terminated), (arrays["truncated"], out.truncated)]
+        self._bind(obs, outcome)
+
+    def _bind(self, obs: list[tuple[Tensor, Tensor]], outcome: list[tuple[Tensor, Tensor]]) -> None:
+        self._obs = [(to.unbind(0), source) for to, source in obs]
+        self._outcome = [(to.unbind(0), source) for to, source in outcome]
+        self._final = []
+        for key, source in self.out.final_obs.items():
+            to = self.slot.arrays["final_" + key]
+            self._final.append((to.view(self.num_steps, self.num_envs, *to.shape[1:]).unbind(0), source))
+
+    @property
+    def dense(self) -> bool:
+        """Whether every step has a final observation for every row."""
+        return self.out.final_rows is None
+
+    @property
+    def num_final(self) -> int:
+        return len(self.versions) * self.num_envs if self.dense else len(self.final_index)
+
+    def begin(self, slot: Slot) -> None:
+        """Start over in the same memory."""
+        self.slot, self.versions, self.final_index = slot, [], []
+
+    def ask(self, t: int) -> None:
+        """Record what the policy is about to see."""
+        for views, source in self._obs:
+            views[t].copy_(source, non_blocking=True)
+
+    def answer(self, t: int, reply: Reply) -> None:
+        """Record what it answered: the action, and every other field of the stream that it gives."""
+        rows = reply.rows
+        if t == 0:
+            self._check_reply(reply)
+        for key, views in self._reply:
+            views[t].copy_(rows[key], non_blocking=True)
+        self.versions.append(reply.version)
+
+    def _check_reply(self, reply: Reply) -> None:
+        missing = [key for key, _ in self._reply if key not in reply.rows]
+        if missing:
+            raise DataError(
+                f"stream {self.slot.spec.name!r} declares {missing}, but the policy answers only {sorted(reply.rows)}; "
+                "return them from the policy, or leave them out of the stream"
+            )
+
+    def outcome(self, t: int) -> None:
+        """Record what the environments did: rewards, ends, and the observations that ended episodes."""
+        for views, source in self._outcome:
+            views[t].copy_(source, non_blocking=True)
+        rows = self.out.final_rows
+        if rows is None:
+            for views, source in self._final:
+                views[t].copy_(source, non_blocking=True)
+        elif rows:
+            self._sparse_finals(t, rows)
+
+    def _sparse_finals(self, t: int, rows: list[int]) -> None:
+        start, stop = len(self.final_index), len(self.final_index) + len(rows)
+        for key, source in self.out.final_obs.items():
+            self.slot.arrays["final_" + key][start:stop].copy_(source[: len(rows)], non_blocking=True)
+        self.final_index += [t * self.num_envs + row for row in rows]
+
+    def finish(self) -> None:
+        """Write what is known at the end: the bootstrap observation, versions, the index of final observations."""
+        self.ask(self.num_steps)
+        arrays, header = self.slot.arrays, self.slot.header
+        header.version_min, header.version_max = min(self.versions), max(self.versions)
+        header.used = {"F": self.num_final}
+        if header.version_min == header.version_max:
+            arrays["policy_version"].fill_(header.version_min)
+        else:
+            arrays["policy_version"].copy_(torch.tensor(self.versions))
+        self._write_index()
+
+    def _write_index(self) -> None:
+        index = self.slot.arrays["final_index"]
+        if self.dense:
+            torch.arange(self.num_final, out=index)
+        elif self.final_index:
+            index[: self.num_final].copy_(torch.tensor(self.final_index))
+
+    def first_bad(self) -> tuple[str, int, int] | None:
+        """Field, time and row of the first NaN or infinity among what was written; one wait for the device."""
+        parts = self._written()
+        ok = torch.stack([torch.isfinite(x).all() for _, x in parts]).tolist()
+        bad = [self._locate(name, x) for (name, x), fine in zip(parts, ok, strict=True) if not fine]
+        return min(bad, key=lambda b: b[1:]) if bad else None
+
+    def _written(self) -> list[tuple[str, Tensor]]:
+        steps, arrays = len(self.versions), self.slot.arrays
+        obs = [(k, arrays[k][: steps + 1]) for k in self.out.obs]
+        final = [("final_" + k, arrays["final_" + k][: self.num_final]) for k in self.out.obs]
+        parts = [*obs, *final, ("rewards/env", arrays["rewards/env"][:steps])]
+        return [(k, x) for k, x in parts if x.is_floating_point()]
+
+    def _locate(self, name: str, x: Tensor) -> tuple[str, int, int]:
+        first = (~torch.isfinite(x)).nonzero()[0].tolist()
+        if not name.startswith("final_"):
+            return name, first[0], first[1]
+        place = first[0] if self.dense else self.final_index[first[0]]
+        return name.removeprefix("final_"), place // self.num_envs + 1, place % self.num_envs
+
+    def save(self) -> State:
+        """The part that is written so far, as plain data."""
+        return {
+            "versions": list(self.versions),
+            "final_index": list(self.final_index),
+            "arrays": {k: self.slot.arrays[k][:n].clone() for k, n in self._progress().items()},
+        }
+
+    def load(self, state: State) -> None:
+        """Undo `save`, into this slot."""
+        self.versions, self.final_index = list(state["versions"]), list(state["final_index"])
+        for key, n in self._progress().items():
+            self.slot.arrays[key][:n].copy_(torch.as_tensor(state["arrays"][key]))
+
+    def _progress(self) -> dict[str, int]:
+        """How far each field is written along its first dim."""
+        steps = len(self.versions)
+        far: dict[Any, int] = {"T": steps, "T1": steps + 1, "F": self.num_final}
+        return {k: far[f.dims[0]] for k, f in self.slot.spec.fields.items() if f.dims[0] in far}
+
+
+class HostWriter(SegmentWriter):
+    """A segment in host memory, filled from host environments."""
+
+    def _bind(self, obs: list[tuple[Tensor, Tensor]], outcome: list[tuple[Tensor, Tensor]]) -> None:
+        self._host_obs = [(to.numpy(), source.numpy()) for to, source in obs]
+        self._host_outcome = [(to.numpy(), source.numpy()) for to, source in outcome]
+
+    def ask(self, t: int) -> None:
+        for view, source in self._host_obs:
+            view[t] = source
+
+    def outcome(self, t: int) -> None:
+        for view, source in self._host_outcome:
+            view[t] = source
+        if self.out.final_rows:
+            self._sparse_finals(t, self.out.final_rows)
+
+
+def _from_reply(key: str) -> bool:
+    return key not in _OURS and not key.startswith("rewards/")
+
+
+def make_writer(slot: Slot, out: StepOut) -> SegmentWriter:
+    """The writer that fits where the slot and the environments live."""
+    on_host = all(x.device.type == "cpu" for x in (slot.arrays["rewards/env"], out.reward))
+    return HostWriter(slot, out) if on_host and out.final_rows is not None else SegmentWriter(slot, out)

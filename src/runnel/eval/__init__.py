@@ -1,0 +1,1 @@
+"""Evaluation: playing episodes with a policy, and honest statistics over them."""

@@ -1,0 +1,1 @@
+"""Language models: tokenizer, engine, tasks, rewards, sampler, learner and algorithms."""

@@ -1,0 +1,78 @@
+"""Demonstrations: a data set is a sampler without inference.
+
+Consumes examples, produces segments of prompt and answer. It waits for a free segment and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State, TaskSource
+from runnel.core.records import Slot
+from runnel.core.routes import route
+from runnel.llm.sampler import AGENT
+from runnel.llm.streams import write_row
+from runnel.llm.tasks import Example, ExampleSource, TextTask
+from runnel.llm.tokenize import Tokenizer, messages_of
+
+
+class DemoSampler:
+    """Writes the train examples of `task`, in a seeded order without end (core `Sampler`): one segment a step."""
+
+    def __init__(
+        self,
+        task: TextTask,
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        routes: Sequence[AgentRoute] = (AgentRoute(samples="demos"),),
+        source: TaskSource | None = None,
+    ) -> None:
+        if any(e.answer is None for e in task.train):
+            raise ConfigError("task", task.name, "it has train examples without an answer; give each one, or skip the warm-up")
+        self._tokenizer = tokenizer
+        self._stream = route(routes, AGENT).samples
+        self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="demos")
+        self._events: list[dict[str, Any]] = []
+
+    def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
+        writer = writers[self._stream]
+        slot = writer.reserve()
+        if slot is None:
+            return 0
+        tokens = self._fill(slot)
+        writer.commit(slot, num_steps=tokens)
+        return slot.spec.num_rows
+
+    def _fill(self, slot: Slot) -> int:
+        start = 0
+        for row, task in enumerate(self._source.next(slot.spec.num_rows)):
+            example: Example = task.data["example"]
+            prompt = self._tokenizer.render(messages_of(example.prompt))
+            answer = [*self._tokenizer.encode(str(example.answer)), self._tokenizer.eos_id]
+            if start + len(prompt) + len(answer) > slot.spec.sizes["N"]:
+                raise DataError(f"demonstrations do not fit their segment of {slot.spec.sizes['N']} tokens; raise max_length")
+            start += write_row(slot.arrays, row, start, torch.tensor(prompt), torch.tensor(answer))
+        slot.header.used = {"N": start}
+        slot.header.version_min = slot.header.version_max = -1
+        return start
+
+    def waits_for(self) -> str:
+        return f"a free segment of stream {self._stream!r}"
+
+    def events(self) -> list[dict[str, Any]]:
+        out, self._events = self._events, []
+        return out
+
+    def snapshot(self) -> State:
+        return {"source": self._source.snapshot()}
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
+        self._source.restore(state["source"])
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,1 @@
+"""Engines: inferencers that complete token sequences."""

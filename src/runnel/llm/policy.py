@@ -1,0 +1,53 @@
+"""What `load` gives back for a language model: something that chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runnel.core.protocols import ParamSet
+from runnel.core.rng import make_seed
+from runnel.llm.engines.native import NativeEngine, generate, make_request
+from runnel.llm.tokenize import Message, Tokenizer, messages_of
+from runnel.nets.causal_lm import model_params
+
+
+class ChatPolicy:
+    """A model with its tokenizer (core `Policy`): an observation is a prompt or a conversation, an action is text."""
+
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer, *, max_tokens: int, temperature: float = 1.0, version: int = 0, seed: int = 0
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._max_tokens, self._temperature, self._seed = max_tokens, temperature, seed
+        self.engine = NativeEngine(
+            model,
+            num_slots=1,
+            max_length=int(model.config.max_position_embeddings),
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+        )
+        self.engine.load_params(ParamSet(version, model_params(model), shared=True))
+        self._num_calls = 0
+
+    def chat(self, messages: Sequence[Message], *, max_tokens: int | None = None, deterministic: bool = True) -> str:
+        """The assistant's next message in a conversation."""
+        self._num_calls += 1
+        request = make_request(
+            self._num_calls,
+            self.tokenizer.render(messages),
+            seed=make_seed(self._seed, "chat", self._num_calls),
+            max_tokens=max_tokens or self._max_tokens,
+            temperature=0.0 if deterministic else self._temperature,
+        )
+        return self.tokenizer.decode(generate(self.engine, [request])[0].rows["tokens"].tolist())
+
+    def complete(self, prompt: str, *, max_tokens: int | None = None, deterministic: bool = True) -> str:
+        """The answer to one prompt."""
+        return self.chat(messages_of(prompt), max_tokens=max_tokens, deterministic=deterministic)
+
+    def act(self, obs: str | Sequence[Message], *, deterministic: bool = True) -> str:
+        return self.chat(messages_of(obs), deterministic=deterministic)
+
+    def reset(self) -> None:
+        """Nothing to forget: a conversation is passed whole."""

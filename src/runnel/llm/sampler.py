@@ -1,0 +1,289 @@
+"""The prompt sampler: what an actor runs to make groups of completions.
+
+Consumes tasks and replies, produces one segment a group. It waits for a free segment (the staleness policy's admission), for
+the parameter version that a segment requires, for the engine, and for rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.errors import DataError
+from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State, TaskSource
+from runnel.core.records import Slot
+from runnel.core.rng import make_seed
+from runnel.core.routes import route
+from runnel.llm.engines.native import request_rows
+from runnel.llm.rewards import RewardJob, RewardPool, Verdict
+from runnel.llm.streams import write_row
+from runnel.llm.tasks import Example, ExampleSource, TextTask
+from runnel.llm.tokenize import Tokenizer, messages_of
+
+AGENT = "assistant"
+
+
+@dataclass
+class Group:
+    """The completions of one prompt on their way: waiting (no tickets), running, then judged (all replies there)."""
+
+    slot: Slot
+    task_id: int
+    example: Example
+    prompt: list[int]
+    tickets: dict[int, int] = field(default_factory=dict)
+    """Row to ticket, for rows whose reply is not there yet."""
+    replies: dict[int, Batch] = field(default_factory=dict)
+    """Row to what the engine made of it."""
+
+    @property
+    def required(self) -> int:
+        return self.slot.header.required_version
+
+
+class PromptSampler:
+    """Plays prompts in groups of `group_size` (core `Sampler`).
+
+    Segments that require a version are made by it from first to last token, in the order of their sequence; others take
+    parameters as they come, also inside a completion. `blocking_rewards` collects verdicts in the step that asks for them
+    (deterministic); without it, generation goes on while rewards are computed.
+    """
+
+    def __init__(
+        self,
+        task: TextTask,
+        tokenizer: Tokenizer,
+        *,
+        group_size: int,
+        max_tokens: int,
+        seed: int,
+        temperature: float = 1.0,
+        routes: Sequence[AgentRoute] = (AgentRoute(samples="rollouts"),),
+        source: TaskSource | None = None,
+        blocking_rewards: bool = True,
+        reward_timeout_s: float = 30.0,
+        reward_threads: int = 1,
+        sample_every: int = 32,
+        max_failures: int = 32,
+    ) -> None:
+        self.task, self.tokenizer, self.group_size = task, tokenizer, group_size
+        self._max_tokens, self._seed, self._temperature = max_tokens, seed, temperature
+        self._route = route(routes, AGENT)
+        self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="prompts")
+        self._pool = RewardPool(task.reward, channels=task.channels, timeout_s=reward_timeout_s, num_threads=reward_threads)
+        self._blocking, self._sample_every, self._max_failures = blocking_rewards, sample_every, max_failures
+        self._groups: list[Group] = []
+        self._num_groups = 0
+        self._failures = 0
+        self._events: list[dict[str, Any]] = []
+        self._waits_for = "its first step"
+
+    # ------------------------------------------------------------------------------------------------------------ step
+    def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
+        """Open groups while segments are free, submit what may start, decode once, and commit what was judged."""
+        client, writer = clients[self._route.inference], writers[self._route.samples]
+        self._waits_for = ""
+        self._collect(client)
+        self._reissue(client)
+        work = self._open(writer) + self._submit(client)
+        if client.pending():
+            work += client.poll()
+            self._waits_for = self._waits_for or f"{client.pending()} completions of inference {self._route.inference!r}"
+        work += self._collect(client)
+        for verdict in self._pool.collect(block=self._blocking):
+            work += self._settle(verdict, writer)
+        if work == 0 and self._pool.pending():
+            self._waits_for = f"{self._pool.pending()} rewards"
+        return work
+
+    def _open(self, writer: SampleWriter) -> int:
+        """Reserve segments and give each a task."""
+        opened = 0
+        while (slot := writer.reserve()) is not None:
+            task = self._source.next(1)[0]
+            example: Example = task.data["example"]
+            prompt = self.tokenizer.render(messages_of(example.prompt))
+            room = slot.spec.sizes["N"] // self.group_size - self._max_tokens
+            if len(prompt) > room:
+                self._cancel(slot, writer, f"prompt_too_long: {len(prompt)} tokens, room for {room}")
+                break
+            self._groups.append(Group(slot, task.id, example, prompt))
+            opened += 1
+        if not self._groups:
+            self._waits_for = f"a free segment of stream {self._route.samples!r}"
+        return opened
+
+    def _submit(self, client: InferenceClient) -> int:
+        """Submit waiting groups whose version is there, oldest first."""
+        waiting = [g for g in self._groups if not g.tickets and not g.replies]
+        running = {g.required for g in self._groups if g.tickets}
+        submitted = 0
+        if (waiting + [g for g in self._groups if g.tickets]) and self._open_ended():
+            client.sync()
+        synced: set[int] = set()
+        for group in waiting:
+            if running - {group.required}:
+                self._waits_for = f"groups of version {min(running)} to end, before version {group.required} is loaded"
+                break
+            if not self._ready(client, group.required, synced):
+                self._waits_for = f"parameters of version {group.required if group.required >= 0 else 0}"
+                break
+            self._request(client, group, range(self.group_size))
+            running.add(group.required)
+            submitted += self.group_size
+        return submitted
+
+    def _open_ended(self) -> bool:
+        return all(g.required < 0 for g in self._groups)
+
+    def _ready(self, client: InferenceClient, version: int, synced: set[int]) -> bool:
+        if version < 0:
+            return client.version >= 0
+        if version not in synced and client.sync(version):
+            synced.add(version)
+        return version in synced
+
+    def _request(self, client: InferenceClient, group: Group, rows: Sequence[int]) -> None:
+        for row in rows:
+            seed = make_seed(self._seed, "sample", group.slot.header.sample_id + row)
+            request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, temperature=self._temperature)
+            group.tickets[row] = client.submit(request, version=group.required)
+
+    def _collect(self, client: InferenceClient) -> int:
+        """Take replies; a group that is complete goes to its judges."""
+        taken = 0
+        for group in self._groups:
+            for row, ticket in list(group.tickets.items()):
+                reply = client.ready(ticket)
+                if reply is not None:
+                    del group.tickets[row]
+                    group.replies[row] = reply.rows
+                    taken += 1
+                    if not group.tickets:
+                        self._judge(group)
+        return taken
+
+    def _reissue(self, client: InferenceClient) -> None:
+        """Ask again for what a client has lost (a restart). A request carries its seed, so the answer is the same."""
+        lost = [g for g in self._groups if g.tickets]
+        if not lost or client.pending():
+            return
+        self._events.append({"kind": "event", "text": f"asked again for {sum(len(g.tickets) for g in lost)} completions"})
+        for group in lost:
+            rows, group.tickets = sorted(group.tickets), {}
+            self._request(client, group, rows)
+
+    # --------------------------------------------------------------------------------------------------------- rewards
+    def _judge(self, group: Group) -> None:
+        completions = [self.tokenizer.decode(group.replies[i]["tokens"].tolist()) for i in range(self.group_size)]
+        columns = {k: [v] * self.group_size for k, v in group.example.columns.items()}
+        prompts = [group.example.text] * self.group_size
+        self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns))
+
+    def _settle(self, verdict: Verdict, writer: SampleWriter) -> int:
+        group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)
+        self._groups.remove(group)
+        if verdict.rewards is None:
+            self._cancel(group.slot, writer, f"reward_failed: {verdict.failure}")
+            return 1
+        self._failures = 0
+        self._fill(group, verdict.rewards)
+        num_steps = sum(len(r["tokens"]) for r in group.replies.values())
+        writer.commit(group.slot, num_steps=num_steps)
+        self._report(group, verdict.rewards)
+        return 1
+
+    def _cancel(self, slot: Slot, writer: SampleWriter, reason: str) -> None:
+        writer.cancel(slot, reason)
+        self._events.append({"kind": "failure", "reason": reason, "rows": self.group_size})
+        self._failures += 1
+        if self._failures >= self._max_failures:
+            raise DataError(
+                f"{self._failures} groups in a row failed, the last one with {reason!r}; fix the task {self.task.name!r}"
+            )
+
+    def _fill(self, group: Group, rewards: Mapping[str, Sequence[float]]) -> None:
+        """Write the group's rows into its segment."""
+        arrays, header = group.slot.arrays, group.slot.header
+        prompt, start = torch.tensor(group.prompt), 0
+        for row in range(self.group_size):
+            reply = group.replies[row]
+            middle, end = start + len(prompt), start + write_row(arrays, row, start, prompt, reply["tokens"])
+            arrays["logprob"][start:middle], arrays["logprob"][middle:end] = 0.0, reply["logprob"]
+            arrays["policy_version"][start:middle], arrays["policy_version"][middle:end] = -1, reply["policy_version"]
+            start = end
+            arrays["prompt_length"][row] = len(prompt)
+            arrays["terminated"][row] = reply["finished_by_eos"][0]
+            arrays["truncated"][row] = ~reply["finished_by_eos"][0]
+        for channel, values in rewards.items():
+            arrays[f"rewards/{channel}"][:] = torch.tensor(values)
+        versions = torch.cat([r["policy_version"] for r in group.replies.values()])
+        header.version_min, header.version_max = int(versions.min()), int(versions.max())
+        header.group_id, header.task_id, header.used = header.sample_id, group.task_id, {"N": start}
+
+    def _report(self, group: Group, rewards: Mapping[str, Sequence[float]]) -> None:
+        totals = [self.task.total({c: rewards[c][i] for c in rewards}) for i in range(self.group_size)]
+        self._source.report(group.task_id, {"reward": sum(totals) / len(totals)})
+        version = group.slot.header.version_max
+        for row, total in enumerate(totals):
+            length = len(group.replies[row]["tokens"])
+            self._events.append({"kind": "episode", "return": total, "length": length, "version": version})
+        if self._num_groups % self._sample_every == 0:
+            text = self.tokenizer.decode(group.replies[0]["tokens"].tolist())
+            sample = {"prompt": group.example.text, "completion": text, "reward": totals[0], "version": version}
+            self._events.append({"kind": "sample", **sample})
+        self._num_groups += 1
+
+    # ----------------------------------------------------------------------------------------------------------- state
+    def waits_for(self) -> str:
+        return self._waits_for
+
+    def events(self) -> list[dict[str, Any]]:
+        out, self._events = self._events, []
+        return out
+
+    def snapshot(self) -> State:
+        """Groups on their way with what was made of them; segments come back by `reclaim`, tickets by the client."""
+        return {
+            "source": self._source.snapshot(),
+            "num_groups": self._num_groups,
+            "failures": self._failures,
+            "events": [dict(e) for e in self._events],
+            "groups": [_group_data(g) for g in self._groups],
+        }
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
+        writer = writers[self._route.samples]
+        self._source.restore(state["source"])
+        self._num_groups, self._failures = state["num_groups"], state["failures"]
+        self._events = [dict(e) for e in state["events"]]
+        self._groups = []
+        for data in state["groups"]:
+            example = Example(data["prompt"], data["answer"], dict(data["columns"]))
+            group = Group(writer.reclaim(data["slot"]), data["task_id"], example, data["tokens"].tolist())
+            group.tickets = {int(k): int(v) for k, v in data["tickets"]}
+            group.replies = {int(k): Batch(v) for k, v in data["replies"]}
+            self._groups.append(group)
+            if group.replies and not group.tickets:
+                self._judge(group)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _group_data(group: Group) -> State:
+    example = group.example
+    return {
+        "slot": group.slot.index,
+        "task_id": group.task_id,
+        "prompt": example.prompt if isinstance(example.prompt, str) else [dict(m) for m in example.prompt],
+        "answer": example.answer,
+        "columns": dict(example.columns),
+        "tokens": torch.tensor(group.prompt),
+        "tickets": [[k, v] for k, v in group.tickets.items()],
+        "replies": [[k, {name: x.clone() for name, x in v.items()}] for k, v in group.replies.items()],
+    }

@@ -1,0 +1,1 @@
+"""Pure losses: tensors and coefficients in, a scalar and its metrics out."""

@@ -1,0 +1,49 @@
+"""Value losses: regression of state values and of temporal-difference targets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from runnel.losses.base import Loss
+from runnel.ops.masked import masked_mean
+
+
+def value_loss(
+    value: Tensor,
+    target: Tensor,
+    *,
+    denominator: Tensor | float,
+    behaviour_value: Tensor | None = None,
+    clip: float | None = None,
+    mask: Tensor | None = None,
+) -> Loss:
+    """Half the squared error of a critic. All `[...]`, of one shape.
+
+        L = sum (value - target)^2 / 2 / denominator
+
+    With `clip` and `behaviour_value` (both or neither) the error is the larger one of `value` and of `value` held within
+    `clip` of `behaviour_value` (Engstrom et al. 2020, arXiv:2005.12729, sec. 3).
+    """
+    error = F.mse_loss(value, target, reduction="none")
+    if clip is not None and behaviour_value is not None:
+        near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)
+        error = torch.maximum(error, F.mse_loss(near, target, reduction="none"))
+    return Loss(masked_mean(error, mask, denominator=2.0 * denominator))
+
+
+def td_loss(q: Tensor, target: Tensor, *, weight: Tensor, denominator: Tensor | float, delta: float = 1.0) -> Loss:
+    """Huber loss of a temporal-difference error with importance weights (Mnih et al. 2015; Schaul et al. 2016,
+    arXiv:1511.05952, eq. 1 and sec. 3.4). All `[B]`; `target` carries no gradient.
+
+        e = q - target,  h(e) = e^2 / 2 if |e| <= delta else delta (|e| - delta / 2)
+        L = sum weight * h(e) / denominator
+
+    Metrics: `td_error`, the mean of |e|.
+    """
+    target = target.detach()
+    huber = F.huber_loss(q, target, reduction="none", delta=delta)
+    with torch.no_grad():
+        error = masked_mean((q - target).abs(), denominator=denominator)
+    return Loss(masked_mean(weight * huber, denominator=denominator), {"td_error": error})

@@ -1,0 +1,1 @@
+"""Torch modules, and the inferencer that serves them."""

@@ -1,0 +1,112 @@
+"""TorchInferencer: a torch module with `act` behind the request and reply contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.protocols import ParamSet, Reply, Request, State
+
+
+class ActingNet(Protocol):
+    """A module that answers rows: `ActorCritic`, `QNet`, or a user's own."""
+
+    noise_size: int
+
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> object: ...
+
+    def to(self, device: torch.device) -> object: ...
+
+
+class TorchInferencer:
+    """Answers everything pending in one forward pass (`merge`), or each request in a pass of its own, so that an answer does
+    not depend, to the last bit, on who asked beside it.
+
+    Consumes requests and parameters, produces replies (on the device of the request's rows). A request that needs a version
+    other than the loaded one waits for `load_params`.
+    """
+
+    immediate = True
+
+    def __init__(self, net: ActingNet, *, greedy: bool = False, device: str = "cpu", merge: bool = True) -> None:
+        self.net, self.greedy, self.device, self.merge = net, greedy, torch.device(device), merge
+        net.to(self.device)
+        self.version = -1
+        self._pending: list[Request] = []
+        self._bound: list[Tensor] | None = None
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._pending.extend(requests)
+
+    def step(self) -> list[Reply]:
+        now, self._pending = self._pending, []
+        if any(r.version not in (-1, self.version) for r in now):
+            self._pending = [r for r in now if r.version not in (-1, self.version)]
+            now = [r for r in now if r.version in (-1, self.version)]
+        if not now:
+            return []
+        with torch.inference_mode():
+            groups = [now] if self.merge else [[r] for r in now]
+            return [reply for group in groups for reply in self._answer(group)]
+
+    def abort(self, ids: Sequence[int]) -> None:
+        gone = set(ids)
+        self._pending = [r for r in self._pending if r.id not in gone]
+
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def load_params(self, params: ParamSet) -> None:
+        """Shared parameters are bound once, and later only change the version; others are copied to fixed addresses."""
+        if params.shared:
+            self._bind(params.params)
+        else:
+            self._copy(params.params)
+        self.version = params.version
+
+    def snapshot(self) -> State:
+        """Version, waiting requests, and the parameters unless they are bound (then their owner saves them)."""
+        params = None if self._bound is not None else {k: v.clone() for k, v in self.net.state_dict().items()}
+        waiting = [{"id": r.id, "version": r.version, "rows": dict(r.rows)} for r in self._pending]
+        return {"version": self.version, "params": params, "pending": waiting}
+
+    def restore(self, state: State) -> None:
+        if state["params"] is not None:
+            self._copy(state["params"])
+        self.version = state["version"]
+        self._pending = [Request(r["id"], Batch(r["rows"]), r["version"]) for r in state["pending"]]
+
+    def _answer(self, requests: list[Request]) -> list[Reply]:
+        if len(requests) == 1:
+            request = requests[0]
+            return [Reply(request.id, self._forward(request.rows), self.version)]
+        sizes = [len(next(iter(r.rows.values()))) for r in requests]
+        answer = self._forward(Batch.cat([r.rows for r in requests]))
+        parts = {k: torch.split(v, sizes) for k, v in answer.items()}
+        return [Reply(r.id, Batch({k: p[i] for k, p in parts.items()}), self.version) for i, r in enumerate(requests)]
+
+    def _forward(self, rows: Batch) -> Batch:
+        home = next(iter(rows.values())).device
+        if home == self.device:
+            return self.net.act(rows, greedy=self.greedy)
+        return self.net.act(rows.to(self.device), greedy=self.greedy).map(lambda x: x.to(home))
+
+    def _bind(self, params: Mapping[str, Tensor]) -> None:
+        tensors = list(params.values())
+        if self._bound is None or any(a.data_ptr() != b.data_ptr() for a, b in zip(self._bound, tensors, strict=True)):
+            self.net.load_state_dict(params, assign=True)
+            self._bound = tensors
+
+    def _copy(self, params: Mapping[str, Tensor]) -> None:
+        if self._bound is not None:
+            self.net.load_state_dict({k: v.clone() for k, v in self.net.state_dict().items()}, assign=True)
+            self._bound = None
+        self.net.load_state_dict(params)

@@ -1,0 +1,1 @@
+"""Pure maths on tensors: returns, credit, distributions, log-probabilities, masked reductions, running statistics."""

@@ -1,0 +1,25 @@
+"""The language-model demonstration: a small transformer learns to write words backwards, by imitation and then by GRPO.
+
+    runnel train reverse
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+from runnel.recipes import grpo
+
+
+@dataclass(frozen=True)
+class Config(grpo.Config):
+    """A warm-up that is stopped early, then GRPO on the exact answer until 90 % of unseen words come out right."""
+
+    warmup_updates: int = 120
+    """Supervised updates before the first update on rollouts."""
+    total_updates: int | None = 420
+    """Budget in updates of the learner, the warm-up included."""
+    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=30, episodes=256, stop_return=0.93))
+
+
+build = grpo.build

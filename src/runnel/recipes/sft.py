@@ -1,0 +1,48 @@
+"""Supervised fine-tuning: imitate a task's demonstrations. A data set is a sampler without inference.
+
+    runnel train sft --task reverse --total-updates 200
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.RunConfig):
+    """SFT (llm/algorithms.py, llm/learner.py): `demo_rows` demonstrations an update."""
+
+    task: str = "reverse"
+    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
+    model: str = ""
+    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    demo_rows: int = 128
+    """Demonstrations in a batch."""
+    max_tokens: int = 0
+    """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
+    total_updates: int | None = 200
+    """Budget in updates of the learner."""
+    lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
+    learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    placement: rl.PlacementConfig = field(default_factory=lambda: rl.PlacementConfig(threads=2))
+
+
+def build(c: Config) -> rl.Experiment:
+    """One actor reads demonstrations; the trainer takes a segment of them an update."""
+    task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens)
+    policy = c.lag_policy(1)
+    return rl.Experiment(
+        config=c,
+        title=task.task.name,
+        streams=(task.demos(rows=c.demo_rows, lag=policy.lag),),
+        staleness={"demos": policy},
+        actors=(task.demo_actor(),),
+        inference=(),
+        learner=lambda: task.learner(c.learner, rl.GRPO(rl.GRPOConfig(), channels=task.channels)),
+        phases=(rl.Phase({"demos": 1}),),
+        evaluation=task.evaluation(),
+        policy=lambda: task.policy(temperature=c.learner.temperature),
+        token_streams=("demos",),
+    )

@@ -1,0 +1,1 @@
+"""Public contract checks: run them on your own environment, learner, transport, engine or reward."""

@@ -1,0 +1,1 @@
+"""Looking at a run: sinks for metrics, the live view, plots, the report."""

@@ -1,0 +1,121 @@
+"""The charts of a report: which curves of one or several runs belong into one picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from runnel.track.frame import RETURN_KEYS
+from runnel.track.history import Curve, History, across
+from runnel.track.page import figure, fold
+from runnel.track.plots import NUM_COLORS, Series, line_chart, smoothed
+
+TITLES = {"kl": "KL to the behaviour policy", "entropy": "Entropy", "episode_length": "Episode length", "return": "Return"}
+LEADING = (*RETURN_KEYS, "kl", "entropy", "episode_length")
+STALENESS = ("staleness/mean", "staleness/max")
+PER_RUN = ("seed", "seeds", "out")
+RATES = {"steps_per_s": "Steps/s", "tokens_per_s": "Tokens/s"}
+
+
+def return_name(run: History) -> str:
+    """The metric that says how well the run does while it trains."""
+    names = run.metric_names()
+    return next((key for key in RETURN_KEYS if key in names), RETURN_KEYS[0])
+
+
+def groups(runs: Sequence[History]) -> dict[str, list[History]]:
+    """Runs whose configurations differ in seed and folder alone, by label (by name, where two groups have one label)."""
+    found: dict[str, list[History]] = {}
+    for run in runs:
+        same = {key: value for key, value in run.config.items() if key not in PER_RUN}
+        found.setdefault(run.label + json.dumps(same, sort_keys=True), []).append(run)
+    labels = [members[0].label for members in found.values()]
+    return {
+        label if labels.count(label) == 1 else f"{label} ({members[0].name})": members
+        for label, members in zip(labels, found.values(), strict=True)
+    }
+
+
+def axis_label(runs: Sequence[History]) -> str:
+    """What the horizontal axis counts."""
+    return "steps" if runs[0].axis == "steps" else "updates"
+
+
+def score_figure(runs: Sequence[History]) -> str:
+    """Return and evaluation in one large picture, drawn once for a wide page and once for a phone."""
+    name = return_name(runs[0])
+    if len(runs) == 1:
+        series, title = _score_series(runs[0], name), name.capitalize()
+    elif all(run.evals for run in runs):
+        series, title = overlay(runs, lambda run: run.evaluation(), smooth=False), "Evaluation"
+    else:
+        series, title = overlay(runs, lambda run: run.curve(name)), name.capitalize()
+    label = axis_label(runs)
+    wide = line_chart(series, title=title, x_label=label, width=1000, height=340)
+    narrow = line_chart(series, title=title, x_label=label, width=460, height=280)
+    return figure(wide, "wide") + figure(narrow, "narrow")
+
+
+def metric_grid(runs: Sequence[History]) -> str:
+    """Small charts: what is always looked at first, everything else on request."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
+    in_score = set(RETURN_KEYS) if len(runs) == 1 or not all(run.evals for run in runs) else set()
+    losses = [n for n in names if n.startswith("loss")]
+    first = sorted((n for n in names if n in LEADING and n not in in_score), key=LEADING.index)
+    rest = [n for n in names if n not in losses and n not in LEADING and n not in STALENESS]
+    charts = [_metric_chart(runs, name) for name in [*losses, *first]]
+    if any(name in names for name in STALENESS):
+        charts.append(_staleness_chart(runs))
+    charts += [_rate_chart(runs, key) for key in RATES if any(len(run.rate(key)[0]) for run in runs)]
+    more = f'<div class="grid">{"".join(_metric_chart(runs, n) for n in rest)}</div>' if rest else ""
+    return (f'<div class="grid">{"".join(charts)}</div>' if charts else "") + fold(f"{len(rest)} more", more)
+
+
+def overlay(runs: Sequence[History], curve: Callable[[History], Curve], *, smooth: bool = True) -> list[Series]:
+    """A line for each run, or for runs that differ in their seed alone the mean with its interval, each run faint behind it."""
+    series = []
+    for number, (label, members) in enumerate(groups(runs).items()):
+        color = number % NUM_COLORS
+        curves = [curve(run) for run in members]
+        if len(members) == 1:
+            series.append(Series(label, *curves[0], smooth=smooth, color=color))
+            continue
+        if smooth:
+            curves = [(x, smoothed(y)) for x, y in curves]
+        series += [Series(run.name, *points, faint=True, color=color) for run, points in zip(members, curves, strict=True)]
+        x, mean, low, high = across(curves)
+        series.append(Series(f"{label}, mean of {len(members)}", x, mean, low=low, high=high, color=color))
+    return series
+
+
+def _score_series(run: History, name: str) -> list[Series]:
+    series = [Series(f"training {name}", *run.curve(name), smooth=True, color=0)]
+    if run.evals:
+        low, high = run.evaluation("low")[1], run.evaluation("high")[1]
+        series.append(Series("evaluation, 95 % interval", *run.evaluation(), low=low, high=high, marks=True, color=1))
+    return series
+
+
+def _metric_chart(runs: Sequence[History], name: str) -> str:
+    one = len(runs) == 1
+    series = [Series(name, *runs[0].curve(name), smooth=True)] if one else overlay(runs, lambda run: run.curve(name))
+    return _small(series, TITLES.get(name, name), runs)
+
+
+def _staleness_chart(runs: Sequence[History]) -> str:
+    """Mean and largest age of what was trained on; over several runs, the largest only."""
+    if len(runs) == 1:
+        return _small(
+            [Series(name.partition("/")[2], *runs[0].curve(name)) for name in STALENESS], "Staleness (versions)", runs
+        )
+    return _small(overlay(runs, lambda run: run.curve(STALENESS[1]), smooth=False), "Largest staleness (versions)", runs)
+
+
+def _rate_chart(runs: Sequence[History], key: str) -> str:
+    one = len(runs) == 1
+    series = [Series(RATES[key], *runs[0].rate(key), smooth=True)] if one else overlay(runs, lambda run: run.rate(key))
+    return _small(series, RATES[key], runs)
+
+
+def _small(series: Sequence[Series], title: str, runs: Sequence[History]) -> str:
+    return figure(line_chart(series, title=title, x_label=axis_label(runs), width=460, height=220))

@@ -1,0 +1,216 @@
+"""The run folder: what lies where, who made it, and how to read it back even after a kill.
+
+config.json  run.json  metrics.jsonl  samples.jsonl  tensorboard/  checkpoints/  report.html  log.txt
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runnel.core.errors import ConfigError
+
+Row = dict[str, Any]
+
+PACKAGES = (
+    "runnel",
+    "numpy",
+    "torch",
+    "gymnasium",
+    "tyro",
+    "rich",
+    "safetensors",
+    "tensorboard",
+    "transformers",
+    "tokenizers",
+    "mujoco",
+    "ale-py",
+    "ray",
+    "wandb",
+)
+
+
+def run_name(recipe: str, subject: str, *, seed: int, when: datetime) -> str:
+    """The folder's name: recipe, environment or task, seed, date. Nothing in it needs quoting in a shell.
+
+    >>> run_name("ppo", "ALE/Pong-v5", seed=1, when=datetime(2030, 1, 2, 3, 4, 5))
+    'ppo-ALE_Pong-v5-1-20300102-030405'
+    """
+    parts = [re.sub(r"[^\w.+-]+", "_", part).strip("_.") for part in (Path(recipe).stem, subject) if part]
+    return "-".join([*parts, str(seed), when.strftime("%Y%m%d-%H%M%S")])
+
+
+class RunFolder:
+    """Names of the parts of a run folder, and their reading and writing. Building one touches nothing on disk."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.info = self.path / "run.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.samples = self.path / "samples.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.report = self.path / "report.html"
+        self.log = self.path / "log.txt"
+
+    @classmethod
+    def create(cls, root: Path | str, name: str) -> RunFolder:
+        """A new folder `root/name`; `name-2`, `name-3`, ... where that is taken. Never writes into an old run."""
+        number = 1
+        while True:
+            path = Path(root) / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                number += 1
+                continue
+            folder = cls(path)
+            folder.checkpoints.mkdir()
+            return folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run, or a `ConfigError` that says what is missing."""
+        folder = cls(path)
+        if not folder.path.is_dir():
+            raise ConfigError("run", str(path), "there is no such folder; give the path that `runnel train` printed")
+        if not (folder.info.is_file() or folder.metrics.is_file()):
+            raise ConfigError("run", str(path), "this folder holds no run (no run.json, no metrics.jsonl); give a run's folder")
+        return folder
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """The resolved configuration, as plain data."""
+        _write_json(self.config, config)
+
+    def read_config(self) -> dict[str, Any]:
+        return _read_json(self.config)
+
+    def write_run_info(
+        self,
+        *,
+        recipe: str,
+        command: Sequence[str] | str,
+        seed: int,
+        created: datetime,
+        subject: str = "",
+        graph: str = "",
+    ) -> dict[str, Any]:
+        """Write run.json: everything that one needs to know to run it again. Returns what was written."""
+        info = {
+            "recipe": recipe,
+            "subject": subject,
+            "command": command if isinstance(command, str) else " ".join(command),
+            "seed": seed,
+            "created": created.isoformat(timespec="seconds"),
+            "versions": package_versions(),
+            "git": git_state(Path.cwd()),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "graph": graph,
+        }
+        _write_json(self.info, info)
+        return info
+
+    def read_run_info(self) -> dict[str, Any]:
+        return _read_json(self.info)
+
+    def read_rows(self) -> tuple[list[Row], list[str]]:
+        """The rows of metrics.jsonl, and what was wrong with the file."""
+        return read_rows(self.metrics)
+
+    def checkpoint_sizes(self) -> list[tuple[str, int]]:
+        """Name and bytes of each checkpoint, oldest name first."""
+        if not self.checkpoints.is_dir():
+            return []
+        return [(entry.name, _size(entry)) for entry in sorted(self.checkpoints.iterdir()) if not entry.name.startswith(".")]
+
+
+def read_rows(path: Path | str) -> tuple[list[Row], list[str]]:
+    """Every readable row of a JSON-lines file, and one sentence for each line that was skipped.
+
+    A run that was killed may leave half a line; a damaged disk may leave worse. Neither may cost the rest of the file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return [], [f"{path.name} is missing"]
+    rows: list[Row] = []
+    problems: list[str] = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+            cut = " (cut off; the run was probably killed while it wrote)" if number == len(lines) else ""
+            problems.append(f"{path.name} line {number} is not readable{cut}; skipped")
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            problems.append(f"{path.name} line {number} is not a row; skipped")
+    return rows, problems
+
+
+def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of those packages that are installed, without importing them."""
+    versions: dict[str, str] = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_state(path: Path) -> dict[str, Any]:
+    """Commit and cleanliness of the work tree at `path`; empty outside of a repository or without git."""
+    commit = _git(path, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    status = _git(path, "status", "--porcelain")
+    return {"commit": commit, "dirty": bool(status)}
+
+
+def _git(path: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", "-C", str(path), *arguments], capture_output=True, text=True, timeout=10)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`; empty if it is not there, a `ConfigError` if it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "run", str(path), f"this file is damaged ({error}); restore it, or delete it to go on without"
+        ) from error
+    if not isinstance(data, dict):
+        raise ConfigError("run", str(path), "this file must hold a JSON object; restore it, or delete it to go on without")
+    return data

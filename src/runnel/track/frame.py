@@ -1,0 +1,267 @@
+"""One picture of a run for the terminal: pure functions from what is known to lines of styled text.
+
+Lines are made by hand rather than from rich's tables: a frame then costs a fraction of a millisecond, and every column is ours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runnel.track.folder import Row
+from runnel.track.numbers import bar, seconds, short, sparkline
+
+Span = tuple[str, str]
+"""Text and a rich style."""
+Line = list[Span]
+
+RETURN_KEYS = ("return", "reward")
+"""Names under which a learner reports how well it does; the first one present leads."""
+LABEL = 14
+DIM, ACCENT = "bright_black", "cyan"
+LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
+CONTROL = dict.fromkeys([*range(32), *range(127, 160)], " ")
+
+
+@dataclass
+class Picture:
+    """What the view knows of the run: the last row of each kind and short histories, nothing that grows."""
+
+    title: str
+    total: float
+    unit: str
+    update: Row = field(default_factory=dict)
+    evaluation: Row = field(default_factory=dict)
+    status: str = ""
+    note: str = ""
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=400))
+    best: float | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+    messages: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=3))
+
+    def take(self, row: Row) -> None:
+        """Note a row. Cheap: it runs for every update."""
+        kind = row.get("kind")
+        if kind == "update":
+            self.update = row
+            value = leading(row.get("metrics", {}))[1]
+            if value is not None and value == value:
+                self.returns.append(value)
+                self.best = value if self.best is None else max(self.best, value)
+            for name, spent in row.get("time", {}).get("stages", {}).items():
+                self.stages[name] = 0.98 * self.stages.get(name, 0.0) + spent
+        elif kind == "eval":
+            self.evaluation, self.note = row, ""
+        elif kind == "event":
+            self.messages.append((str(row.get("level", "info")), str(row.get("text", ""))))
+        elif kind == "end":
+            self.status, self.note = str(row.get("status", "")), ""
+
+    @property
+    def count(self) -> float:
+        """How far the run is, in its own unit."""
+        return float(self.update.get({"updates": "version"}.get(self.unit, self.unit)) or 0)
+
+    @property
+    def progress(self) -> float:
+        known = self.update.get("progress")
+        share = float(known) if known is not None else self.count / max(self.total, 1)
+        return min(max(share, 0.0), 1.0)
+
+
+def leading(metrics: Mapping[str, float | None]) -> tuple[str, float | None]:
+    """Name and value of the number that says how well the agent does."""
+    for name in RETURN_KEYS:
+        if name in metrics:
+            return name, metrics[name]
+    return RETURN_KEYS[0], None
+
+
+def clean(text: str) -> str:
+    """One line, without control characters (a message must not be able to move the cursor) or halves of characters."""
+    return text.translate(CONTROL).encode(errors="replace").decode()
+
+
+def frame(picture: Picture, *, width: int, height: int) -> list[Line]:
+    """The whole picture, at most `height` lines of at most `width` columns."""
+    lines = [*_head(picture, width), [], *_score(picture, width), *_middle(picture, width), *_data(picture, width)]
+    for level, text in picture.messages:
+        lines.append([(" ● ", LEVELS.get(level, "") or DIM), (clean(text)[: width - 4], LEVELS.get(level, ""))])
+    return [_cut(line, width) for line in lines[:height]]
+
+
+def one_line(picture: Picture) -> str:
+    """Progress for a log: no colours, no cursor."""
+    metrics = picture.update.get("metrics", {})
+    name, value = leading(metrics)
+    parts = [
+        f"{picture.title}  {picture.progress:4.0%}  {picture.count:,.0f} of {picture.total:,.0f} {picture.unit}",
+        f"{short(rate(picture))} {rate_unit(picture)}",
+        f"{name} {short(value)}",
+        *(f"{key} {short(metrics[key])}" for key in ("kl", "entropy") if key in metrics),
+        picture.status or f"{seconds(picture.left_s)} left",
+    ]
+    return "  ".join(parts) + (f"  ({clean(picture.note)})" if picture.note else "")
+
+
+def describe_eval(row: Row) -> str:
+    """An evaluation in one line.
+
+    >>> describe_eval({"mean": 487.26, "low": 480, "high": 494.5, "num": 100})
+    '487.3  95% interval 480 to 494.5  (100 episodes)'
+    """
+    text = short(row.get("mean"))
+    if row.get("low") is not None and row.get("high") is not None:
+        text += f"  95% interval {short(row['low'])} to {short(row['high'])}"
+    return text + (f"  ({row['num']:,} episodes)" if row.get("num") else "")
+
+
+def rate_unit(picture: Picture) -> str:
+    """What the run's speed counts."""
+    return "tokens/s" if picture.unit == "tokens" or not picture.update.get("steps") else "steps/s"
+
+
+def rate(picture: Picture) -> float | None:
+    """The run's speed, in `rate_unit`."""
+    key = "tokens_per_s" if rate_unit(picture) == "tokens/s" else "steps_per_s"
+    value = picture.update.get("time", {}).get(key)
+    return None if value is None else float(value)
+
+
+def _head(p: Picture, width: int) -> list[Line]:
+    version = f"version {p.update.get('version', 0):,} "
+    title = clean(p.title)[: max(width - len(version) - 10, 8)]
+    first: Line = [
+        (" runnel ", f"bold {ACCENT}"),
+        (title, "bold"),
+        (" " * (width - len(version) - len(title) - 8), ""),
+        (version, DIM),
+    ]
+    right = f" {p.progress:4.0%}   {p.status or seconds(p.left_s) + ' left'} "
+    columns = max(width - len(right) - 1, 4)
+    full = round(columns * p.progress)
+    progress: Line = [(" ", ""), ("━" * full, ACCENT), ("━" * (columns - full), DIM), (right, "bold")]
+    counts: Line = [
+        (f" {p.count:,.0f}", "bold"),
+        (f" of {p.total:,.0f} {p.unit}", DIM),
+        (f"   {short(rate(p))}", "bold"),
+        (f" {rate_unit(p)}", DIM),
+        (f"   {seconds(p.elapsed_s)}", "bold"),
+        (" so far", DIM),
+    ]
+    if p.note:
+        counts.append((f"   {clean(p.note)}", "yellow"))
+    return [first, progress, _cut(counts, width)]
+
+
+def _score(p: Picture, width: int) -> list[Line]:
+    name, value = leading(p.update.get("metrics", {}))
+    line: Line = [_label(name), (f"{short(value):>8}  ", "bold"), (sparkline(p.returns, max(width - 42, 8)), ACCENT)]
+    if p.best is not None:
+        line.append((f"  best {short(p.best)}", DIM))
+    lines = [_cut(line, width)]
+    if p.evaluation:
+        at = p.evaluation.get("steps") or p.evaluation.get("version") or 0
+        main, _, rest = describe_eval(p.evaluation).partition("  ")
+        evaluation: Line = [_label("evaluation"), (f"{main:>8}  ", "bold green"), (rest, ""), (f"  at {at:,}", DIM)]
+        lines.append(_cut(evaluation, width))
+    return lines
+
+
+def _middle(p: Picture, width: int) -> list[Line]:
+    """Two columns: what is learned, and where the time goes."""
+    half = width // 2 - 2
+    left = [[("learning", DIM)], *_learning(p.update.get("metrics", {}), half)]
+    right = [[("where the time goes", DIM)], *_stages(p, width - half - 5)]
+    lines: list[Line] = [[]]
+    for i in range(max(len(left), len(right))):
+        a, b = (left[i] if i < len(left) else []), (right[i] if i < len(right) else [])
+        a = _cut(a, half)
+        gap = half - sum(len(text) for text, _ in a) + 3
+        lines.append([(" ", ""), *a, (" " * gap, ""), *b])
+    return lines
+
+
+def _learning(metrics: Mapping[str, Any], width: int, rows: int = 7) -> list[Line]:
+    shown = {k: v for k, v in metrics.items() if k not in RETURN_KEYS and not k.startswith("staleness/")}
+    order = sorted(shown, key=lambda k: (not k.startswith("loss"), k not in ("kl", "entropy"), k))
+    lines: list[Line] = []
+    for key in order[:rows]:
+        name = clean(key)[: width - 11]
+        lines.append([(name, ""), (f"{short(shown[key]):>{max(width - len(name), 1)}}", "bold")])
+    return lines
+
+
+def _stages(p: Picture, width: int, rows: int = 7) -> list[Line]:
+    spent: dict[str, float] = {}
+    for key, value in p.stages.items():
+        spent[_kind(key)] = spent.get(_kind(key), 0.0) + value
+    total = sum(spent.values()) or 1.0
+    order = sorted(spent, key=lambda k: -spent[k])
+    name_width = min(max((len(k) for k in order[:rows]), default=8), width - 14)
+    columns = width - name_width - 7
+    lines: list[Line] = []
+    for key in order[:rows]:
+        share = spent[key] / total
+        drawn = bar(share, columns)
+        pad = " " * (columns - len(drawn))
+        lines.append([(f"{clean(key)[:name_width]:<{name_width}} ", ""), (drawn, ACCENT), (f"{pad} {share:4.0%}", "bold")])
+    return lines
+
+
+def _idle(p: Picture) -> str:
+    """Mean share of waiting by kind of worker."""
+    shares: dict[str, list[float]] = {}
+    for worker, share in p.update.get("time", {}).get("idle", {}).items():
+        shares.setdefault(_kind(worker), []).append(share)
+    return "   ".join(f"{clean(kind)} {sum(values) / len(values):.0%}" for kind, values in sorted(shares.items()))
+
+
+def _kind(name: str) -> str:
+    """`actor-3/sample` as `actor/sample`: many workers of one kind share a line."""
+    worker, slash, stage = name.partition("/")
+    kind, dash, number = worker.rpartition("-")
+    return (kind if dash and number.isdigit() else worker) + slash + stage
+
+
+def _data(p: Picture, width: int) -> list[Line]:
+    metrics = p.update.get("metrics", {})
+    lines: list[Line] = [[]]
+    if "staleness/mean" in metrics or "staleness/max" in metrics:
+        text = f"mean {short(metrics.get('staleness/mean'))}   max {short(metrics.get('staleness/max'))}"
+        lines.append([_label("staleness"), (text, "bold"), ("  versions", DIM)])
+    idle = _idle(p)
+    if idle:
+        lines.append(_cut([_label("idle"), (idle, "bold")], width))
+    for stream, counts in p.update.get("streams", {}).items():
+        taken = f" of {counts.get('dispatched', 0):,} consumed   {counts.get('in_flight', 0):,} in flight"
+        lines.append(_cut([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (taken, DIM)], width))
+        lost = _lost(counts)
+        if lost:
+            lines.append(_cut([_label(""), (lost, "yellow")], width))
+    return lines
+
+
+def _lost(counts: Mapping[str, Any]) -> str:
+    """Rows that never reached an update, by reason."""
+    reasons = [(kind, k, v) for kind in ("dropped", "cancelled") for k, v in sorted(counts.get(kind, {}).items())]
+    return "   ".join(f"{kind} {clean(reason)} {number:,}" for kind, reason, number in reasons)
+
+
+def _label(text: str) -> Span:
+    return f" {clean(text)[: LABEL - 2]:<{LABEL - 1}}", DIM
+
+
+def _cut(line: Line, width: int) -> Line:
+    """The line, ended at `width` columns."""
+    out: Line = []
+    for text, style in line:
+        room = width - sum(len(t) for t, _ in out)
+        if room <= 0:
+            break
+        out.append((text[:room], style))
+    return out

@@ -1,0 +1,202 @@
+"""A run read back from its folder: metrics as columns, time by stage, and many runs as one mean with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runnel.core.errors import ConfigError
+from runnel.track.folder import Row, RunFolder, read_rows
+
+Floats = NDArray[np.float64]
+Curve = tuple[Floats, Floats]
+"""Positions and values."""
+
+T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; 2 is close enough beyond."""
+
+
+@dataclass
+class History:
+    """Everything that a report says about one run. Damage is in `problems`, never an exception."""
+
+    folder: RunFolder
+    config: dict[str, Any]
+    info: dict[str, Any]
+    updates: list[Row] = field(default_factory=list)
+    evals: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    end: Row = field(default_factory=dict)
+    samples: list[Row] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.resolve().name
+
+    @property
+    def status(self) -> str:
+        """How it ended; `unfinished` is still running, or killed so that nobody could write the end."""
+        return str(self.end.get("status", "unfinished"))
+
+    @property
+    def label(self) -> str:
+        """What was trained on what; runs that differ only in their seed share it."""
+        parts = [str(self.info.get(key) or "") for key in ("recipe", "subject")]
+        return " ".join(part for part in parts if part) or self.name
+
+    @property
+    def axis(self) -> str:
+        """The key of the horizontal axis: steps where the run counts them, else its version."""
+        return "steps" if any(row.get("steps") for row in self.updates + self.evals) else "version"
+
+    @property
+    def last(self) -> Row:
+        return self.updates[-1] if self.updates else {}
+
+    def curve(self, name: str) -> Curve:
+        """A metric over the axis."""
+        return self._curve([(row, row.get("metrics", {}).get(name)) for row in self.updates if name in row.get("metrics", {})])
+
+    def rate(self, name: str) -> Curve:
+        """A number of the `time` part over the axis (`steps_per_s`)."""
+        points = [(row, row.get("time", {}).get(name)) for row in self.updates]
+        return self._curve([(row, value) for row, value in points if is_number(value) and value > 0])
+
+    def evaluation(self, name: str = "mean") -> Curve:
+        return self._curve([(row, row.get(name)) for row in self.evals])
+
+    def metric_names(self) -> list[str]:
+        """Every metric that an update reported as a number, in order of appearance."""
+        names: dict[str, None] = {}
+        for row in self.updates:
+            for name, value in row.get("metrics", {}).items():
+                if is_number(value):
+                    names.setdefault(str(name))
+        return list(names)
+
+    def stage_seconds(self) -> dict[str, dict[str, float]]:
+        """Seconds by worker and stage over the whole run (`trainer/update` is stage `update` of worker `trainer`)."""
+        out: dict[str, dict[str, float]] = {}
+        for row in self.updates:
+            for key, spent in row.get("time", {}).get("stages", {}).items():
+                if is_number(spent):
+                    worker, _, stage = str(key).partition("/")
+                    stages = out.setdefault(worker, {})
+                    stages[stage or "all"] = stages.get(stage or "all", 0.0) + spent
+        return out
+
+    def idle_shares(self) -> dict[str, float]:
+        """Mean share of time that each worker spent waiting."""
+        values: dict[str, list[float]] = {}
+        for row in self.updates:
+            for worker, share in row.get("time", {}).get("idle", {}).items():
+                if is_number(share):
+                    values.setdefault(str(worker), []).append(share)
+        return {worker: sum(shares) / len(shares) for worker, shares in values.items()}
+
+    def streams(self) -> dict[str, Any]:
+        """The last accounting of each stream."""
+        found = self.end.get("streams") or self.last.get("streams") or {}
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    def wall_s(self) -> float | None:
+        rows = [self.end] if self.end else self.updates[-1:] + self.evals[-1:]
+        spent = [row.get("time", {}).get("wall_s") for row in rows]
+        return max((float(s) for s in spent if is_number(s)), default=None)
+
+    def _curve(self, points: Sequence[tuple[Row, Any]]) -> Curve:
+        x = np.array([row.get(self.axis) or 0 for row, _ in points], dtype=np.float64)
+        y = np.array([value if is_number(value) else np.nan for _, value in points], dtype=np.float64)
+        return x, y
+
+
+def is_number(value: Any) -> bool:
+    """A finite number, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def load_history(path: Path | str) -> History:
+    """Read a run folder. Raises only where there is no run."""
+    folder = RunFolder.open(path)
+    problems: list[str] = []
+    history = History(folder, _read(folder.read_config, problems), _read(folder.read_run_info, problems), problems=problems)
+    rows, damage = folder.read_rows()
+    problems.extend(damage)
+    for row in rows:
+        if not _sound(row):
+            problems.append(f"metrics.jsonl: a row of kind {row.get('kind')!r} has the wrong shape; skipped")
+            continue
+        kind = row["kind"]
+        if kind == "end":
+            history.end = row
+        else:
+            {"update": history.updates, "eval": history.evals, "event": history.events}[kind].append(row)
+            history.end = history.end if kind == "event" else {}
+    if folder.samples.is_file():
+        history.samples, damage = read_rows(folder.samples)
+        problems.extend(damage)
+    return history
+
+
+def _read(reader: Any, problems: list[str]) -> dict[str, Any]:
+    try:
+        return dict(reader())
+    except ConfigError as error:
+        problems.append(str(error))
+        return {}
+
+
+def _sound(row: Row) -> bool:
+    """Whether the parts that a report walks through have their shapes."""
+    time = row.get("time", {})
+    tables = [row.get("metrics", {}), row.get("streams", {}), time]
+    tables += [time.get("stages", {}), time.get("idle", {})] if isinstance(time, dict) else []
+    counts = [row.get("steps") or 0, row.get("version") or 0, row.get("tokens") or 0]
+    return (
+        row.get("kind") in ("update", "eval", "event", "end")
+        and all(isinstance(table, dict) for table in tables)
+        and all(is_number(count) for count in counts)
+        and isinstance(row.get("samples", []), list)
+    )
+
+
+def across(curves: Sequence[Curve], num_points: int = 200) -> tuple[Floats, Floats, Floats, Floats]:
+    """Positions, mean, low and high of several curves: the mean over runs with its 95 % t-interval, on a common grid.
+
+    The grid ends where the shortest curve ends, so that every position has every run.
+    """
+    known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in curves]
+    known = [(x, y) for x, y in known if len(x)]
+    if not known:
+        empty = np.zeros(0)
+        return empty, empty, empty, empty
+    start, end = max(float(x.min()) for x, _ in known), min(float(x.max()) for x, _ in known)
+    grid = np.linspace(start, end, num_points) if end > start else np.array([end])
+    rows = []
+    for x, y in known:
+        order = np.argsort(x, kind="stable")
+        rows.append(np.interp(grid, x[order], y[order]))
+    mean, half = mean_interval(np.stack(rows))
+    return grid, mean, mean - half, mean + half
+
+
+def mean_interval(values: Floats) -> tuple[Floats, Floats]:
+    """Mean over the first axis, and half the width of its 95 % t-interval (0 for one run).
+
+    >>> mean, half = mean_interval(np.array([[1.0], [3.0]]))
+    >>> float(mean[0]), round(float(half[0]), 3)
+    (2.0, 12.706)
+    """
+    num = values.shape[0]
+    mean = values.mean(axis=0)
+    if num < 2:
+        return mean, np.zeros_like(mean)
+    quantile = T_QUANTILE[num - 2] if num - 2 < len(T_QUANTILE) else 2.0
+    return mean, quantile * values.std(axis=0, ddof=1) / math.sqrt(num)

@@ -1,0 +1,211 @@
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from runnel.core.clock import ManualClock
+from runnel.core.errors import ConfigError
+from runnel.track.folder import read_rows
+from runnel.track.sinks import JsonlSink, TensorBoardSink, WandbSink, encode, last_step, make_sink, scalars, step_of
+
+UPDATE = {
+    "kind": "update",
+    "version": 2,
+    "steps": 64,
+    "tokens": 0,
+    "metrics": {"loss/policy": 0.5, "kl": float("nan")},
+    "streams": {"trajectories": {"dispatched": 8, "consumed": 6, "dropped": {"stale": 1}, "cancelled": {}, "in_flight": 1}},
+    "time": {"wall_s": 1.5, "stages": {"trainer/update": 0.25}, "idle": {"trainer": 0.5}},
+}
+
+
+def update(version: int, **metrics: float) -> dict:
+    return {"kind": "update", "version": version, "steps": version * 10, "metrics": metrics}
+
+
+def test_jsonl_rows_are_on_disk_before_close(tmp_path):
+    sink = JsonlSink(tmp_path / "m.jsonl")
+    sink.row({"kind": "event", "text": "ä\n"})
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"kind": "event", "text": "ä\n"}
+    sink.close()
+
+
+def test_jsonl_truncates_to_an_offset_and_goes_on_bit_for_bit(tmp_path):
+    path = tmp_path / "m.jsonl"
+    sink = JsonlSink(path)
+    for version in range(3):
+        sink.row(update(version))
+    offset = sink.offset()
+    expected = path.read_bytes()
+    assert offset == len(expected)
+    sink.row(update(3))
+    sink.close()
+    path.write_bytes(path.read_bytes() + b'{"kind": "upd')
+    again = JsonlSink(path)
+    assert again.truncate(offset) > 0
+    assert path.read_bytes() == expected
+    assert again.offset() == offset
+    again.row(update(3))
+    again.close()
+    rows, problems = read_rows(path)
+    assert [row["version"] for row in rows] == [0, 1, 2, 3]
+    assert problems == []
+
+
+def test_jsonl_shorter_than_the_offset_is_left_alone(tmp_path):
+    sink = JsonlSink(tmp_path / "m.jsonl")
+    sink.row({"a": 1})
+    size = sink.offset()
+    assert sink.truncate(size + 5) == -5
+    assert sink.offset() == size
+    sink.close()
+
+
+def test_jsonl_opened_on_half_a_line_keeps_new_rows_readable(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a')
+    sink = JsonlSink(path)
+    sink.row({"a": 2})
+    sink.close()
+    rows, problems = read_rows(path)
+    assert rows == [{"a": 1}, {"a": 2}]
+    assert len(problems) == 1
+
+
+def test_half_a_character_survives_the_file(tmp_path):
+    sink = JsonlSink(tmp_path / "s.jsonl")
+    sink.row({"completion": "a\udc80ä"})
+    sink.close()
+    assert read_rows(tmp_path / "s.jsonl") == ([{"completion": "a\udc80ä"}], [])
+
+
+def test_encode_is_strict_json():
+    line = encode({"x": float("inf"), "y": [np.float32(0.5), float("nan")], "z": np.arange(2)})
+    assert json.loads(line, parse_constant=lambda c: pytest.fail(c)) == {"x": None, "y": [0.5, None], "z": [0, 1]}
+    with pytest.raises(TypeError, match="object"):
+        encode({"x": object()})
+
+
+def test_scalars_flatten_an_update():
+    assert scalars(UPDATE) == {
+        "loss/policy": 0.5,
+        "time/wall_s": 1.5,
+        "time/stages/trainer/update": 0.25,
+        "time/idle/trainer": 0.5,
+        "streams/trajectories/dispatched": 8.0,
+        "streams/trajectories/consumed": 6.0,
+        "streams/trajectories/dropped/stale": 1.0,
+        "streams/trajectories/in_flight": 1.0,
+    }
+    assert scalars({"kind": "event", "text": "x"}) == {}
+
+
+def test_axis_is_steps_or_version(tmp_path):
+    assert step_of({"version": 4}) == 4
+    assert step_of(UPDATE) == 64
+    assert last_step(tmp_path / "none.jsonl") is None
+
+
+def tensorboard_points(directory, tag: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(directory))
+    accumulator.Reload()
+    return [(e.step, e.value) for e in accumulator.Scalars(tag)]
+
+
+def test_tensorboard_resumes_without_a_trace_of_what_was_cut(tmp_path):
+    metrics = JsonlSink(tmp_path / "metrics.jsonl")
+    sink = TensorBoardSink(tmp_path / "tensorboard", interval_s=0.0)
+    offset = 0
+    for version in (1, 2, 3, 4):
+        metrics.row(update(version, kl=float(version)))
+        sink.row(update(version, kl=float(version)))
+        offset = metrics.offset() if version == 2 else offset
+    sink.close()
+    metrics.truncate(offset)
+    sink = make_sink("tensorboard", tmp_path, {})
+    sink.row(update(3, kl=30.0))
+    sink.close()
+    metrics.close()
+    assert tensorboard_points(tmp_path / "tensorboard", "kl") == [(10, 1.0), (20, 2.0), (30, 30.0)]
+
+
+def test_tensorboard_flush_leaves_nothing_in_memory(tmp_path):
+    sink = TensorBoardSink(tmp_path)
+    sink.row(update(1, kl=0.25))
+    sink.flush()
+    assert tensorboard_points(tmp_path, "kl") == [(10, 0.25)]
+    sink.close()
+
+
+def test_tensorboard_thins_fast_updates_and_keeps_the_last(tmp_path):
+    clock = ManualClock()
+    sink = TensorBoardSink(tmp_path, clock=clock, interval_s=1.25)
+    for version in range(1, 26):
+        sink.row(update(version, kl=float(version)))
+        clock.advance(0.125)
+    sink.row({"kind": "eval", "version": 25, "steps": 250, "mean": 7.0})
+    sink.close()
+    assert tensorboard_points(tmp_path, "kl") == [(10, 1.0), (110, 11.0), (210, 21.0), (250, 25.0)]
+    assert tensorboard_points(tmp_path, "eval/mean") == [(250, 7.0)]
+
+
+def test_a_missing_package_names_the_install_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"pip install 'runnel\[wandb\]'"):
+        make_sink("wandb", tmp_path, {})
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    with pytest.raises(ConfigError, match="pip install tensorboard"):
+        make_sink("tensorboard", tmp_path, {})
+
+
+def test_an_unknown_sink_lists_the_known_ones(tmp_path):
+    with pytest.raises(ConfigError, match="tensorboard, wandb"):
+        make_sink("wandbb", tmp_path, {})
+
+
+class FakeRun:
+    def __init__(self, **arguments):
+        self.arguments, self.logged, self.summary, self.exit_code = arguments, [], {}, None
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self, exit_code):
+        self.exit_code = exit_code
+
+
+def test_wandb_rows_and_identity_over_resume(tmp_path, monkeypatch):
+    runs: list[FakeRun] = []
+    fake = types.SimpleNamespace(
+        init=lambda **arguments: runs.append(FakeRun(**arguments)) or runs[-1],
+        Settings=lambda **arguments: arguments,
+        errors=types.SimpleNamespace(UsageError=RuntimeError),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for status in ("failed", "finished"):
+        sink = WandbSink("project", {"lr": 0.1}, directory=tmp_path, mode="offline")
+        sink.row(update(1, kl=0.5))
+        sink.row({"kind": "end", "status": status})
+        sink.close()
+    assert runs[0].logged == [(10, {"kl": 0.5})]
+    assert runs[0].arguments["id"] == runs[1].arguments["id"]
+    assert runs[0].arguments["config"] == {"lr": 0.1}
+    assert [run.exit_code for run in runs] == [1, 0]
+    assert runs[1].summary["status"] == "finished"
+
+
+def test_wandb_really_runs_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    sink = make_sink("wandb-offline", tmp_path, {"lr": 0.1})
+    sink.row(update(1, kl=0.5))
+    sink.row({"kind": "end", "status": "finished"})
+    sink.close()
+    identity = (tmp_path / "wandb_id.txt").read_text().strip()
+    files = list(tmp_path.glob(f"wandb/offline-run-*-{identity}/run-{identity}.wandb"))
+    assert len(files) == 1
+    assert files[0].stat().st_size > 0
