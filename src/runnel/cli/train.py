@@ -58,7 +58,9 @@ def train(args: list[str]) -> int:
 def resume(args: list[str]) -> int:
     """Go on with a run."""
     if not args or args[0].startswith("-"):
-        print("usage: runnel resume RUN [--total-steps N] [--field value ...]\n\nGoes on from the newest good checkpoint of RUN.")
+        print(
+            "usage: runnel resume RUN [--total-steps N] [--field value ...]\n\nGoes on from the newest good checkpoint of RUN."
+        )
         return 0 if args and args[0] in ("-h", "--help") else 2
     folder = RunFolder.open(args[0])
     recipe = registry.load_recipe(folder.read_run_info()["recipe"])
@@ -80,8 +82,32 @@ def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[O
         ],
         frozen=True,
     )
-    parsed: Any = tyro.cli(line, args=args, prog=prog, description=about, config=(tyro.conf.AvoidSubcommands,))
+    rules = tyro.constructors.ConstructorRegistry()
+    rules.primitive_rule(_json_rule)
+    parsed: Any = tyro.cli(line, args=args, prog=prog, description=about, config=(tyro.conf.AvoidSubcommands,), registry=rules)
     return parsed.options, parsed.run
+
+
+def _json_rule(found: Any) -> Any:
+    """A free mapping (`env_kwargs`) is one JSON object: --env-kwargs '{"max_steps": 10}'."""
+    import tyro
+
+    if found.type != dict[str, Any]:
+        return None
+
+    def parse_object(words: list[str]) -> dict[str, Any]:
+        value = json.loads(words[0])
+        if not isinstance(value, dict):
+            raise ValueError(f'{words[0]} is not a JSON object; write {{"name": value}}')
+        return value
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=parse_object,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [json.dumps(value)],
+    )
 
 
 def _overlay(base: RunConfig, args: list[str]) -> RunConfig:
@@ -108,7 +134,7 @@ def _dry_run(recipe: str, config: RunConfig) -> int:
 
 
 def _several(recipe: str, config: RunConfig, num: int, command: str) -> int:
-    runs = []
+    runs: list[api.Run] = []
     for seed in range(config.seed, config.seed + num):
         print(f"seed {seed} ({len(runs) + 1} of {num})")
         runs.append(api.train_config(recipe, dataclasses.replace(config, seed=seed, name=""), live=True, command=command))

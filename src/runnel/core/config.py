@@ -70,7 +70,9 @@ def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(inner, dict):
                 raise ConfigError(key, value, f"{head} is set as a whole too; set it once")
             inner[rest] = value
-        elif isinstance(value, Mapping) and isinstance(out.get(head), dict):
+        elif isinstance(out.get(head), dict):
+            if not isinstance(value, Mapping):
+                raise ConfigError(head, value, "a field of it is set too; set it once")
             out[head].update(value)
         else:
             out[head] = dict(value) if isinstance(value, Mapping) else value
@@ -98,7 +100,10 @@ def _coerce(field: str, value: Any, hint: Any) -> Any:
             return value
         raise ConfigError(field, value, f"expected one of {', '.join(map(repr, args))}")
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_coerce(f"{field}[{i}]", v, args[0] if args else Any) for i, v in enumerate(value))
+        hints = [args[0] if args else Any] * len(value) if not args or args[-1] is ... else list(args)
+        if len(hints) != len(value):
+            raise ConfigError(field, value, f"expected {len(hints)} values, got {len(value)}")
+        return tuple(_coerce(f"{field}[{i}]", v, h) for i, (v, h) in enumerate(zip(value, hints, strict=True)))
     if origin in (dict, Mapping) or hint is dict:
         if isinstance(value, Mapping):
             return dict(value)

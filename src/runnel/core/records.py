@@ -64,7 +64,11 @@ class StreamSpec:
 
     def check(self) -> None:
         """Raise a `ConfigError` for a stream that could never carry a batch."""
-        for name, spec in self.fields.items():
+        for part, dims in (("rows", (self.rows,)), ("variable", self.variable)):
+            for dim in dims:
+                if dim not in self.sizes:
+                    raise ConfigError(f"{self.name}.{part}", dim, "this dim has no size; add it to sizes")
+        for name, spec in (*self.fields.items(), *self.feedback.items()):
             for dim in spec.dims:
                 if isinstance(dim, str) and dim not in self.sizes:
                     raise ConfigError(f"{self.name}.{name}", spec.dims, f"dim {dim!r} has no size; add it to sizes")

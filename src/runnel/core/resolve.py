@@ -56,6 +56,14 @@ def load_object(target: str, field: str) -> Any:
     return found
 
 
+def _walk(module: ModuleType, name: str) -> Any:
+    """What `name` stands for in `module` now: not `obj` for a bound method, or where another took its name."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def is_reference(text: str) -> bool:
     """Whether `text` looks like `module:name` or `file.py:name` (Gymnasium's `module:EnvId-v0` does not)."""
     module_name, _, name = text.rpartition(":")
@@ -66,7 +74,7 @@ def reference(obj: Any) -> str | None:
     """The name by which another process could load `obj`, or None (a lambda, a local class, a notebook's function)."""
     name = getattr(obj, "__qualname__", "")
     module = inspect.getmodule(obj)
-    if module is None or not name or "<" in name:
+    if module is None or not name or "<" in name or _walk(module, name) != obj:
         return None
     if module.__name__ == "__main__" or module.__name__.startswith("runnel_user_"):
         file = getattr(module, "__file__", None)

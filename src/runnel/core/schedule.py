@@ -18,7 +18,7 @@ def at(schedule: str | float, progress: float) -> float:
         return float(schedule)
     start, end, share = parse(schedule)
     x = min(max(progress, 0.0) / share, 1.0)
-    return start + (end - start) * x
+    return end if x == 1.0 else start + (end - start) * x
 
 
 def parse(schedule: str | float, field: str = "schedule") -> tuple[float, float, float]:
@@ -30,10 +30,11 @@ def parse(schedule: str | float, field: str = "schedule") -> tuple[float, float,
         if not text.startswith("linear("):
             value = float(text)
             return value, value, 1.0
-        parts = [float(p) for p in text.removeprefix("linear(").removesuffix(")").split(",")]
-        start, end = parts[0], parts[1]
-        share = parts[2] if len(parts) > 2 else 1.0
-    except (ValueError, IndexError) as error:
+        if not text.endswith(")"):
+            raise ValueError("no closing bracket")
+        start, end, *rest = [float(p) for p in text.removeprefix("linear(").removesuffix(")").split(",")]
+        (share,) = rest or [1.0]
+    except ValueError as error:
         raise ConfigError(field, schedule, "write a number, linear(start, end) or linear(start, end, share)") from error
     if not 0.0 < share <= 1.0:
         raise ConfigError(field, schedule, "the share of a schedule must be above 0 and at most 1")

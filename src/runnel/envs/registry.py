@@ -118,7 +118,7 @@ def _advice(target: str, problem: str) -> str:
         return "a file needs the name of what to make: path/to/file.py:factory"
     if "deprecated" in problem:
         return problem
-    close = difflib.get_close_matches(target, [*gym.registry, *_KNOWN], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(target, {**gym.registry, **_KNOWN}, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "run `runnel list` for a start"
     return f"no such environment; {hint} Or give module:Class, path/to/file.py:factory, a class or a function"
 

@@ -66,6 +66,8 @@ class InlineClient:
 
     def abort(self, tickets: Sequence[int]) -> None:
         self._inferencer.abort(tickets)
+        for ticket in tickets:
+            self._replies.pop(ticket, None)
 
     def pending(self) -> int:
         return self._inferencer.pending()

@@ -70,7 +70,7 @@ class LocalChannel:
             self._versions.clear()
             self._versions[version] = (params, 0)
             return
-        while len(self._versions) >= self.depth:
+        while len(self._versions) >= self.depth and version not in self._versions:
             self._versions.popitem(last=False)
         kept = {k: v.detach().clone() for k, v in params.items()}
         self._versions[version] = (kept, checksum(kept))

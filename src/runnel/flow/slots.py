@@ -142,17 +142,21 @@ class SlotTable:
             return Slot(index, self.spec, header, self.memory.arrays[index])
 
     def _next_sequence(self, writer: int) -> int | None:
-        """The number of the next segment of `writer`, if the policy admits it. Exact: writers take turns by number."""
+        """The number of the next segment of `writer`, if the policy admits it.
+
+        Exact: writers take turns by number, and none runs so far ahead that a number before its own would find no slot.
+        """
         version = int(self.globals[VERSION])
-        taken = sorted(int(s) for s in self.headers[self.state != FREE, 0])
+        running = int((self.state == RESERVED).sum())
         if self.policy.exact:
+            taken = sorted(int(s) for s in self.headers[self.state != FREE, 0])
             stride, cursor = self.spec.num_writers, int(self.readers[:, CURSOR].min())
             sequence = cursor + (writer - cursor) % stride
             while _contains(taken, sequence):
                 sequence += stride
-            return sequence if self.policy.admits_sequence(sequence, version) else None
+            has_room = sequence - cursor < self.spec.capacity
+            return sequence if has_room and self.policy.admits_sequence(sequence, version, running) else None
         finished = int((self.state == FINISHED).sum())
-        running = int((self.state == RESERVED).sum())
         accepted = int(self.globals[CONSUMED_SEGMENTS]) + finished
         if self.policy.admit(Counters(version, running, accepted)) < 1:
             return None

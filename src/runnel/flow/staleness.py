@@ -48,15 +48,17 @@ class Counters:
 class StalenessPolicy(Protocol):
     """Admission, selection and sweeping of one stream."""
 
-    exact: bool
-    """Segments are read in sequence order, and each names the version that must make it."""
+    @property
+    def exact(self) -> bool:
+        """Segments are read in sequence order, and each names the version that must make it."""
+        ...
 
     def admit(self, counters: Counters) -> int:
         """Segments that may be started now (window)."""
         ...
 
-    def admits_sequence(self, sequence: int, version: int) -> bool:
-        """Whether segment `sequence` may be started at learner `version` (exact)."""
+    def admits_sequence(self, sequence: int, version: int, running: int = 0) -> bool:
+        """Whether segment `sequence` may be started at learner `version`, with `running` in the making (exact)."""
         ...
 
     def version_for(self, sequence: int) -> int:
@@ -106,7 +108,9 @@ class LagPolicy:
             room = min(room, self.max_concurrent - counters.running)
         return max(room, 0)
 
-    def admits_sequence(self, sequence: int, version: int) -> bool:
+    def admits_sequence(self, sequence: int, version: int, running: int = 0) -> bool:
+        if self.max_concurrent and running >= self.max_concurrent:
+            return False
         return sequence < self._batches_open(version) * self.batch
 
     def version_for(self, sequence: int) -> int:
@@ -154,7 +158,7 @@ class RatioPolicy:
             return 0
         return 1 + math.floor((num_steps - self.min_fill) * self.ratio + 1e-9)
 
-    def admits_sequence(self, sequence: int, version: int) -> bool:
+    def admits_sequence(self, sequence: int, version: int, running: int = 0) -> bool:
         if self.num_segments is not None and sequence >= self.num_segments:
             return False
         return version >= self.updates(sequence * self.segment_steps) - self.lag

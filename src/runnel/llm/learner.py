@@ -122,8 +122,10 @@ class TokenLearner:
         metrics: Metrics = {"lr": lr}
         for epoch in range(self.config.num_epochs if counts["policy"] else 1):
             sums = self._gradient(batch, micro_batches, counts, check=epoch == 0)
-            if micro_batches or self._collective.world_size > 1:
-                metrics |= self._step(lr, sums)
+            trained = sums.pop("num_tokens")
+            metrics |= sums
+            if trained:
+                metrics["grad_norm"] = self._step(lr)
         metrics |= {k.removeprefix("stats/"): self._mean(v) for k, v in batch.under("stats").items() if k != "stats/lr"}
         self.version += 1
         return Update(metrics)
@@ -131,21 +133,29 @@ class TokenLearner:
     def _gradient(self, batch: Batch, micro_batches: Sequence[Tensor], counts: Metrics, *, check: bool) -> Metrics:
         """Accumulate gradients over micro-batches; returns the metrics, summed over them and over ranks."""
         self._optimiser.zero_grad(set_to_none=True)
-        sums: dict[str, Tensor] = {}
+        sums = {name: torch.zeros((), device=self._device) for name in self._summed(counts)}
         worst = torch.zeros((), device=self._device)
         for rows in micro_batches:
-            for name, value in self._micro_batch(batch, rows, counts).items():
-                if name == "mismatch/max":
-                    worst = torch.maximum(worst, value)
-                else:
-                    sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
-        totals = {name: float(self._collective.all_reduce(value)) for name, value in sums.items()}
-        tokens, matched = totals.pop("num_tokens", 0.0), totals.pop("num_matched", 0.0)
-        totals["entropy"] = totals.pop("entropy_sum", 0.0) / max(tokens, 1.0)
-        mismatch = totals.pop("mismatch_sum", 0.0)
+            parts = self._micro_batch(batch, rows, counts)
+            worst = torch.maximum(worst, parts.pop("mismatch_max", worst))
+            sums = {name: value + parts[name] for name, value in sums.items()}
+        totals = dict(zip(sums, self._collective.all_reduce(torch.stack(list(sums.values())).double()).tolist(), strict=True))
+        for name, value in totals.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(name, self.version)
+        totals["entropy"] = totals.pop("entropy_sum") / max(totals["num_tokens"], 1.0)
+        matched, mismatch = totals.pop("num_matched", 0.0), totals.pop("mismatch_sum", 0.0)
         if matched and check:
-            self._check_mismatch(totals, mismatch / matched, math.exp(float(worst)))
+            self._check_mismatch(totals, mismatch / matched, math.exp(min(float(worst), 80.0)))
         return totals
+
+    def _summed(self, counts: Metrics) -> list[str]:
+        """What `_micro_batch` reports for this batch: the same names on every rank."""
+        names = ["num_tokens", "entropy_sum"]
+        if counts["policy"]:
+            names += ["loss/policy", "clip_fraction", "approx_kl", "num_matched", "mismatch_sum"]
+            names += ["kl"] if self.config.kl_coef else []
+        return names + (["loss/sft"] if counts["sft"] else [])
 
     def _micro_batch(self, batch: Batch, rows: Tensor, counts: Metrics) -> dict[str, Tensor]:
         """Forward and backward of the rows `rows` `[r]`; every term divides by a count of the global batch."""
@@ -186,11 +196,8 @@ class TokenLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         return out
 
-    def _step(self, lr: float, metrics: Metrics) -> Metrics:
-        """Clip and step, unless a loss or the gradient is not finite."""
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(name, self.version)
+    def _step(self, lr: float) -> float:
+        """Sum gradients over ranks, clip and step, unless they are not finite; returns their norm before the clip."""
         for parameter in self._parameters:
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = self._collective.all_reduce(grad)
@@ -200,7 +207,7 @@ class TokenLearner:
         for group in self._optimiser.param_groups:
             group["lr"] = lr
         self._optimiser.step()
-        return metrics | {"grad_norm": norm}
+        return norm
 
     # ----------------------------------------------------------------------------------------------------------- parts
     def _counts(self, batch: Batch) -> Metrics:
@@ -256,16 +263,17 @@ class TokenLearner:
         return {
             "num_matched": same.sum().float(),
             "mismatch_sum": (torch.exp(gap) - gap - 1.0).sum(),
-            "mismatch/max": worst,
+            "mismatch_max": worst,
         }
 
     def _check_mismatch(self, metrics: Metrics, kl: float, max_ratio: float) -> None:
         metrics |= {"mismatch/kl": kl, "mismatch/max_ratio": max_ratio}
         if not kl <= self.config.max_mismatch:
             raise RunnelError(
-                f"engine and learner disagree at version {self.version}: mismatch/kl = {kl:.3g} (largest ratio {max_ratio:.3g}) "
-                f"is above learner.max_mismatch = {self.config.max_mismatch:g}. Check that both use one temperature and that the "
-                "engine has this version's weights; raise the bound only if its arithmetic is meant to differ."
+                f"engine and learner disagree at version {self.version}: mismatch/kl = {kl:.3g} (largest ratio "
+                f"{max_ratio:.3g}) is above learner.max_mismatch = {self.config.max_mismatch:g}. Check that both use one "
+                "temperature and that the engine has this version's weights; raise the bound only if its arithmetic is "
+                "meant to differ."
             )
 
     def _mean(self, value: Tensor) -> float:

@@ -27,7 +27,7 @@ from runnel.llm.tokenize import Tokenizer, messages_of
 AGENT = "assistant"
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """The completions of one prompt on their way: waiting (no tickets), running, then judged (all replies there)."""
 

@@ -121,8 +121,10 @@ def reverse_reward(prompts: Sequence[str], completions: Sequence[str], **columns
 
 
 def make_reverse(*, num_words: int = 20000, num_eval: int = 512, min_letters: int = 3, max_letters: int = 6) -> TextTask:
-    """Write a word backwards. Words come from a seeded syllable model; a hash of the word decides its split, so the words of
-    the evaluation are never seen in training."""
+    """Write a word backwards; the words of the evaluation are never seen in training.
+
+    Words come from a seeded syllable model; a hash of the word decides its split.
+    """
     train: list[Example] = []
     held: list[Example] = []
     rng = make_rng(0, "reverse", "words")
@@ -139,13 +141,17 @@ def make_reverse(*, num_words: int = 20000, num_eval: int = 512, min_letters: in
 
 
 def _word(rng: np.random.Generator, low: int, high: int) -> str:
-    consonants, vowels = "bcdfghklmnprstvz", "aeiou"
+    """Syllables up to a length that was drawn first; no letter comes twice."""
     size, word = int(rng.integers(low, high + 1)), ""
-    while len(word) < size:
-        word += consonants[rng.integers(len(consonants))] + vowels[rng.integers(len(vowels))]
-        if rng.random() < 0.3:
-            word += consonants[rng.integers(len(consonants))]
-    return word[:size]
+    while len(word) < size or len(set(word)) < size:
+        word = "".join(_syllable(rng) for _ in range(size))[:size]
+    return word
+
+
+def _syllable(rng: np.random.Generator) -> str:
+    consonants, vowels = "bcdfghjklmnprstvwz", "aeiouy"
+    ending = consonants[rng.integers(len(consonants))] if rng.random() < 0.4 else ""
+    return consonants[rng.integers(len(consonants))] + vowels[rng.integers(len(vowels))] + ending
 
 
 TASKS: Mapping[str, Callable[[], TextTask]] = {"reverse": make_reverse}

@@ -1,6 +1,6 @@
 """The demonstration: PPO on CartPole-v1 until 100 evaluation episodes average at least 475.
 
-    runnel train cartpole
+runnel train cartpole
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DQN from replay: double Q-learning with prioritised replay, for environments with discrete actions.
 
-    runnel train dqn --env CartPole-v1 --total-steps 50000
+runnel train dqn --env CartPole-v1 --total-steps 50000
 """
 
 from __future__ import annotations

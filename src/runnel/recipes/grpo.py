@@ -1,7 +1,7 @@
 """GRPO on a text task with a verifiable reward, after an optional supervised warm-up.
 
-    runnel train grpo --task reverse --warmup-updates 100 --total-updates 400
-    runnel train grpo --task my_task.py:make_task --model path/to/model
+runnel train grpo --task reverse --warmup-updates 100 --total-updates 400
+runnel train grpo --task my_task.py:make_task --model path/to/model
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Config(rl.RunConfig):
             if getattr(self, name) < (2 if name == "group_size" else 1):
                 raise rl.ConfigError(name, getattr(self, name), "too small; a group needs 2 completions to compare")
         if self.total_updates is not None and self.warmup_updates >= self.total_updates:
-            raise rl.ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
+            raise rl.ConfigError(
+                "warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}"
+            )
         if self.num_prompts % self.num_actors:
             raise rl.ConfigError("num_prompts", self.num_prompts, f"must divide among num_actors = {self.num_actors}")
 
@@ -53,7 +55,7 @@ def build(c: Config) -> rl.Experiment:
     task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens)
     rollouts = c.lag_policy(c.num_prompts, start=c.warmup_updates)
     streams = [task.rollouts(group_size=c.group_size, num_prompts=c.num_prompts, lag=rollouts.lag)]
-    staleness = {"rollouts": rollouts}
+    staleness: dict[str, rl.StalenessPolicy] = {"rollouts": rollouts}
     actors = list(task.actors(group_size=c.group_size, temperature=c.learner.temperature))
     phases = [rl.Phase({"rollouts": c.num_prompts})]
     if c.warmup_updates:
@@ -68,9 +70,7 @@ def build(c: Config) -> rl.Experiment:
         streams=tuple(streams),
         staleness=staleness,
         actors=tuple(actors),
-        inference=(
-            rl.InferenceStream(lambda: task.engine(slots), num_workers=c.placement.policy_workers, depth=slots),
-        ),
+        inference=(rl.InferenceStream(lambda: task.engine(slots), num_workers=c.placement.policy_workers, depth=slots),),
         learner=lambda: task.learner(c.learner, rl.GRPO(c.grpo, channels=task.channels)),
         phases=tuple(phases),
         evaluation=task.evaluation(),

@@ -1,6 +1,6 @@
 """PPO on any Gymnasium environment: discrete, continuous or masked actions, Dict observations.
 
-    runnel train ppo --env Pendulum-v1 --total-steps 200000 --ppo.normalise-obs
+runnel train ppo --env Pendulum-v1 --total-steps 200000 --ppo.normalise-obs
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The language-model demonstration: a small transformer learns to write words backwards, by imitation and then by GRPO.
 
-    runnel train reverse
+runnel train reverse
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: imitate a task's demonstrations. A data set is a sampler without inference.
 
-    runnel train sft --task reverse --total-updates 200
+runnel train sft --task reverse --total-updates 200
 """
 
 from __future__ import annotations

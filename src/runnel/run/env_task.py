@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from runnel.core.protocols import AgentRoute, Inferencer, Policy
 from runnel.core.rng import make_seed
-from runnel.envs.registry import env_name, is_tensor_env, make_env, make_vector, probe_env
+from runnel.envs.registry import env_name, make_vector, obs_flattener, probe_env
 from runnel.envs.sampler import VecEnvSampler
-from runnel.envs.spaces import flatten_obs
 from runnel.envs.vector import VectorEnv
 from runnel.eval.runner import EnvEvaluation
 from runnel.nets.inferencer import ActingNet, TorchInferencer
@@ -62,13 +59,6 @@ class EnvTask:
     def policy(self, make_net: Callable[[], ActingNet]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
         inferencer = TorchInferencer(make_net())
-        return EnvPolicy(inferencer.net, self.spec, flatten=self._flatten(), seed=self._config.seed), inferencer
-
-    def _flatten(self) -> Callable[[Any], Mapping[str, Any]]:
-        if is_tensor_env(self._target):
-            return lambda obs: {"obs": np.asarray(obs)}
-        env = make_env(self._target, kwargs=self._kwargs)
-        try:
-            return flatten_obs(env.observation_space)
-        finally:
-            env.close()
+        return EnvPolicy(
+            inferencer.net, self.spec, flatten=obs_flattener(self._target, kwargs=self._kwargs), seed=self._config.seed
+        ), inferencer

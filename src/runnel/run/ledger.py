@@ -106,7 +106,7 @@ class Ledger:
             metrics["return"] = sum(self._returns) / len(self._returns)
             metrics["episode_length"] = sum(self._lengths) / len(self._lengths)
             metrics["episodes"] = float(self._num_episodes)
-        row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress")}
+        row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time()})
         self._call(self._callbacks.on_update, {**row, "metrics": metrics})
 

@@ -64,9 +64,7 @@ class PromptTask:
         model = self.model().to(self._config.device)
         length = self.sizes.prompt + self.sizes.completion
         tokenizer = self.tokenizer
-        return NativeEngine(
-            model, num_slots=num_slots, max_length=length, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id
-        )
+        return NativeEngine(model, num_slots=num_slots, max_length=length, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id)
 
     def learner(self, config: TokenLearnerConfig, algorithm: Algorithm) -> TokenLearner:
         """The trainer's learner."""

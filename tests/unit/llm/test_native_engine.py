@@ -32,7 +32,8 @@ def prompts(count, seed=0):
 def test_greedy_equals_plain_forward_passes():
     model = build_model(SIZES, VOCAB, seed=1)
     replies = generate(
-        engine_of(model, num_slots=3, greedy=True), [make_request(i, p, seed=i, max_tokens=12) for i, p in enumerate(prompts(7))]
+        engine_of(model, num_slots=3, greedy=True),
+        [make_request(i, p, seed=i, max_tokens=12) for i, p in enumerate(prompts(7))],
     )
     for prompt, reply in zip(prompts(7), replies, strict=True):
         tokens = list(prompt)
@@ -74,7 +75,7 @@ def test_requests_wait_for_slots_and_all_are_answered_in_turn():
     finished = []
     for _ in range(20):
         finished += [r.id for r in engine.step()]
-    assert finished == [0, 1, 2, 3, 4] or sorted(finished[:2]) == [0, 1]
+    assert finished == [0, 1, 2, 3, 4]
     assert engine.pending() == 0
     assert engine.num_tokens == 15
 
@@ -101,8 +102,8 @@ def test_shared_parameters_are_bound_and_copied_ones_are_not():
     engine.load_params(ParamSet(2, model_params(learner), shared=True))
     assert torch.equal(model.model.norm.weight, learner.model.norm.weight)
     engine.load_params(ParamSet(3, {n: torch.zeros_like(p) for n, p in learned.items()}))
-    assert float(learner.model.norm.weight.abs().sum()) > 0, "a copy must not write into the learner's tensors"
-    assert float(model.lm_head.weight.abs().sum()) == 0, "the tied head follows"
+    assert float(learner.model.norm.weight.detach().abs().sum()) > 0, "a copy must not write into the learner's tensors"
+    assert float(model.lm_head.weight.detach().abs().sum()) == 0, "the tied head follows"
     assert engine.version == 3
 
 

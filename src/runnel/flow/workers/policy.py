@@ -33,6 +33,7 @@ class PolicyWorker(Worker):
         gone = self._server.aborted()
         if gone:
             self._inferencer.abort(gone)
+            self._later = [r for r in self._later if r.id not in gone]
         if not self._later and not self._inferencer.pending():
             self._waiting = "requests"
             return 0
@@ -53,11 +54,14 @@ class PolicyWorker(Worker):
         if exact and (exact[0] == self._version or self._inferencer.pending()):
             return True
         found = self._subscriber.poll(exact[0] if exact else -1)
+        is_open = any(r.version < 0 for r in self._later)
+        if found is None and exact and is_open:
+            found = self._subscriber.poll()
         if found is not None:
             with self.timer.stage("load"):
                 self._inferencer.load_params(found)
             self._version = found.version
-        elif exact or self._version < 0:
+        elif (exact and not is_open) or self._version < 0:
             self._waiting = f"parameters of version {exact[0] if exact else 0}"
             return False
         return True

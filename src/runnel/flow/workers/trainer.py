@@ -117,6 +117,7 @@ class TrainerWorker(Worker):
                 "tokens": self.tokens,
                 "progress": self.progress,
                 "metrics": metrics,
+                "sample_ids": {name: [s.header.sample_id for s in group] for name, group in segments.items()},
             }
         )
 

@@ -1,0 +1,87 @@
+"""The curves of README.md and docs/algorithms, from real runs: writes docs/assets/*.svg.
+
+python docs/make_figures.py [cartpole] [dqn] [reverse]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import runnel as rl
+from runnel.track.plots import Series, curve_svg
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def evaluations(run: rl.Run, name: str) -> Series:
+    """Mean of each evaluation with its 95 % interval, over environment steps."""
+    rows = run.rows("eval")
+    return Series(
+        name,
+        [row["steps"] for row in rows],
+        [row["mean"] for row in rows],
+        low=[row["low"] for row in rows],
+        high=[row["high"] for row in rows],
+        marks=True,
+    )
+
+
+def tell(run: rl.Run) -> None:
+    """Print how a run ended."""
+    print(f"  {run.status} at {run.steps or run.version:,}: mean {run.eval['mean']:.4g} after {run.train_s:.1f} s")
+
+
+def cartpole(out: str) -> None:
+    """The demonstration, three seeds, each until 100 episodes average 475."""
+    runs = [rl.train("cartpole", seed=seed, out=out, eval={"every": 10}) for seed in (1, 2, 3)]
+    for run in runs:
+        tell(run)
+    series = [evaluations(run, f"seed {seed}") for seed, run in enumerate(runs, start=1)]
+    curve_svg(series, ASSETS / "cartpole.svg", title="PPO on CartPole-v1", y_label="mean return of 100 evaluation episodes")
+
+
+def dqn(out: str) -> None:
+    """DQN with its defaults, three seeds."""
+    runs = [rl.train("dqn", seed=seed, out=out, eval={"every": 400, "episodes": 20}) for seed in (1, 2, 3)]
+    for run in runs:
+        tell(run)
+    series = [evaluations(run, f"seed {seed}") for seed, run in enumerate(runs, start=1)]
+    curve_svg(series, ASSETS / "dqn.svg", title="DQN on CartPole-v1", y_label="mean return of 20 evaluation episodes")
+
+
+def reverse(out: str) -> None:
+    """The language-model demonstration: imitation, then GRPO, until 0.93 on unseen words."""
+    run = rl.train("reverse", out=out, eval={"every": 10})
+    tell(run)
+    rows = run.rows("eval")
+    config = rl.load_object("runnel.recipes.reverse:Config", "recipe")()
+    parts = {
+        "imitation": [row for row in rows if row["version"] <= config.warmup_updates],
+        "GRPO": [row for row in rows if row["version"] >= config.warmup_updates],
+    }
+    series = [
+        Series(
+            name,
+            [r["version"] for r in part],
+            [r["mean"] for r in part],
+            low=[r["low"] for r in part],
+            high=[r["high"] for r in part],
+            marks=True,
+        )
+        for name, part in parts.items()
+    ]
+    title, y_label = "A small transformer writes words backwards", "mean reward on 256 unseen words"
+    curve_svg(series, ASSETS / "reverse.svg", title=title, x_label="updates", y_label=y_label)
+
+
+FIGURES: dict[str, Callable[[str], None]] = {"cartpole": cartpole, "dqn": dqn, "reverse": reverse}
+
+if __name__ == "__main__":
+    ASSETS.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or FIGURES:
+        print(name)
+        with tempfile.TemporaryDirectory() as folder:
+            FIGURES[name](folder)

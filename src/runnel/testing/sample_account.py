@@ -1,0 +1,158 @@
+"""The accounting identity of a sample stream under random operations, against a second book that is kept by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
+from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessPolicy
+from runnel.testing.expect import equal, true
+
+POLICIES: tuple[StalenessPolicy, ...] = (
+    LagPolicy(lag=1, batch=2, exact=True),
+    LagPolicy(lag=1, batch=2, exact=False),
+    LagPolicy(lag=3, batch=2, exact=False, max_concurrent=2),
+    RatioPolicy(ratio=0.2, min_fill=20, segment_steps=5, lag=1),
+    RatioPolicy(ratio=0.2, min_fill=20, segment_steps=5, exact=False),
+)
+OPERATIONS = ("reserve", "commit", "commit", "cancel", "take", "release", "drop", "hold", "settle", "advance", "feedback", "lose")
+ROWS, CAPACITY, WRITERS = 3, 6, 2
+
+
+def every_row_is_accounted_for_at_every_moment(make: Callable[[StreamSpec, StalenessPolicy], Any]) -> None:
+    """dispatched = consumed + dropped + cancelled + in flight, for each reader, after each of many random operations."""
+    for seed, policy in enumerate(POLICIES):
+        for readers in (("trainer",), ("a", "b")):
+            _Book(make, policy, readers, np.random.default_rng(seed)).play(250)
+
+
+class _Book:
+    """Plays random operations and keeps its own account of rows, by reader."""
+
+    def __init__(
+        self,
+        make: Callable[[StreamSpec, StalenessPolicy], Any],
+        policy: StalenessPolicy,
+        readers: tuple[str, ...],
+        rng: np.random.Generator,
+    ) -> None:
+        feedback = {"priority": FieldSpec(("B",))}
+        spec = StreamSpec(
+            "book",
+            {"x": FieldSpec(("B",))},
+            {"B": ROWS},
+            capacity=CAPACITY,
+            readers=readers,
+            num_writers=WRITERS,
+            feedback=feedback,
+        )
+        self.policy, self.rng, self.stream = policy, rng, make(spec, policy)
+        self.writers = [self.stream.writer(i) for i in range(WRITERS)]
+        self.readers = {name: self.stream.reader(name) for name in readers}
+        self.reserved: list[tuple[int, Slot]] = []
+        self.taken: dict[str, list[Segment]] = {name: [] for name in readers}
+        self.held = dict.fromkeys(readers, 0)
+        self.dispatched, self.steps, self.version = 0, 0, 0
+        self.cancelled: Counter[str] = Counter()
+        self.consumed: Counter[str] = Counter()
+        self.dropped: dict[str, Counter[str]] = {name: Counter() for name in readers}
+
+    def play(self, num: int) -> None:
+        for _ in range(num):
+            operation = OPERATIONS[int(self.rng.integers(len(OPERATIONS)))]
+            name = list(self.readers)[int(self.rng.integers(len(self.readers)))]
+            getattr(self, "_" + operation)(name)
+            self._compare(operation)
+        true(self.dispatched > CAPACITY * ROWS, f"{self.policy} let almost nothing through: {self.dispatched} rows")
+
+    def _compare(self, operation: str) -> None:
+        for name, reader in self.readers.items():
+            account = reader.accounting()
+            where = f"after {operation} under {self.policy}, reader {name}"
+            equal(account.balance, 0, f"rows unaccounted for {where} ({account})")
+            equal((account.dispatched, account.steps), (self.dispatched, self.steps), f"rows and steps {where}")
+            equal(account.cancelled, dict(self.cancelled), f"cancelled {where}")
+            equal(account.consumed, self.consumed[name], f"consumed {where}")
+            dropped = {k: v for k, v in account.dropped.items() if k != "stale"}
+            equal(dropped, dict(self.dropped[name]), f"dropped {where}")
+
+    def _pick(self, items: list[Any]) -> Any:
+        return items.pop(int(self.rng.integers(len(items)))) if items else None
+
+    def _reserve(self, name: str) -> None:
+        writer = int(self.rng.integers(WRITERS))
+        slot = self.writers[writer].reserve()
+        if slot is not None:
+            self.reserved.append((writer, slot))
+            self.dispatched += ROWS
+
+    def _commit(self, name: str) -> None:
+        found = self._pick(self.reserved)
+        if found is not None:
+            writer, slot = found
+            version = self.version if slot.header.required_version < 0 else slot.header.required_version
+            slot.header.version_min = slot.header.version_max = version
+            self.writers[writer].commit(slot, num_steps=5)
+            self.steps += 5
+
+    def _cancel(self, name: str) -> None:
+        found = self._pick(self.reserved) if self.rng.random() < 0.3 else None
+        if found is not None:
+            self.writers[found[0]].cancel(found[1], "aborted")
+            self.cancelled["aborted"] += ROWS
+
+    def _lose(self, name: str) -> None:
+        if self.rng.random() < 0.2:
+            mine = [s for w, s in self.reserved if w == 0]
+            self.reserved = [(w, s) for w, s in self.reserved if w != 0]
+            equal(self.stream.cancel_writer(0, "worker_lost"), ROWS * len(mine), "rows of the lost writer")
+            if mine:
+                self.cancelled["worker_lost"] += ROWS * len(mine)
+
+    def _take(self, name: str) -> None:
+        num = int(self.rng.integers(1, 3))
+        available = self.readers[name].available()
+        found = self.readers[name].take(num)
+        equal(len(found), num if available >= num else 0, "segments taken")
+        self.taken[name] += found
+
+    def _release(self, name: str) -> None:
+        segment = self._pick(self.taken[name])
+        if segment is not None:
+            says = [{"priority": torch.ones(ROWS)}] if self.rng.random() < 0.5 else None
+            self.readers[name].release([segment], feedback=says)
+            self.consumed[name] += ROWS
+
+    def _drop(self, name: str) -> None:
+        segment = self._pick(self.taken[name])
+        if segment is not None:
+            self.readers[name].drop([segment], "nobody knows this reason")
+            self.dropped[name]["other"] += ROWS
+
+    def _hold(self, name: str) -> None:
+        segment = self._pick(self.taken[name])
+        if segment is not None:
+            self.readers[name].hold([segment])
+            self.held[name] += ROWS
+
+    def _settle(self, name: str) -> None:
+        consumed = int(self.rng.integers(self.held[name] + 1))
+        dropped = int(self.rng.integers(self.held[name] - consumed + 1))
+        self.readers[name].settle(consumed=consumed, dropped={"evicted_unused": dropped})
+        self.held[name] -= consumed + dropped
+        self.consumed[name] += consumed
+        if dropped:
+            self.dropped[name]["evicted_unused"] += dropped
+
+    def _advance(self, name: str) -> None:
+        self.version += 1
+        self.readers[name].advance(self.version)
+
+    def _feedback(self, name: str) -> None:
+        for writer in self.writers:
+            writer.feedback()

@@ -1,0 +1,57 @@
+"""Contract check for transports: what every sample stream, parameter channel and inference stream must guarantee.
+
+A transport is given as factories of its ends. Where it can, let a factory attach the two ends apart (two mappings of the same
+memory, two connections), so that what they share is only what the transport carries. Each check returns one sentence per
+broken property; an empty list is a pass. `SAMPLES`, `PARAMS` and `INFERENCE` are the single properties, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from runnel.testing.inference_properties import INFERENCE, InferenceEnds, MakeInference
+from runnel.testing.param_properties import PARAMS, MakeParams, ParamEnds
+from runnel.testing.sample_properties import SAMPLES, MakeSamples, SampleStream
+
+__all__ = [
+    "INFERENCE",
+    "PARAMS",
+    "SAMPLES",
+    "InferenceEnds",
+    "MakeInference",
+    "MakeParams",
+    "MakeSamples",
+    "ParamEnds",
+    "SampleStream",
+    "check_inference",
+    "check_params",
+    "check_samples",
+]
+
+Make = TypeVar("Make")
+
+
+def check_samples(make: MakeSamples) -> list[str]:
+    """What is wrong with a sample stream; `make(spec, policy)` gives a fresh one."""
+    return _check(SAMPLES, make)
+
+
+def check_params(make: MakeParams) -> list[str]:
+    """What is wrong with a parameter channel; `make(depth)` gives the ends of a fresh one that keeps `depth` versions."""
+    return _check(PARAMS, make)
+
+
+def check_inference(make: MakeInference) -> list[str]:
+    """What is wrong with an inference stream; `make(spec)` gives the ends of a fresh one."""
+    return _check(INFERENCE, make)
+
+
+def _check(properties: Mapping[str, Callable[[Make], None]], make: Make) -> list[str]:
+    found = []
+    for name, check in properties.items():
+        try:
+            check(make)
+        except AssertionError as error:
+            found.append(f"{name}: {error}")
+    return found

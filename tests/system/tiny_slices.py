@@ -1,0 +1,99 @@
+"""The three slices at a size that runs in a second, and what must be equal between two runs of one.
+
+Run as a program, it trains or resumes one: `python tiny_slices.py '{"slice": "ppo", "out": ..., ...}'`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SLICES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": (
+        "ppo",
+        {
+            "total_updates": 14,
+            "num_steps": 16,
+            "num_envs": 4,
+            "ppo": {"num_minibatches": 2, "num_epochs": 2, "normalise_obs": True},
+            "checkpoint": {"every": 3},
+            "eval": {"every": 4, "episodes": 4},
+        },
+    ),
+    "dqn": (
+        "dqn",
+        {
+            "total_steps": 700,
+            "min_fill": 200,
+            "dqn": {"batch_size": 32},
+            "checkpoint": {"every": 7},
+            "eval": {"every": 15, "episodes": 4},
+        },
+    ),
+    "grpo": (
+        "grpo",
+        {
+            "total_updates": 9,
+            "warmup_updates": 3,
+            "num_prompts": 4,
+            "group_size": 4,
+            "demo_rows": 16,
+            "lm": {"layers": 2, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64},
+            "placement": {"threads": 1},
+            "checkpoint": {"every": 2},
+            "eval": {"every": 3, "episodes": 8},
+        },
+    ),
+}
+BY_ARRIVAL = ("return", "episode_length", "episodes")
+"""Metrics that the launching process makes from episodes as they arrive; across processes that depends on timing."""
+
+
+def settings(name: str, **extra: Any) -> tuple[str, dict[str, Any]]:
+    recipe, tiny = SLICES[name]
+    return recipe, {"seed": 3, "track": (), "name": "run", **tiny, **extra}
+
+
+def command(order: dict[str, Any]) -> list[str]:
+    return [sys.executable, __file__, json.dumps(order)]
+
+
+def run_program(order: dict[str, Any]) -> None:
+    subprocess.run(command(order), check=True, timeout=120)
+
+
+def content(run: Path, *, by_arrival: bool = True) -> tuple[list[dict[str, Any]], bytes]:
+    """Rows without what wall time touches, and the bytes of the last parameters."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = []
+    for row in rows:
+        if row["kind"] not in ("update", "eval"):
+            continue
+        row.pop("time")
+        if not by_arrival:
+            row.pop("streams", None)
+            row["metrics"] = {k: v for k, v in row.get("metrics", {}).items() if k not in BY_ARRIVAL}
+        kept.append(row)
+    newest = sorted((run / "checkpoints").glob("0*"))[-1]
+    return kept, (newest / "params.safetensors").read_bytes()
+
+
+def main() -> None:
+    import torch
+
+    import runnel as rl
+
+    torch.set_num_threads(1)
+    order = json.loads(sys.argv[1])
+    if "resume" in order:
+        rl.resume(order["resume"], **order.get("settings", {}))
+        return
+    recipe, tiny = settings(order["slice"], **order.get("settings", {}))
+    rl.train(recipe, out=order["out"], **tiny)
+
+
+if __name__ == "__main__":
+    main()

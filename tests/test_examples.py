@@ -1,0 +1,136 @@
+"""Every file in examples/ runs as it says it does, in a small budget."""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import runnel as rl
+from runnel.core.resolve import load_module
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load(name: str) -> ModuleType:
+    return load_module(str(EXAMPLES / f"{name}.py"), "example")
+
+
+def check_folder(run: rl.Run) -> None:
+    """What every finished run leaves behind."""
+    assert run.status in ("finished", "stopped")
+    for part in ("config.json", "run.json", "metrics.jsonl", "report.html"):
+        assert (run.path / part).stat().st_size > 0, part
+    assert list((run.path / "checkpoints").glob("*/manifest.json"))
+    for account in run.rows("end")[-1]["streams"].values():
+        lost = sum(account["dropped"].values()) + sum(account["cancelled"].values())
+        assert account["dispatched"] == account["consumed"] + lost + account["in_flight"]
+
+
+def test_own_environment_learns_its_way(tmp_path: Path) -> None:
+    run = load("own_environment").main(total_steps=6_000, out=str(tmp_path))
+    check_folder(run)
+    assert run.eval is not None
+    assert run.eval["mean"] > 0.5  # a random walk earns about 0 before the cost of its steps
+
+
+def test_own_environment_by_path_across_processes(tmp_path: Path) -> None:
+    reference = f"{EXAMPLES / 'own_environment.py'}:MyEnv"
+    run = rl.train(
+        "ppo", env=reference, total_steps=512, num_steps=32, launcher="local", out=str(tmp_path), eval={"episodes": 4}
+    )
+    check_folder(run)
+    assert run.steps == 512
+    assert rl.load(run.path).act([0.0, 1.0]) in (0, 1)
+
+
+def test_own_network_trains_and_loads(tmp_path: Path) -> None:
+    module = load("own_network")
+    run = module.main(total_steps=10_000, out=str(tmp_path))
+    check_folder(run)
+    policy = rl.load(run.path)
+    assert isinstance(policy.net.body, module.SharedTrunk)  # type: ignore[attr-defined]
+    assert run.eval is not None
+    assert run.eval["mean"] > 50  # random play balances for about 20 steps
+
+
+def test_own_reward_has_both_channels_and_learns(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run = load("own_reward").main(warmup_updates=30, total_updates=34, width=64, out=str(tmp_path))
+    check_folder(run)
+    rows = [row["metrics"] for row in run.rows()]
+    assert rows[29]["loss/sft"] < 0.7 * rows[0]["loss/sft"]
+    for metrics in rows[30:]:
+        assert 0.0 <= metrics["reward/exact"] <= metrics["reward/letters"] <= 1.0
+        assert math.isclose(metrics["reward/mean"], metrics["reward/exact"] + 0.5 * metrics["reward/letters"], abs_tol=1e-5)
+
+
+def test_own_reward_by_hand() -> None:
+    reward = load("own_reward").capitals_reward
+    verdicts = reward(["bad", "bad"], ["BAD", "BAx!"], wanted=["BAD", "BAD"])
+    assert verdicts == [{"exact": 1.0, "letters": 1.0}, {"exact": 0.0, "letters": 0.5}]
+
+
+def test_own_algorithm_improves(tmp_path: Path) -> None:
+    run = rl.train(str(EXAMPLES / "own_algorithm.py"), total_steps=16_000, out=str(tmp_path), eval={"episodes": 20})
+    check_folder(run)
+    returns = [row["metrics"]["return"] for row in run.rows() if "return" in row["metrics"]]
+    assert returns[-1] > 2 * returns[0]
+
+
+def test_own_algorithm_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """A user's learner gets the library's word, too."""
+    recipe, common = str(EXAMPLES / "own_algorithm.py"), {"eval": {"episodes": 0}, "out": str(tmp_path)}
+    whole = rl.train(recipe, total_steps=2_560, **common)
+    half = rl.train(recipe, total_steps=2_560, on_update=lambda row: row["version"] < 10, **common)
+    assert half.status == "stopped"
+    rest = rl.resume(half.path)
+    expected, found = (_learning(rl.Run.rows(run)) for run in (whole, rest))
+    assert found == expected
+
+
+def _learning(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: row[k] for k in ("version", "steps", "metrics", "sample_ids")} for row in rows]
+
+
+def test_own_recipe_reaches_the_origin(tmp_path: Path) -> None:
+    run = rl.train(str(EXAMPLES / "own_recipe.py"), total_steps=10_240, out=str(tmp_path))
+    check_folder(run)
+    assert run.eval is not None
+    assert run.eval["mean"] > -3.0  # a point that is left alone pays 13 an episode on average
+    with pytest.raises(rl.ConfigError, match="dims = 0"):
+        rl.train(str(EXAMPLES / "own_recipe.py"), dims=0, out=str(tmp_path))
+
+
+def test_callbacks_see_everything_and_stop(tmp_path: Path) -> None:
+    seen = load("callbacks").main(total_steps=8_000, target=60.0, out=str(tmp_path))
+    check_folder(seen["run"])
+    assert seen["run"].status == "stopped"
+    assert seen["evals"][-1] >= 60.0
+    assert len(seen["kl"]) == seen["run"].version
+    assert len(seen["episodes"]) > 10
+    assert all(Path(path).is_dir() for path in seen["checkpoints"][-1:])
+    assert len(seen["returns"]) == 10
+    assert seen["by_hand"] >= 8
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_examples_use_public_names_only(path: Path) -> None:
+    """`import runnel as rl`, a recipe to build on, gymnasium, torch, numpy, the standard library: nothing else."""
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    ours = {name for name in found if name.partition(".")[0] == "runnel"}
+    assert ours <= {"runnel", "runnel.recipes"}
+    others = {name.partition(".")[0] for name in found - ours}
+    assert others <= {"gymnasium", "torch", "numpy"} | set(sys.stdlib_module_names)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from fakes_flow import FakeLearner, channel_of, make_table, put, trainer_of
+from torch import Tensor
+
+from runnel.core.clock import ManualClock
+from runnel.flow.params import LocalChannel
+from runnel.flow.slots import SlotTable, TableWriter
+from runnel.flow.staleness import LagPolicy
+from runnel.flow.workers.trainer import Budget, Phase, TrainerWorker
+
+OPEN = LagPolicy(lag=9, batch=1, exact=False)
+
+
+def trainer(
+    tables: Mapping[str, SlotTable],
+    learner: FakeLearner | None = None,
+    channel: LocalChannel | None = None,
+    **settings: Any,
+) -> TrainerWorker:
+    phases = settings.pop("phases", [Phase(dict.fromkeys(tables, 1))])
+    return TrainerWorker(
+        "trainer",
+        ManualClock(),
+        learner=learner or FakeLearner(),
+        readers={k: trainer_of(t) for k, t in tables.items()},
+        publisher=channel or channel_of(),
+        phases=phases,
+        budget=settings.pop("budget", Budget(total_updates=100)),
+        **settings,
+    )
+
+
+def test_set_up_publishes_version_0_and_opens_the_stream() -> None:
+    channel, table = channel_of(), make_table("s", LagPolicy(lag=0, batch=1, exact=True))
+    worker = trainer({"s": table}, channel=channel)
+    worker.version = 4
+    worker.setup()
+    assert channel.newest() == 4
+    assert TableWriter(table, 0).version() == 4
+
+
+def test_one_poll_is_one_update_and_publication_comes_before_release() -> None:
+    log: list[str] = []
+    table = make_table("s", OPEN, capacity=4)
+
+    class Publisher:
+        def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
+            account = trainer_of(table).accounting()
+            log.append(f"publish {version} total {float(params['w'])} consumed {account.consumed}")
+
+    worker = trainer({"s": table}, FakeLearner(log), Publisher(), phases=[Phase({"s": 2})])  # type: ignore[arg-type]
+    worker.setup()
+    assert worker.poll() == 0
+    assert worker.waits_for() == "2 segments on stream 's'"
+    for value in (1.0, 2.0, 3.0):
+        put(table, value)
+    assert worker.poll() == 1
+    assert log == ["publish 0 total 0.0 consumed 0", "prepare s:2", "update", "publish 1 total 6.0 consumed 0"]
+    assert trainer_of(table).accounting().consumed == 4
+    assert TableWriter(table, 0).version() == 1
+    assert worker.poll() == 0
+    assert worker.version == 1
+
+
+def test_the_event_says_version_counts_progress_and_staleness() -> None:
+    table = make_table("s", OPEN, capacity=4)
+    worker = trainer({"s": table}, phases=[Phase({"s": 2})], budget=Budget(total_steps=40))
+    worker.setup()
+    worker.version = 5
+    put(table, version=5)
+    put(table, version=2)
+    worker.poll()
+    (event,) = worker.drain()
+    assert {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "metrics")} == {
+        "kind": "update",
+        "version": 6,
+        "steps": 20,
+        "tokens": 0,
+        "progress": 0.5,
+        "metrics": {"loss": 1.0, "staleness/mean": 1.5, "staleness/max": 3.0},
+    }
+    put(table, version=-1)
+    put(table, version=4)
+    worker.poll()
+    (event,) = worker.drain()
+    assert event["metrics"]["staleness/mean"] == 2.0
+
+
+def test_phases_follow_the_version() -> None:
+    log: list[str] = []
+    demo, play = make_table("demo", OPEN, capacity=4), make_table("play", OPEN, capacity=4)
+    phases = [Phase({"demo": 2}, until=1), Phase({"demo": 1, "play": 1}, until=2), Phase({"play": 2})]
+    worker = trainer({"demo": demo, "play": play}, FakeLearner(log), phases=phases)
+    worker.setup()
+    for _ in range(3):
+        put(demo)
+        put(play)
+    while worker.poll():
+        continue
+    assert [line for line in log if line.startswith("prepare")] == ["prepare demo:2", "prepare demo:1 play:1", "prepare play:2"]
+    assert [TableWriter(t, 0).version() for t in (demo, play)] == [3, 3]
+
+
+def test_nothing_is_taken_while_one_reader_is_short() -> None:
+    demo, play = make_table("demo", OPEN), make_table("play", OPEN)
+    worker = trainer({"demo": demo, "play": play})
+    worker.setup()
+    put(demo)
+    assert worker.poll() == 0
+    assert worker.waits_for() == "1 segments on stream 'play'"
+    assert trainer_of(demo).available() == 1
+
+
+def test_units_of_the_budget_are_counted_apart() -> None:
+    demo, play = make_table("demo", OPEN), make_table("play", OPEN)
+    worker = trainer({"demo": demo, "play": play}, budget=Budget(total_steps=100, total_tokens=14), token_streams=["play"])
+    worker.setup()
+    put(demo, steps=10)
+    put(play, steps=7)
+    worker.poll()
+    assert (worker.steps, worker.tokens, worker.progress) == (10, 7, 0.5)
+    put(demo, steps=10)
+    put(play, steps=7)
+    worker.poll()
+    assert worker.finished
+    put(demo)
+    put(play)
+    assert worker.poll() == 0
+    assert "budget is spent" in worker.waits_for()
+
+
+@pytest.mark.parametrize(
+    ("budget", "progress"),
+    [
+        (Budget(total_updates=4), 0.5),
+        (Budget(total_steps=100), 0.3),
+        (Budget(total_tokens=10), 1.0),
+        (Budget(total_steps=100, total_updates=4), 0.5),
+        (Budget(), 0.0),
+    ],
+)
+def test_the_first_unit_that_is_spent_ends_the_run(budget: Budget, progress: float) -> None:
+    assert budget.progress(steps=30, updates=2, tokens=12) == progress
+
+
+def test_the_learner_sees_progress_before_the_update() -> None:
+    table, learner = make_table("s", OPEN), FakeLearner()
+    worker = trainer({"s": table}, learner, budget=Budget(total_updates=4))
+    worker.setup()
+    for _ in range(4):
+        put(table)
+        worker.poll()
+    assert learner.progress == [0.0, 0.25, 0.5, 0.75]
+    assert worker.finished
+
+
+def test_feedback_goes_to_the_reader_that_it_names() -> None:
+    a, b = make_table("a", OPEN), make_table("b", OPEN)
+    worker = trainer({"a": a, "b": b}, FakeLearner(answers=["b"]))
+    worker.setup()
+    put(a, 1.0)
+    put(b, 2.0)
+    worker.poll()
+    assert TableWriter(a, 0).feedback() == []
+    (said,) = TableWriter(b, 0).feedback()
+    assert said.values["priority"].tolist() == [2.5, 2.5]
+
+
+def test_a_restored_trainer_goes_on() -> None:
+    def play(worker: TrainerWorker, table: SlotTable, values: list[float]) -> None:
+        for value in values:
+            put(table, value)
+            assert worker.poll() == 1
+
+    tables = [make_table("s", OPEN) for _ in range(2)]
+    whole, half = (trainer({"s": t}) for t in tables)
+    whole.setup()
+    half.setup()
+    play(whole, tables[0], [1.0, 2.0, 3.0, 4.0])
+    play(half, tables[1], [1.0, 2.0])
+    state, table = half.snapshot(), make_table("s", OPEN)
+    play(half, tables[1], [50.0])  # must not leak into the snapshot
+    again = trainer({"s": table}, channel := FakeLearner())
+    again.restore(state)
+    again.setup()
+    play(again, table, [3.0, 4.0])
+    assert (again.version, again.steps) == (whole.version, whole.steps)
+    assert torch.equal(channel.total, whole.learner.params()["w"])
+
+
+def test_stages_are_timed() -> None:
+    table = make_table("s", OPEN)
+    worker = trainer({"s": table})
+    worker.setup()
+    put(table)
+    worker.poll()
+    assert set(worker.timer.drain()) == {"prepare", "update", "publish"}

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
+from runnel.core.protocols import Learner
+from runnel.core.records import Header, Segment, trim
+from runnel.llm.algorithms import GRPO, POLICY, SFT, GRPOConfig, annotate_sft
+from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.streams import demo_stream, rollout_stream, write_row
+from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+
+SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
+VOCAB = 20
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def group(rng, rewards, version=0, index=0):
+    spec = rollout_stream(group_size=len(rewards), max_prompt=6, max_tokens=6, rewards=("exact", "style"))
+    arrays, start = spec.allocate(), 0
+    prompt = torch.tensor(rng.integers(3, VOCAB, size=int(rng.integers(1, 6))))
+    for row, reward in enumerate(rewards):
+        answer = torch.tensor(rng.integers(3, VOCAB, size=int(rng.integers(1, 6))))
+        end = start + write_row(arrays, row, start, prompt, answer)
+        arrays["logprob"][end - len(answer) : end] = torch.tensor(rng.normal(-3.0, 0.3, size=len(answer))).float()
+        arrays["policy_version"][start:end] = version
+        arrays["rewards/exact"][row] = reward
+        start = end
+    used = {"N": start}
+    return Segment(index, spec, Header(used=used), trim(spec, arrays, used))
+
+
+def demos(rng, rows):
+    spec = demo_stream(rows=rows, max_length=12)
+    arrays, start = spec.allocate(), 0
+    for row in range(rows):
+        a, b = (torch.tensor(rng.integers(3, VOCAB, size=int(rng.integers(1, 6)))) for _ in range(2))
+        start += write_row(arrays, row, start, a, b)
+    return Segment(0, spec, Header(used={"N": start}), trim(spec, arrays, {"N": start}))
+
+
+def learner_of(seed=0, credit="grpo", double=False, **changes):
+    model = build_model(SIZES, VOCAB, seed=seed)
+    config = dataclasses.replace(TokenLearnerConfig(max_mismatch=1e9), **changes)
+    algorithm = GRPO(GRPOConfig(credit), channels={"exact": 1.0, "style": 0.5})
+    return TokenLearner(config, model.double() if double else model, algorithm=algorithm)
+
+
+def gradient_of(segments, **changes):
+    """The gradient that an update steps on, in float64."""
+    learner = learner_of(double=True, max_grad_norm=1e9, **changes)
+    learner.update(learner.prepare(segments, progress=0.0))
+    return torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+
+
+def test_annotations_by_hand():
+    rng = np.random.default_rng(0)
+    segments = [group(rng, [1.0, 0.0]), group(rng, [0.5, 0.5])]
+    batch = GRPO(GRPOConfig("dr_grpo"), channels={"exact": 2.0}).annotate(segments)
+    lengths = torch.cat([s.arrays["row_length"] for s in segments])
+    assert batch["row_length"].tolist() == lengths.tolist()
+    assert batch["row_start"].tolist() == (lengths.cumsum(0) - lengths).tolist()
+    mask = torch.cat([s.arrays["loss_mask"] for s in segments])
+    assert torch.equal(batch["component"], mask.to(torch.int8) * POLICY)
+    expected = torch.tensor([1.0, -1.0, 0.0, 0.0]).repeat_interleave(lengths) * mask
+    assert torch.equal(batch["advantage"], expected)
+    assert batch["stats/reward/mean"].item() == 1.0
+    assert batch["stats/reward/exact"].item() == 0.5
+    assert batch["stats/groups_zero_signal"].item() == 0.5
+    sft = annotate_sft([demos(rng, 3)])
+    assert torch.equal(sft["component"] == SFT, sft["weight"] == 1.0)
+
+
+def test_missing_channel_and_reader_are_named():
+    rng = np.random.default_rng(0)
+    with pytest.raises(DataError, match="'speed'"):
+        GRPO(GRPOConfig(), channels={"speed": 1.0}).annotate([group(rng, [1.0, 0.0])])
+    with pytest.raises(DataError, match="'trainer'"):
+        learner_of().prepare({"trainer": []}, progress=0.0)
+    with pytest.raises(ConfigError, match=r"learner\.temperature"):
+        TokenLearnerConfig(temperature=0.0)
+    with pytest.raises(ConfigError, match=r"learner\.lr"):
+        TokenLearnerConfig(lr="quickly")
+
+
+def test_gradient_equals_a_plain_row_by_row_loss():
+    rng = np.random.default_rng(3)
+    segments = {"rollouts": [group(rng, [1.0, 0.0, 0.3]), group(rng, [0.0, 0.0, 1.0])], "demos": [demos(rng, 2)]}
+    found = gradient_of(segments, temperature=0.7, clip_low=0.1, clip_high=0.3, sft_coef=0.5)
+    model = build_model(SIZES, VOCAB, seed=0).double()
+    policy, sft, num_policy, num_sft = [], [], 0, 0
+    for reader, parts in segments.items():
+        for s in parts:
+            a = s.arrays
+            if reader == "rollouts":
+                r = a["rewards/exact"].double()
+                advantage = (r - r.mean()) / r.std()
+            for row in range(s.num_rows):
+                at = slice(int(a["row_start"][row]), int(a["row_start"][row] + a["row_length"][row]))
+                tokens, mask = a["tokens"][at], a["loss_mask"][at]
+                logp = torch.log_softmax(model(tokens[None]).logits[0] / 0.7, dim=-1)
+                logp = logp[:-1].gather(1, tokens[1:, None])[:, 0][mask[1:]]
+                if reader == "demos":
+                    sft.append(-logp.sum())
+                    num_sft += len(logp)
+                    continue
+                ratio = torch.exp(logp - a["logprob"][at][mask].double())
+                policy.append(-torch.minimum(ratio * advantage[row], ratio.clamp(0.9, 1.3) * advantage[row]).sum())
+                num_policy += len(logp)
+    (sum(policy) / num_policy + 0.5 * sum(sft) / num_sft).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # the head's softmax is in float32
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 200), st.sampled_from([0.0, 0.1]))
+def test_any_split_into_micro_batches_gives_the_same_gradient(seed, budget, kl_coef):
+    rng = np.random.default_rng(seed)
+    groups = [group(rng, rng.integers(0, 3, size=4).astype(float)) for _ in range(3)]
+    segments = {"rollouts": groups, "demos": [demos(rng, 3)]}
+    whole = gradient_of(segments, kl_coef=kl_coef, micro_batch_tokens=1_000_000)
+    split = gradient_of(segments, kl_coef=kl_coef, micro_batch_tokens=budget)
+    torch.testing.assert_close(split, whole, rtol=1e-5, atol=1e-7)
+
+
+class TwoRanks:
+    """One end of an all-reduce between two threads."""
+
+    world_size = 2
+
+    def __init__(self, rank, shared, barrier):
+        self.rank, self._shared, self._barrier = rank, shared, barrier
+
+    def all_reduce(self, x):
+        self._shared[self.rank] = x.clone()
+        self._barrier.wait(timeout=30)
+        total = self._shared[0] + self._shared[1]
+        self._barrier.wait(timeout=30)
+        return total
+
+
+@pytest.mark.parametrize("second", [[1.0, 0.5], [0.5, 0.5]])
+def test_rows_over_ranks_give_the_same_gradient(second):
+    rng = np.random.default_rng(5)
+    groups = [group(rng, [1.0, 0.0]), group(rng, second)]
+    whole = gradient_of({"rollouts": groups})
+    shared, barrier = [None, None], threading.Barrier(2)
+    learners = [learner_of(double=True, max_grad_norm=1e9) for _ in range(2)]
+
+    def run(rank):
+        learners[rank]._collective = TwoRanks(rank, shared, barrier)
+        learners[rank].update(learners[rank].prepare({"rollouts": [groups[rank]]}, progress=0.0))
+
+    other = threading.Thread(target=run, args=(1,))
+    other.start()
+    run(0)
+    other.join()
+    for learner in learners:
+        found = torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+        torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-7)
+    assert torch.equal(learners[0].params()["model.norm.weight"], learners[1].params()["model.norm.weight"])
+
+
+def test_supervised_updates_lower_the_loss_and_use_their_own_rate():
+    rng = np.random.default_rng(0)
+    learner = learner_of(warmup_updates=1, sft_lr=1e-2, lr=1e-5)
+    assert isinstance(learner, Learner)
+    data = demos(rng, 8)
+    losses = []
+    for _ in range(30):
+        update = learner.update(learner.prepare({"demos": [data]}, progress=0.0))
+        losses.append(update.metrics["loss/sft"])
+    assert losses[0] == pytest.approx(math.log(VOCAB), rel=0.1)
+    assert losses[-1] < 0.5 * losses[0]
+    assert update.metrics["lr"] == pytest.approx(1e-2)
+    update = learner.update(learner.prepare({"rollouts": [group(rng, [0.0, 1.0])]}, progress=0.0))
+    assert update.metrics["lr"] == pytest.approx(1e-5)
+    assert learner.version == 31
+
+
+def test_good_completions_become_likelier():
+    rng = np.random.default_rng(0)
+    learner = learner_of(warmup_updates=1, lr=1e-2)
+    segment = group(rng, [1.0, 0.0])
+
+    def logprobs():
+        batch = learner.prepare({"rollouts": [segment]}, progress=0.0)
+        rows = torch.tensor([0, 1])
+        tokens, index = learner._pad(batch, rows)
+        mask = batch["component"][index] != 0
+        mask &= torch.arange(tokens.shape[1]) < batch["row_length"][:, None]
+        with torch.no_grad():
+            logprob, _ = learner._logprobs(learner.model, tokens, mask)
+        first = int(mask[0].sum())
+        return float(logprob[:first].mean()), float(logprob[first:].mean())
+
+    before = logprobs()
+    segment.arrays["logprob"].fill_(before[0])
+    learner.update(learner.prepare({"rollouts": [segment]}, progress=0.0))
+    after = logprobs()
+    assert after[0] - before[0] > after[1] - before[1]
+
+
+def test_groups_without_signal_leave_the_weights_alone():
+    learner = learner_of()
+    before = {k: v.clone() for k, v in model_params(learner.model).items()}
+    update = learner.update(learner.prepare({"rollouts": [group(np.random.default_rng(0), [1.0, 1.0])]}, progress=0.0))
+    assert all(torch.equal(v, before[k]) for k, v in learner.params().items())
+    assert update.metrics["groups_zero_signal"] == 1.0
+    assert learner.version == 1
+
+
+def test_the_reference_is_the_model_at_its_first_rollouts():
+    rng = np.random.default_rng(0)
+    learner = learner_of(kl_coef=0.1, warmup_updates=1, lr=1e-3)
+    learner.update(learner.prepare({"demos": [demos(rng, 2)]}, progress=0.0))
+    assert learner.state_dict()["reference"] is None
+    warm = {k: v.clone() for k, v in learner.params().items()}
+    first = learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0])]}, progress=0.0))
+    assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-7)
+    second = learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0])]}, progress=0.0))
+    assert second.metrics["kl"] > 0
+    reference = learner.state_dict()["reference"]
+    assert all(torch.equal(reference[k], warm[k]) for k in warm)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_state_dict_goes_on_bit_for_bit(kl_coef):
+    rng = np.random.default_rng(0)
+    batches = [{"demos": [demos(rng, 2)]}, *({"rollouts": [group(rng, [1.0, 0.0, 0.5])]} for _ in range(3))]
+    one = learner_of(kl_coef=kl_coef)
+    for segments in batches[:2]:
+        one.update(one.prepare(segments, progress=0.0))
+    other = learner_of(seed=9, kl_coef=kl_coef)
+    other.load_state_dict(one.state_dict())
+    for segments in batches[2:]:
+        a, b = (x.update(x.prepare(segments, progress=0.5)).metrics for x in (one, other))
+        assert a == b
+    assert all(torch.equal(v, other.params()[k]) for k, v in one.params().items())
+
+
+def test_published_parameters_are_live_and_tied_once():
+    learner = learner_of()
+    params = learner.params()
+    assert "lm_head.weight" not in params
+    pointers = {p.data_ptr() for p in learner.model.parameters()}
+    assert {v.data_ptr() for v in params.values()} == pointers
+
+
+def test_nan_stops_before_the_step():
+    rng = np.random.default_rng(0)
+    learner = learner_of()
+    segment = group(rng, [1.0, 0.0])
+    segment.arrays["logprob"].fill_(float("nan"))
+    before = {k: v.clone() for k, v in learner.params().items()}
+    with pytest.raises(NonFiniteError, match="loss/policy is not finite at step 0"):
+        learner.update(learner.prepare({"rollouts": [segment]}, progress=0.0))
+    assert all(torch.equal(v, before[k]) for k, v in learner.params().items())
+
+
+def test_mismatch_is_measured_on_this_version_only_and_bounded():
+    rng = np.random.default_rng(0)
+    learner = learner_of(max_mismatch=1e-3)
+    metrics = learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0], version=4)]}, progress=0.0)).metrics
+    assert "mismatch/kl" not in metrics
+    with pytest.raises(RunnelError, match="engine and learner disagree at version 1"):
+        learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0], version=1)]}, progress=0.0))
