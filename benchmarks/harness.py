@@ -69,6 +69,8 @@ class Options:
 
     idle_limit_s: float = 180.0
     idle_cores: float = machine.IDLE_CORES
+    sample_s: float = 1.0
+    """Seconds over which the load is looked at."""
 
 
 # ------------------------------------------------------------------------------------------------------------- measuring
@@ -102,7 +104,9 @@ def run_once(python: Path | str, script: Path, arguments: Sequence[str], *, limi
 
 def measure_once(python: Path | str, side: Side, measure: Measure, *, seed: int, options: Options) -> Row:
     """Wait for an idle machine, measure once, and record the load before and beside it."""
-    idle = machine.wait_idle(options.idle_limit_s, most=options.idle_cores)
+    idle = machine.wait_idle(
+        options.idle_limit_s, most=options.idle_cores, sample=lambda: machine.sample_load(options.sample_s)
+    )
     beside = machine.Neighbours()
     row = run_once(python, side.script, [*measure.arguments, "--seed", str(seed)], limit_s=measure.limit_s)
     others = beside.cores()

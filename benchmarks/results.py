@@ -101,7 +101,7 @@ def measure_table(measure: Mapping[str, Any]) -> str:
         count = str(s["num"]) if s["num_known"] == s["num"] else f"{s['num_known']} of {s['num']}"
         ahead = "" if versus is None else _ahead(versus)
         by_pair = "" if versus is None or versus["low"] is None else f"{versus['low']:.2f} - {versus['high']:.2f}"
-        span = f"{number(s['min'])} - {number(s['max'])}"
+        span = f"{number(s['min'])} - {number(s['max'])}" if s["num_known"] else "-"
         rows.append(
             [name, number(s["median"]), span, count, ahead, by_pair, *(_mean(side["runs"], k) for k in ("cores", "others"))]
         )
@@ -169,7 +169,7 @@ _STYLE = (
     "svg{--ink:#20252b;--soft:#6b7480;--paper:#fff;--bar:#2a7fb0;--behind:#c8642b}"
     "@media(prefers-color-scheme:dark){svg{--ink:#d7dce2;--soft:#8f99a5;--paper:#14171b;--bar:#58b4dd;--behind:#f0935a}}"
 )
-_LEFT, _WIDTH, _ROW = 250, 720, 44
+_LEFT, _WIDTH, _ROW = 310, 780, 44
 
 
 def ratio_chart(title: str, bars: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -46,6 +46,8 @@ def name_of(path: Path) -> str:
 
 def package_of(path: Path) -> str:
     parts = path.relative_to(SRC).parts
+    if parts == ("__main__.py",):
+        return "cli"
     return parts[0] if len(parts) > 1 else "runnel"
 
 

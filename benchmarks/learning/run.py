@@ -82,7 +82,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     for s in result["scores"]:
         goal = "" if s["reference"] is None else number(s["reference"]) + (f" ± {number(s['spread'])}" if s["spread"] else "")
         verdict = "" if s["reached"] is None else "yes" if s["reached"] else "no"
-        interval = f"{number(s['low'])} - {number(s['high'])}"
+        interval = f"{number(s['low'])} - {number(s['high'])}" if s["num_known"] else "-"
         rows.append(
             [s["title"], number(s["mean"]), interval, number(s["iqm"]), f"{s['num_known']} of {s['num']}", goal, verdict]
         )

@@ -104,7 +104,7 @@ def test_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path, capfd: pyte
 def test_resume_extends_and_refuses_a_spent_budget(tmp_path: Path) -> None:
     recipe, tiny = "ppo", SLICES["ppo"][1]
     run = rl.train(recipe, out=str(tmp_path), track=(), **{**tiny, "total_updates": 4})
-    with pytest.raises(rl.ConfigError, match="total_updates = 4.*larger"):
+    with pytest.raises(rl.ConfigError, match=r"total_updates = 4.*larger"):
         rl.resume(run.path)
     longer = rl.resume(run.path, total_updates=6)
     assert (longer.version, longer.status) == (6, "finished")

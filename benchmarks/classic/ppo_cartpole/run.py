@@ -53,6 +53,9 @@ ENTRY = Entry(
         "Advantages: SB3 normalises within each minibatch of 256, runnel over the batch of 1024.",
         "The value of the final observation of a truncated episode enters on both sides: SB3 adds it to the reward while it "
         "collects, runnel takes it in the return. SB3 runs its critic at every environment step, runnel once per batch.",
+        "Wrappers around CartPole: TimeLimit alone in runnel, which leaves out those that only check the caller; Monitor, "
+        "TimeLimit, OrderEnforcing and PassiveEnvChecker in SB3, as it makes environments by default. Part of the "
+        "ratio comes from there.",
         "SB3 plays in its DummyVecEnv with its Monitor wrapper (as `make_vec_env` makes it), its logger quiet; runnel writes "
         "metrics.jsonl in both measures and saves no checkpoint before the end. Neither evaluates.",
         "Throughput: steps of the environment in a window of whole updates (collect and learn) after a warm-up, over its wall "

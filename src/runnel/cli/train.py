@@ -14,7 +14,7 @@ from runnel.core.config import override, to_data
 from runnel.core.errors import ConfigError
 from runnel.eval.statistics import summarise
 from runnel.run import api, registry
-from runnel.run.experiment import RunConfig, describe
+from runnel.run.experiment import RunConfig, describe, one_budget
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
 from runnel.track.report import write_report
@@ -46,6 +46,7 @@ def train(args: list[str]) -> int:
     recipe = registry.load_recipe(args[0])
     base = _overlay(recipe.Config(), args[1:])
     options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
+    config = one_budget(recipe.Config(), config)
     if options.dry_run:
         return _dry_run(recipe.name, config)
     command = shlex.join(["runnel", "train", *args])

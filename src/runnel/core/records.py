@@ -64,10 +64,10 @@ class StreamSpec:
 
     def check(self) -> None:
         """Raise a `ConfigError` for a stream that could never carry a batch."""
-        for part, dims in (("rows", (self.rows,)), ("variable", self.variable)):
-            for dim in dims:
-                if dim not in self.sizes:
-                    raise ConfigError(f"{self.name}.{part}", dim, "this dim has no size; add it to sizes")
+        for part, named in (("rows", (self.rows,)), ("variable", self.variable)):
+            for name in named:
+                if name not in self.sizes:
+                    raise ConfigError(f"{self.name}.{part}", name, "this dim has no size; add it to sizes")
         for name, spec in (*self.fields.items(), *self.feedback.items()):
             for dim in spec.dims:
                 if isinstance(dim, str) and dim not in self.sizes:

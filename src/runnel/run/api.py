@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.run import registry
 from runnel.run.checkpoint import Checkpoints, read_params, read_parts
-from runnel.run.experiment import Experiment, RunConfig, describe
+from runnel.run.experiment import Experiment, RunConfig, describe, one_budget
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.session import Session, catch_signals
@@ -73,7 +74,7 @@ def train(
     """
     module = registry.load_recipe(recipe)
     settings, objects = registry.name_objects(settings)
-    config = override(module.Config(), settings)
+    config = registry.configure(module, settings)
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
     return train_config(module.name, config, objects=objects, callbacks=callbacks, live=live)
 
@@ -108,7 +109,8 @@ def resume(
     folder = RunFolder.open(run)
     module = registry.load_recipe(folder.read_run_info()["recipe"])
     settings, objects = registry.name_objects(settings)
-    config = override(override(module.Config(), folder.read_config()), settings)
+    before = override(module.Config(), folder.read_config())
+    config = one_budget(before, override(before, settings))
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
     with registry.live_objects(objects, config.launcher):
         experiment = registry.build(module.name, config)
@@ -217,7 +219,8 @@ def _prepare_resume(session: Session) -> None:
     budget = session.experiment.budget
     spent = budget.progress(steps=manifest["steps"], updates=manifest["version"], tokens=manifest["tokens"])
     if spent >= 1.0:
-        field = next(n for n in ("total_steps", "total_updates", "total_tokens") if getattr(budget, n))
+        spent_of = {"total_steps": manifest["steps"], "total_updates": manifest["version"], "total_tokens": manifest["tokens"]}
+        field = max(spent_of, key=lambda n: spent_of[n] / (getattr(budget, n) or math.inf))
         raise ConfigError(field, getattr(budget, field), "this run has spent its budget; resume it with a larger one")
 
 

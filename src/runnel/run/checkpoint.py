@@ -36,9 +36,9 @@ def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         name = f"t{len(tensors)}"
         tensors[name] = value.detach().cpu().contiguous()
         return {"$tensor": name}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         name = f"t{len(tensors)}"
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        tensors[name] = torch.from_numpy(value.copy(order="C"))
         return {"$array": name}
     if isinstance(value, np.generic):
         return value.item()
@@ -104,6 +104,11 @@ def _write(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest's content, which the manifest carries itself."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 class Checkpoints:
     """The checkpoints of one run folder: `checkpoints/<version>`, newest last."""
 
@@ -118,8 +123,11 @@ class Checkpoints:
         return path
 
     def finish(self, path: Path, manifest: dict[str, Any]) -> Path:
-        """Make the folder a checkpoint: manifest last, then one rename; older ones beyond `keep` go."""
-        _write(path / MANIFEST, json.dumps(manifest, indent=1).encode())
+        """Make the folder a checkpoint: manifest last, then one rename; older ones beyond `keep` go.
+
+        A later version than this one is damaged (the run fell back behind it): it goes too.
+        """
+        _write(path / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
         target = self.folder / f"{manifest['version']:09d}"
         if target.exists():
             shutil.rmtree(target)
@@ -127,8 +135,10 @@ class Checkpoints:
         descriptor = os.open(self.folder, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
-        for old in self.finished()[: -self.keep]:
-            shutil.rmtree(old)
+        kept = [p for p in self.finished() if p.name <= target.name][-self.keep :]
+        for other in self.finished():
+            if other not in kept:
+                shutil.rmtree(other)
         return target
 
     def finished(self) -> list[Path]:
@@ -152,9 +162,11 @@ def verify(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose every file is as it was written; else a `CheckpointError`."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
-        files = manifest["files"]
+        files, digest = dict(manifest["files"]), manifest.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} has no readable manifest ({error})") from error
+    if digest != _digest(manifest):
+        raise CheckpointError(f"checkpoint {path} is damaged: its manifest is not what was written")
     for name, digest in files.items():
         try:
             found = hashlib.sha256((path / name).read_bytes()).hexdigest()

@@ -6,7 +6,7 @@ Everything here is a description. Factories are called later, each in the proces
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
@@ -126,6 +126,9 @@ class RunConfig:
         for name, value in (("eval.every", self.eval.every), ("checkpoint.every", self.checkpoint.every)):
             if value < 0:
                 raise ConfigError(name, value, "use 0 for never, or a number of updates")
+        for name, value in (("eval.episodes", self.eval.episodes), ("placement.policy_workers", self.placement.policy_workers)):
+            if value < 0:
+                raise ConfigError(name, value, "use 0 for none, or a number")
         if self.checkpoint.keep < 1:
             raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
         if self.deterministic and self.launcher == "local" and self.staleness.mode == "window":
@@ -134,6 +137,17 @@ class RunConfig:
                 "window",
                 "across processes a window depends on timing; use sync or one_step, or launcher inproc",
             )
+
+
+BUDGETS = ("total_steps", "total_updates", "total_tokens")
+
+
+def one_budget(base: RunConfig, config: RunConfig) -> RunConfig:
+    """A budget that the user names replaces those that the recipe came with, whatever their unit."""
+    if all(getattr(config, n) == getattr(base, n) for n in BUDGETS):
+        return config
+    kept: dict[str, Any] = {n: None if getattr(config, n) == getattr(base, n) else getattr(config, n) for n in BUDGETS}
+    return replace(config, **kept)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Group:
     ) -> None:
         self.name, self.workers, self.tables, self.channels = name, workers, tables, channels
         self._writers = writers
+        self._log: list[dict[str, Any]] = []
         self.polling: Worker | None = None
 
     @property
@@ -86,8 +87,16 @@ class Group:
         for worker in self.workers:
             self.polling = worker
             work += worker.poll()
+            self._note(worker)
         self.polling = None
         return work
+
+    def _note(self, worker: Worker) -> None:
+        """Keep what a worker said, in the order in which it was said. An update brings the accounts of that moment."""
+        for event in worker.drain():
+            if event["kind"] == "update":
+                event["streams"] = {k: asdict(v) for k, v in self.accounting().items()}
+            self._log.append({**event, "worker": worker.name})
 
     def abandon(self, worker: str) -> int:
         """A worker is lost: what it had reserved on our streams is cancelled. Returns the rows."""
@@ -97,19 +106,19 @@ class Group:
             if worker in self._writers[stream]
         )
 
-    def collect(self) -> list[dict[str, Any]]:
-        """Events of the workers since the last call. An update brings the accounting and the stage times with it."""
-        out: list[dict[str, Any]] = []
-        for worker in self.workers:
-            for event in worker.drain():
-                if event["kind"] == "update":
-                    event["streams"] = {k: asdict(v) for k, v in self.accounting().items()}
-                out.append({**event, "worker": worker.name})
-        return out
+    def evaluate(self) -> None:
+        """Measure the newest version now, if an evaluator lives here."""
+        if self.evaluator is not None:
+            self.evaluator.evaluate()
+            self._note(self.evaluator)
 
-    def unreported(self) -> bool:
-        """Whether some worker has events that `collect` has not given yet."""
-        return any(w.has_events() for w in self.workers)
+    def collect(self) -> list[dict[str, Any]]:
+        """What workers said since the last call."""
+        log, self._log = self._log, []
+        return log
+
+    def has_events(self) -> bool:
+        return bool(self._log)
 
     def stages(self) -> dict[str, float]:
         """Seconds by `worker/stage` since the last call."""
@@ -120,8 +129,9 @@ class Group:
 
     def check(self) -> None:
         """At a barrier: every stream adds up, and what a buffer says it holds is what the stream thinks it holds."""
-        for name, account in self.accounting().items():
-            account.check(name)
+        for name, table in self.tables.items():
+            for reader in range(len(table.spec.readers)):
+                table.accounting(reader).check(name)
         for worker in self.workers:
             if isinstance(worker, BufferWorker):
                 worker.check()

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import load_module, reference
-from runnel.run.experiment import Experiment, RunConfig
+from runnel.run.experiment import Experiment, RunConfig, one_budget
 
 RECIPES = {
     "ppo": "runnel.recipes.ppo",
@@ -57,6 +58,12 @@ def load_recipe(name: str) -> Recipe:
         if not hasattr(module, part):
             raise ConfigError("recipe", name, f"the file defines no {part}; see docs/add-an-algorithm.md")
     return Recipe(name, module, module.Config)
+
+
+def configure(recipe: Recipe, settings: Mapping[str, Any]) -> RunConfig:
+    """The recipe's config with `settings` laid over it; a budget that is named replaces the recipe's own."""
+    base = recipe.Config()
+    return one_budget(base, override(base, settings))
 
 
 def build(recipe: str, config: RunConfig) -> Experiment:

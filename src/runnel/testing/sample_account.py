@@ -20,7 +20,20 @@ POLICIES: tuple[StalenessPolicy, ...] = (
     RatioPolicy(ratio=0.2, min_fill=20, segment_steps=5, lag=1),
     RatioPolicy(ratio=0.2, min_fill=20, segment_steps=5, exact=False),
 )
-OPERATIONS = ("reserve", "commit", "commit", "cancel", "take", "release", "drop", "hold", "settle", "advance", "feedback", "lose")
+OPERATIONS = (
+    "reserve",
+    "commit",
+    "commit",
+    "cancel",
+    "take",
+    "release",
+    "drop",
+    "hold",
+    "settle",
+    "advance",
+    "feedback",
+    "lose",
+)
 ROWS, CAPACITY, WRITERS = 3, 6, 2
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -121,9 +121,11 @@ def test_a_shadowed_function_has_no_reference(monkeypatch: pytest.MonkeyPatch) -
     assert reference(old) is None
 
 
-def test_a_script_refers_to_itself_and_a_notebook_does_not(tmp_path: Path) -> None:
-    body = "from runnel.core.resolve import reference\nclass Env: pass\nprint(reference(Env))\n"
-    script = tmp_path / "script.py"
-    script.write_text(body)
-    assert subprocess.check_output([sys.executable, str(script)], text=True).strip() == f"{script}:Env"
-    assert subprocess.check_output([sys.executable, "-c", body], text=True).strip() == "None"
+def test_a_script_refers_to_itself_and_a_notebook_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec("class Env: pass\ndef make(): return Env()", main.__dict__)
+    assert reference(main.Env) is None
+    main.__file__ = str(tmp_path / "script.py")
+    assert reference(main.Env) == f"{tmp_path}/script.py:Env"
+    assert reference(main.make) == f"{tmp_path}/script.py:make"

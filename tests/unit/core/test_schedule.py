@@ -33,9 +33,10 @@ def test_parse() -> None:
     assert parse("7") == (7.0, 7.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "schedule", ["", "fast", "linear", "linear(1)", "linear()", "linear(a, b)", "cosine(1, 0)", "linear(1,2,0.5,3)", "linear(1,2"]
-)
+WRONG = ["", "fast", "linear", "linear(1)", "linear()", "linear(a, b)", "cosine(1, 0)", "linear(1,2,0.5,3)", "linear(1,2"]
+
+
+@pytest.mark.parametrize("schedule", WRONG)
 def test_what_is_no_schedule_names_the_field_and_the_forms(schedule: str) -> None:
     with pytest.raises(ConfigError, match=r"ppo\.lr.*linear\(start, end, share\)") as error:
         parse(schedule, "ppo.lr")

@@ -37,9 +37,6 @@ class Worker:
         """Tell the run something: an update, an evaluation, an episode, a warning."""
         self._events.append(event)
 
-    def has_events(self) -> bool:
-        return bool(self._events)
-
     def drain(self) -> list[dict[str, Any]]:
         events, self._events = self._events, []
         return events

@@ -118,7 +118,7 @@ class Member:
             work = self.group.round() if self.running else 0
             self._report(force=False)
             if not work and not self.done:
-                self.shm.wait(WAIT_S if not self.group.unreported() else REPORT_S, self.line.fileno())
+                self.shm.wait(WAIT_S if not self.group.has_events() else REPORT_S, self.line.fileno())
 
     # -------------------------------------------------------------------------------------------------------- orders
     def _obey(self, message: Message) -> None:
@@ -134,8 +134,7 @@ class Member:
             case "save":
                 self._save(message)
             case "evaluate":
-                if self.group.evaluator is not None:
-                    self.group.evaluator.evaluate()
+                self.group.evaluate()
                 self._report(force=True)
                 self.line.send({"op": "evaluated"})
             case "stop":

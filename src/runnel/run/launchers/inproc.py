@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from runnel.core.errors import DeadlockError, NonFiniteError
+from runnel.flow.workers.buffer import BufferWorker
+from runnel.flow.workers.trainer import TrainerWorker
 from runnel.run.checkpoint import write_parts
 from runnel.run.group import Group
 from runnel.run.session import Session
@@ -37,8 +39,8 @@ def _launch(session: Session) -> str:
         if session.warm_params is not None:
             group.warm_start(session.warm_params, session.experiment.config.init_from)
         status = _rounds(session, group)
-        if group.evaluator is not None and status != "interrupted":
-            group.evaluator.evaluate()
+        if status != "interrupted":
+            group.evaluate()
             ledger.add(group.collect())
         save(session, group)
         return status
@@ -71,14 +73,16 @@ def _rounds(session: Session, group: Group) -> str:
 def _save_without_culprit(session: Session, group: Group, error: Exception) -> None:
     """Name the worker that failed. If the rest of the run is whole, save it; the lost worker starts afresh on resume.
 
-    A trainer that failed may be half way through an update, and bad numbers may be anywhere: then the last checkpoint stands.
+    A trainer that failed may be half way through an update, a buffer cannot start afresh (the run would go on without what it
+    held), and bad numbers may be anywhere: then the last checkpoint stands.
     """
     culprit = group.polling
     if culprit is None:
         return
     error.add_note(f"raised by worker {culprit.name!r} at version {session.ledger.version}; run folder: {session.folder.path}")
-    if culprit is group.trainer or isinstance(error, NonFiniteError):
+    if isinstance(culprit, TrainerWorker | BufferWorker) or isinstance(error, NonFiniteError):
         return
+    session.ledger.add(group.collect())
     group.abandon(culprit.name)
     save(session, group, without=culprit.name)
 

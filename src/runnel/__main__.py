@@ -1,0 +1,7 @@
+"""`python -m runnel` is the `runnel` command."""
+
+import sys
+
+from runnel.cli.main import main
+
+sys.exit(main())

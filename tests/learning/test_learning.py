@@ -1,0 +1,91 @@
+"""Each algorithm learns: a stated return on a toy task, within a stated budget, on k of n seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runnel as rl
+
+QUIET: dict[str, Any] = {"track": (), "checkpoint": {"every": 0}}
+
+
+def scores(recipe: str, out: Path, seeds: range, **settings: Any) -> list[float]:
+    found = []
+    for seed in seeds:
+        run = rl.train(recipe, seed=seed, out=str(out), **QUIET, **settings)
+        assert run.eval is not None
+        found.append(float(run.eval["mean"]))
+    return found
+
+
+def test_ppo_solves_cartpole(tmp_path: Path) -> None:
+    """475 over 100 evaluation episodes within 150,000 steps, on 2 of 2 seeds."""
+    found = scores("cartpole", tmp_path, range(11, 13))
+    assert min(found) >= 475.0, found
+
+
+def test_ppo_learns_a_continuous_task(tmp_path: Path) -> None:
+    """PointMass: acting at random scores about -7, the best possible is about -0.3; at least -0.8 on 3 of 3 seeds."""
+    found = scores("ppo", tmp_path, range(21, 24), env="runnel.envs.toy:PointMass", total_steps=20_000, num_steps=32)
+    assert min(found) >= -0.8, found
+
+
+def test_ppo_learns_with_action_masks(tmp_path: Path) -> None:
+    """MaskedBandit raises on a masked action; the best possible is 0.778, chance is about 0.5."""
+    found = scores("ppo", tmp_path, range(31, 33), env="runnel.envs.toy:MaskedBandit", total_steps=8_000, num_steps=32)
+    assert min(found) >= 0.68, found
+
+
+def test_ppo_learns_from_dict_observations(tmp_path: Path) -> None:
+    """DictGoal: at least 0.75 (the best possible is about 0.9)."""
+    found = scores("ppo", tmp_path, range(41, 43), env="runnel.envs.toy:DictGoal", total_steps=10_000, num_steps=32)
+    assert min(found) >= 0.75, found
+
+
+@pytest.mark.parametrize("gamma", [0.9])
+def test_truncation_is_not_termination(gamma: float, tmp_path: Path) -> None:
+    """A constant reward of 1 and episodes that are only ever cut: the value is 1 / (1 - gamma) at every state. A learner
+    that took a cut for an end would find about sum(gamma^t, t < 5) = 4.1 at most."""
+    from runnel.core.clock import ManualClock
+    from runnel.run import registry
+    from runnel.run.wiring import place, wire
+
+    recipe = registry.load_recipe("ppo")
+    settings = {"env": "runnel.envs.toy:TruncationTrap", "total_updates": 120, "num_steps": 32, "eval": {"episodes": 0}}
+    config = registry.configure(recipe, {**settings, "ppo": {"gamma": gamma, "lr": 3e-3}, "out": str(tmp_path)})
+    experiment = registry.build("ppo", config)
+    group = wire(experiment, place(experiment), "main", clock=ManualClock())
+    group.start()
+    while group.trainer is not None and not group.trainer.finished:
+        group.round()
+    assert group.trainer is not None
+    table = group.tables["trajectories"]
+    obs = {k: v for k, v in table.memory.arrays[0].items() if k == "obs"}
+    values = group.trainer.learner.net.value(obs).detach().numpy()  # type: ignore[attr-defined]
+    group.close()
+    assert np.allclose(values, 1.0 / (1.0 - gamma), rtol=0.15), (values.min(), values.max())
+
+
+def test_dqn_learns_cartpole_from_replay(tmp_path: Path) -> None:
+    """At least 150 (chance is 20) within 15,000 steps, on 2 of 3 seeds."""
+    found = scores("dqn", tmp_path, range(51, 54), total_steps=15_000, eval={"episodes": 20})
+    assert sorted(found)[1] >= 150.0, found
+
+
+def test_grpo_raises_the_reward_of_a_warmed_up_model(tmp_path: Path) -> None:
+    """Words of three letters: imitation is stopped early, GRPO must add at least 0.2 to the reward on unseen words."""
+    task = f"{Path(__file__).parent / 'short_words.py'}:make_task"
+    sizes = {"lm": {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "inner": 160}, "placement": {"threads": 1}}
+    warm = {"task": task, "demo_rows": 64, "warmup_updates": 90, "num_prompts": 8, "group_size": 8, **sizes}
+    before, after = [], []
+    for seed in (61, 62):
+        run = rl.train("grpo", seed=seed, out=str(tmp_path), **QUIET, **warm, total_updates=190, eval={"every": 90, "episodes": 128})
+        rows = run.rows("eval")
+        before.append(next(r["mean"] for r in rows if r["version"] == 90))
+        after.append(rows[-1]["mean"])
+    gains = [b - a for a, b in zip(before, after, strict=True)]
+    assert min(gains) >= 0.2, (before, after)

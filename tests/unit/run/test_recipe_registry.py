@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from runnel.core.errors import ConfigError
+from runnel.run import registry
+from runnel.run.experiment import RunConfig
+from runnel.run.registry import RECIPES, live_objects, load_recipe, name_objects, resolve_live
+
+RECIPE = '''"""My recipe.
+
+More about it.
+"""
+from dataclasses import dataclass
+import runnel as rl
+
+@dataclass(frozen=True)
+class Config(rl.RunConfig):
+    total_updates: int | None = 3
+
+def build(config):
+    raise rl.ConfigError("seed", config.seed, "built with this seed")
+'''
+
+
+class Env:
+    pass
+
+
+def make_env() -> Env:
+    return Env()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_listed_recipe_loads(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert issubclass(recipe.Config, RunConfig)
+    assert recipe.summary.endswith(".")
+    recipe.Config().check()
+
+
+def test_a_file_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("mine.py")
+    assert (recipe.name, recipe.summary) == (str(tmp_path / "mine.py"), "My recipe.")
+    assert recipe.Config(seed=4).total_updates == 3
+    with pytest.raises(ConfigError, match="seed = 4: built with this seed"):
+        registry.build(recipe.name, recipe.Config(seed=4))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"recipe = 'pppo': unknown; use one of ppo, dqn.*or the path of your own .py file"):
+        load_recipe("pppo")
+    with pytest.raises(ConfigError, match="no such file"):
+        load_recipe("nowhere.py")
+
+
+@pytest.mark.parametrize("missing", ["Config", "build"])
+def test_a_file_that_lacks_a_part_is_refused(missing: str, tmp_path: Path) -> None:
+    path = tmp_path / f"without_{missing}.py"
+    path.write_text(RECIPE.replace(f"class {missing}", "class Other").replace(f"def {missing}", "def other"))
+    with pytest.raises(ConfigError, match=f"the file defines no {missing}"):
+        load_recipe(str(path))
+
+
+def test_a_bad_config_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RECIPE)
+    recipe = load_recipe(str(tmp_path / "mine.py"))
+    with pytest.raises(ConfigError, match="total_updates = 0: use at least 1"):
+        registry.build(recipe.name, recipe.Config(total_updates=0))
+
+
+def test_classes_and_functions_become_names() -> None:
+    named, objects = name_objects({"env": Env, "network": make_env, "seed": 3, "ppo": {"lr": 1}})
+    assert objects == {}
+    assert named == {"env": f"{__name__}:Env", "network": f"{__name__}:make_env", "seed": 3, "ppo": {"lr": 1}}
+
+
+def test_what_has_no_name_lives_in_this_process() -> None:
+    make = lambda: Env()  # noqa: E731
+    bound = Env().__eq__
+
+    @dataclass
+    class Local:
+        x: int = 1
+
+    named, objects = name_objects({"env": make, "network": Local, "task": bound})
+    assert named == {"env": "live:env", "network": "live:network", "task": "live:task"}
+    assert objects == {"live:env": make, "live:network": Local, "live:task": bound}
+    with live_objects(objects, "inproc"):
+        assert resolve_live("live:env", "env") is make
+        assert resolve_live("CartPole-v1", "env") == "CartPole-v1"
+        with live_objects({"live:env": Local}, "inproc"):
+            assert resolve_live("live:env", "env") is Local
+        assert resolve_live("live:env", "env") is make
+    with pytest.raises(ConfigError, match=r"pass it again as env=\.\.\."):
+        resolve_live("live:env", "env")
+
+
+def test_a_lambda_cannot_go_to_another_process() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"network = .*path/to/file.py:name.*launcher='inproc'"),
+        live_objects({"live:network": make_env}, "local"),
+    ):
+        raise AssertionError("refused before anything starts")

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runnel.core.config import override
+from runnel.core.errors import ConfigError
+from runnel.flow.staleness import LagPolicy
+from runnel.run.experiment import RunConfig
+
+GOOD = RunConfig(total_steps=100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"total_steps": None}, "total_steps = None: a run needs a budget; set total_steps, total_updates or total_tokens"),
+        ({"total_steps": 0}, "total_steps = 0: use at least 1"),
+        ({"total_updates": -1}, "total_updates = -1: use at least 1"),
+        ({"total_tokens": 0}, "total_tokens = 0: use at least 1"),
+        ({"num_actors": 0}, "num_actors = 0: use at least 1"),
+        ({"placement.threads": 0}, "placement.threads = 0: use at least 1"),
+        ({"placement.policy_workers": -1}, "placement.policy_workers = -1: use 0"),
+        ({"eval.every": -1}, "eval.every = -1: use 0 for never"),
+        ({"eval.episodes": -1}, "eval.episodes = -1: use 0"),
+        ({"checkpoint.every": -1}, "checkpoint.every = -1: use 0 for never"),
+        ({"checkpoint.keep": 0}, "checkpoint.keep = 0: keep at least 1"),
+        ({"staleness": {"mode": "window", "max_lag": 0}}, "staleness.max_lag = 0: a window needs at least 1"),
+        ({"staleness.max_concurrent": -1}, "staleness.max_concurrent = -1: use 0"),
+        (
+            {"staleness.mode": "window", "deterministic": True, "launcher": "local"},
+            "staleness.mode = 'window': across processes a window depends on timing",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        override(GOOD, changes).check()
+    assert str(error.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"staleness.mode": "window", "deterministic": True},
+        {"staleness.mode": "one_step", "deterministic": True, "launcher": "local"},
+        {"total_steps": None, "total_tokens": 5},
+        {"eval.episodes": 0, "checkpoint.every": 0},
+    ],
+)
+def test_what_works_is_let_through(changes: dict[str, Any]) -> None:
+    override(GOOD, changes).check()
+
+
+def test_a_wrong_launcher_lists_the_right_ones() -> None:
+    with pytest.raises(ConfigError, match="launcher = 'ray2': expected one of 'inproc', 'local'"):
+        override(GOOD, {"launcher": "ray2"})
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "wanted"),
+    [
+        (RunConfig(total_steps=100), {"batch_steps": 32}, LagPolicy(0, 2, True, stop=4)),
+        (RunConfig(total_steps=96), {"batch_steps": 32}, LagPolicy(0, 2, True, stop=3)),
+        (RunConfig(total_steps=96), {}, LagPolicy(0, 2, True)),
+        (RunConfig(total_steps=96, total_updates=2), {"batch_steps": 32}, LagPolicy(0, 2, True, stop=2)),
+        (RunConfig(total_steps=96), {"batch_steps": 32, "start": 5}, LagPolicy(0, 2, True, start=5, stop=8)),
+        (RunConfig(total_updates=9), {"stop": 5}, LagPolicy(0, 2, True, stop=5)),
+        (RunConfig(total_tokens=64, total_steps=1), {"batch_steps": 32, "tokens": True}, LagPolicy(0, 2, True, stop=2)),
+    ],
+)
+def test_no_more_batches_are_started_than_the_budget_pays_for(config: RunConfig, settings: Any, wanted: LagPolicy) -> None:
+    assert config.lag_policy(2, **settings) == wanted
+
+
+def test_modes_become_policies() -> None:
+    config = RunConfig(total_updates=5)
+    window = override(config, {"staleness": {"mode": "window", "max_lag": 3, "max_concurrent": 7}})
+    assert window.lag_policy(4) == LagPolicy(3, 4, exact=False, stop=5, max_concurrent=7)
+    assert override(config, {"staleness.mode": "one_step"}).lag_policy(4) == LagPolicy(1, 4, exact=True, stop=5)
+    assert replace(config).lag_policy(4).lag == 0

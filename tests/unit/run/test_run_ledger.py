@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runnel.core.clock import ManualClock
+from runnel.run.ledger import Callbacks, Ledger
+from runnel.track.folder import RunFolder
+
+
+class ListSink:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.flushed = self.closed = 0
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def ledger_of(path: Path, **settings: Any) -> tuple[Ledger, ManualClock]:
+    clock = ManualClock()
+    return Ledger(RunFolder(path), clock, **settings), clock
+
+
+def update(version: int, *, steps: int = 0, **metrics: float) -> dict[str, Any]:
+    return {
+        "kind": "update",
+        "worker": "trainer",
+        "version": version,
+        "steps": steps,
+        "tokens": 2 * steps,
+        "progress": version / 10,
+        "metrics": metrics,
+        "sample_ids": {"s": [version]},
+        "streams": {"s": {"dispatched": 4, "consumed": 4}},
+    }
+
+
+def episode(value: float, length: int = 5) -> dict[str, Any]:
+    return {"kind": "episode", "worker": "actor-0", "return": value, "length": length}
+
+
+def evaluation(version: int, *returns: float) -> dict[str, Any]:
+    extra = {"length": [1.0, 3.0], "none": []}
+    return {"kind": "eval", "worker": "evaluator", "version": version, "returns": list(returns), "extra": extra, "samples": []}
+
+
+def rows_of(path: Path, name: str = "metrics") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_an_update_becomes_a_row_with_the_recent_episodes(tmp_path: Path) -> None:
+    ledger, clock = ledger_of(tmp_path)
+    ledger.add([episode(1.0, 4), episode(3.0, 8)])
+    clock.advance(2.0)
+    ledger.add_stages({"trainer/update": 0.5, "trainer/prepare": 0.5, "actor-0/sample": 2.0})
+    ledger.add_stages({"trainer/update": 0.5})
+    ledger.add([update(1, steps=100, loss=0.5)])
+    ledger.close()
+    (row,) = rows_of(tmp_path)
+    assert (row["kind"], row["version"], row["steps"], row["tokens"], row["progress"]) == ("update", 1, 100, 200, 0.1)
+    assert row["metrics"] == {"loss": 0.5, "return": 2.0, "episode_length": 6.0, "episodes": 2.0}
+    assert row["streams"] == {"s": {"dispatched": 4, "consumed": 4}}
+    assert row["time"]["wall_s"] == 2.0
+    assert row["time"]["steps_per_s"] == pytest.approx(50.0)
+    assert row["time"]["tokens_per_s"] == pytest.approx(100.0)
+    assert row["time"]["stages"] == {"trainer/update": 1.0, "trainer/prepare": 0.5, "actor-0/sample": 2.0}
+    assert row["time"]["idle"] == {"trainer": pytest.approx(0.25), "actor-0": 0.0}
+    assert (ledger.version, ledger.steps, ledger.tokens, ledger.progress) == (1, 100, 200, 0.1)
+
+
+def test_stages_are_of_one_row_and_rates_of_the_last_seconds(tmp_path: Path) -> None:
+    ledger, clock = ledger_of(tmp_path)
+    for k in range(1, 21):
+        clock.advance(1.0)
+        ledger.add_stages({"trainer/update": 0.5})
+        ledger.add([update(k, steps=k * 10 if k <= 10 else 100 + (k - 10) * 30)])
+    rows = rows_of(tmp_path)
+    assert all(r["time"]["stages"] == {"trainer/update": 0.5} for r in rows)
+    assert rows[9]["time"]["steps_per_s"] == pytest.approx(10.0)
+    assert rows[-1]["time"]["steps_per_s"] == pytest.approx(30.0)
+
+
+def test_only_the_last_hundred_episodes_count(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    ledger.add([episode(1000.0), *(episode(float(k)) for k in range(100)), update(1)])
+    metrics = rows_of(tmp_path)[0]["metrics"]
+    assert (metrics["return"], metrics["episodes"]) == (49.5, 101.0)
+
+
+def test_an_evaluation_becomes_a_row_with_its_interval(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path, stop_return=10.0)
+    ledger.add([update(3, steps=30), evaluation(3, 4.0, 6.0)])
+    row = rows_of(tmp_path)[1]
+    assert (row["kind"], row["version"], row["steps"], row["mean"], row["num"]) == ("eval", 3, 30, 5.0, 2)
+    assert row["low"] <= 5.0 <= row["high"]
+    assert row["extra"] == {"length": 2.0}
+    assert ledger.last_eval is not None
+    assert ledger.stop_reason is None
+    ledger.add([evaluation(4, 9.0, 11.0)])
+    assert ledger.stop_reason == "evaluation reached 10 (stop_return is 10)"
+
+
+def test_failures_samples_and_notes_have_their_places(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    ledger.add([{"kind": "sample", "worker": "actor-0", "text": "hello"}])
+    ledger.add([{"kind": "failure", "worker": "actor-0", "rows": 3, "reason": "env_failed: x"}])
+    ledger.note("resumed", level="warning")
+    assert rows_of(tmp_path, "samples") == [{"kind": "sample", "text": "hello"}]
+    texts = [(r["kind"], r["level"], r["text"]) for r in rows_of(tmp_path)]
+    assert texts[0][:2] == ("event", "warning")
+    assert "actor-0" in texts[0][2]
+    assert "3 rows cancelled: env_failed: x" in texts[0][2]
+    assert texts[1] == ("event", "warning", "resumed")
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [("on_update", update(1)), ("on_episode", episode(1.0)), ("on_eval", evaluation(1, 2.0))],
+)
+@pytest.mark.parametrize(("answer", "stops"), [(False, True), (None, False), (True, False), (0, False)])
+def test_a_callback_that_returns_false_stops_the_run(
+    name: str, event: dict[str, Any], answer: Any, stops: bool, tmp_path: Path
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def callback(row: dict[str, Any]) -> Any:
+        seen.append(row)
+        return answer
+
+    ledger, _ = ledger_of(tmp_path, callbacks=Callbacks(**{name: callback}))
+    ledger.add([event])
+    assert [r["kind"] for r in seen] == [event["kind"]]
+    assert (ledger.stop_reason is not None) == stops
+    if stops:
+        assert ledger.stop_reason == f"a callback asked to stop after {event['kind']}"
+
+
+def test_a_checkpoint_is_told(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    callback: Callable[[dict[str, Any]], Any] = seen.append
+    ledger, _ = ledger_of(tmp_path, callbacks=Callbacks(on_checkpoint=callback))
+    ledger.checkpoint(tmp_path / "c", 7)
+    assert seen == [{"kind": "checkpoint", "version": 7, "path": str(tmp_path / "c")}]
+
+
+def test_other_sinks_get_every_row(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    sink = ListSink()
+    ledger.attach([sink], None)
+    ledger.add([update(1), evaluation(1, 1.0)])
+    ledger.snapshot()
+    ledger.end("finished", 3.0)
+    ledger.close()
+    assert [r["kind"] for r in sink.rows] == ["update", "eval", "end"]
+    assert (sink.flushed > 0, sink.closed) == (True, 1)
+    end = rows_of(tmp_path)[-1]
+    assert (end["status"], end["time"]["train_s"], end["streams"]) == ("finished", 3.0, ledger.streams)
+
+
+def test_restore_cuts_the_files_back_and_goes_on_identically(tmp_path: Path) -> None:
+    ledger, clock = ledger_of(tmp_path)
+    ledger.add([episode(1.0), update(1, steps=10), evaluation(1, 1.0), {"kind": "sample", "worker": "a", "text": "kept"}])
+    clock.advance(4.0)
+    state = json.loads(json.dumps(ledger.snapshot()))
+    kept = {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in ("metrics", "samples")}
+    ledger.add([episode(3.0), update(2, steps=20), {"kind": "sample", "worker": "a", "text": "cut"}])
+    first = rows_of(tmp_path)[-1]
+    ledger.close()
+    again, clock = ledger_of(tmp_path)
+    again.restore(state)
+    assert {name: (tmp_path / f"{name}.jsonl").read_bytes() for name in kept} == kept
+    assert (again.version, again.steps, again.tokens) == (1, 10, 20)
+    assert again.last_eval is not None
+    assert again.last_eval["mean"] == 1.0
+    clock.advance(1.0)
+    assert again.wall_s() == 5.0
+    again.add([episode(3.0), update(2, steps=20)])
+    second = rows_of(tmp_path)[-1]
+    assert {k: v for k, v in second.items() if k != "time"} == {k: v for k, v in first.items() if k != "time"}
+
+
+def test_restore_drops_half_a_line_of_a_killed_run(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    ledger.add([update(1)])
+    state = ledger.snapshot()
+    ledger.close()
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind": "upd')
+    again, _ = ledger_of(tmp_path)
+    again.restore(state)
+    again.add([update(2)])
+    assert [r["version"] for r in rows_of(tmp_path)] == [1, 2]
