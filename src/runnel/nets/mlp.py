@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,12 +65,22 @@ class MLP(nn.Module):
             for i, o, gain in zip(widths[:-1], widths[1:], gains, strict=True)
         )
         self._activation = ACTIVATIONS[config.activation]
+        self._pairs: list[tuple[Tensor, Tensor]] | None = None
+        self.register_load_state_dict_post_hook(_forget_pairs)
 
     def forward(self, x: Tensor) -> Tensor:
-        *hidden, head = self.layers
-        for layer in hidden:
-            x = self._activation(F.linear(x, layer.weight, layer.bias))  # type: ignore[arg-type]
-        return F.linear(x, head.weight, head.bias)  # type: ignore[arg-type]
+        # Finding weights through modules costs as much as a small layer; `assign=True` on loading replaces them.
+        if self._pairs is None:
+            self._pairs = [(layer.weight, layer.bias) for layer in cast(list[nn.Linear], list(self.layers))]
+        *hidden, head = self._pairs
+        for weight, bias in hidden:
+            x = self._activation(F.linear(x, weight, bias))
+        return F.linear(x, *head)
+
+
+def _forget_pairs(module: nn.Module, incompatible: object) -> None:
+    assert isinstance(module, MLP)
+    module._pairs = None
 
 
 class ActorCriticMLP(nn.Module):
