@@ -39,7 +39,6 @@ from runnel.core.protocols import (
     Update,
 )
 from runnel.core.records import FieldSpec, Segment, StreamSpec
-from runnel.core.resolve import load_object
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
@@ -72,8 +71,9 @@ from runnel.run.experiment import (
     RunConfig,
 )
 from runnel.run.prompt_task import PromptTask
-from runnel.run.registry import resolve_live
+from runnel.run.registry import resolve
 from runnel.testing.envs import check_env
+from runnel.testing.rewards import check_reward
 from runnel.track.report import write_report
 
 __version__ = "0.1.0"
@@ -146,14 +146,14 @@ __all__ = [
     "WorkerFailure",
     "__version__",
     "check_env",
+    "check_reward",
     "evaluate",
     "load",
-    "load_object",
     "make_env",
     "make_rng",
     "make_seed",
     "replay_stream",
-    "resolve_live",
+    "resolve",
     "resume",
     "summarise",
     "train",

@@ -7,7 +7,10 @@ import runnel as rl
 
 def reward(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
     """Share of letters at their place."""
-    return [sum(a == b for a, b in zip(p[::-1], c, strict=False)) / len(p) * (len(p) == len(c)) for p, c in zip(prompts, completions, strict=True)]
+    return [
+        sum(a == b for a, b in zip(p[::-1], c, strict=False)) / len(p) * (len(p) == len(c))
+        for p, c in zip(prompts, completions, strict=True)
+    ]
 
 
 def make_task() -> rl.TextTask:

@@ -83,7 +83,9 @@ def test_grpo_raises_the_reward_of_a_warmed_up_model(tmp_path: Path) -> None:
     warm = {"task": task, "demo_rows": 64, "warmup_updates": 90, "num_prompts": 8, "group_size": 8, **sizes}
     before, after = [], []
     for seed in (61, 62):
-        run = rl.train("grpo", seed=seed, out=str(tmp_path), **QUIET, **warm, total_updates=190, eval={"every": 90, "episodes": 128})
+        run = rl.train(
+            "grpo", seed=seed, out=str(tmp_path), **QUIET, **warm, total_updates=190, eval={"every": 90, "episodes": 128}
+        )
         rows = run.rows("eval")
         before.append(next(r["mean"] for r in rows if r["version"] == 90))
         after.append(rows[-1]["mean"])

@@ -27,7 +27,7 @@ def doctor(args: list[str]) -> int:
         _line("device", name, True)
     free = free_shared_memory()
     enough = free >= 1 << 28
-    advice = "" if enough else "  little for --launcher local: raise the size of /dev/shm"
+    advice = "" if enough else "  little for --launcher local: close other programs"
     _line("shared memory", f"{free / 2**30:.1f} GiB free{advice}", enough)
     missing = False
     for package in REQUIRED:

@@ -44,9 +44,10 @@ def train(args: list[str]) -> int:
         print(TRAIN_HELP + names)
         return 0 if args and args[0] in ("-h", "--help") else 2
     recipe = registry.load_recipe(args[0])
-    base = _overlay(recipe.Config(), args[1:])
+    overlay = _overlay(args[1:])
+    base = override(recipe.Config(), overlay)
     options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
-    config = one_budget(recipe.Config(), config)
+    config = one_budget(config, {*overlay, *(arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args)})
     if options.dry_run:
         return _dry_run(recipe.name, config)
     command = shlex.join(["runnel", "train", *args])
@@ -111,8 +112,8 @@ def _json_rule(found: Any) -> Any:
     )
 
 
-def _overlay(base: RunConfig, args: list[str]) -> RunConfig:
-    """The TOML file of `--config`, if any, over the defaults."""
+def _overlay(args: list[str]) -> dict[str, Any]:
+    """What the TOML file of `--config` says, if there is one."""
     for i, arg in enumerate(args):
         name, _, value = arg.partition("=")
         if name == "--config":
@@ -120,10 +121,10 @@ def _overlay(base: RunConfig, args: list[str]) -> RunConfig:
             if not path.is_file():
                 raise ConfigError("config", str(path), "there is no such file")
             try:
-                return override(base, tomllib.loads(path.read_text()))
+                return tomllib.loads(path.read_text())
             except tomllib.TOMLDecodeError as error:
                 raise ConfigError("config", str(path), f"is not TOML: {error}") from error
-    return base
+    return {}
 
 
 def _dry_run(recipe: str, config: RunConfig) -> int:

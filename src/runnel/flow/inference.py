@@ -81,6 +81,10 @@ class InlineClient:
             self._loaded, self.version = found, found.version
         return self.version >= 0 if version < 0 else self.version == version
 
+    def newest(self) -> int:
+        """Newest version published, loaded here or not; -1 before any."""
+        return self._subscriber.newest()
+
     def snapshot(self) -> State:
         """With the parameters, if the channel no longer has the version that is loaded here.
 

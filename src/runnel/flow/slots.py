@@ -28,7 +28,7 @@ from runnel.core.records import Accounting, Header, Segment, Slot, StreamSpec, t
 from runnel.flow.staleness import Counters, StalenessPolicy
 
 FREE, RESERVED, FINISHED, FEEDBACK = range(4)
-UNREAD, TAKEN, RELEASED = range(3)
+UNREAD, TAKEN, RELEASED, ANSWERED = range(4)
 REASONS = (
     "stale",
     "evicted_unused",
@@ -188,7 +188,8 @@ class SlotTable:
             lost = np.flatnonzero((self.state == RESERVED) & (self.headers[:, HEADER.index("writer")] == writer))
             self.state[lost] = FREE
             self.globals[CANCELLED + reason_index(reason)] += self.spec.num_rows * len(lost)
-            return self.spec.num_rows * len(lost)
+        self.ring()
+        return self.spec.num_rows * len(lost)
 
     def collect_feedback(self, writer: int) -> list[Feedback]:
         if not self.spec.feedback:
@@ -259,9 +260,9 @@ class SlotTable:
 
     def _finish_read(self, index: int, reader: int, outcome: int, has_feedback: bool = False) -> None:
         self.readers[reader, outcome] += self.spec.num_rows
-        self.read[index, reader] = RELEASED
-        if (self.read[index] == RELEASED).all():
-            self.state[index] = FEEDBACK if has_feedback and self.spec.feedback else FREE
+        self.read[index, reader] = ANSWERED if has_feedback else RELEASED
+        if (self.read[index] >= RELEASED).all():
+            self.state[index] = FEEDBACK if (self.read[index] == ANSWERED).any() else FREE
             self.globals[CONSUMED_SEGMENTS] += int(outcome in (CONSUMED, HELD))
 
     def settle(self, reader: int, consumed: int, dropped: Mapping[str, int]) -> None:
@@ -282,7 +283,7 @@ class SlotTable:
         with self.lock:
             account, rows = self.readers[reader], self.spec.num_rows
             reserved = int((self.state == RESERVED).sum())
-            waiting = int(((self.state == FINISHED) & (self.read[:, reader] != RELEASED)).sum())
+            waiting = int(((self.state == FINISHED) & (self.read[:, reader] < RELEASED)).sum())
             return Accounting(
                 dispatched=int(self.globals[DISPATCHED]),
                 consumed=int(account[CONSUMED]),

@@ -160,6 +160,17 @@ class RatioPolicy:
             return 0
         return 1 + math.floor((num_steps - self.min_fill) * self.ratio + 1e-9)
 
+    def segments_for(self, num_steps: int) -> int:
+        """The fewest segments that hold `num_steps` and of which the last pays for an update (so the learner hears of it).
+
+        >>> RatioPolicy(ratio=0.05, min_fill=100, segment_steps=10).segments_for(210)
+        22
+        """
+        n = -(-num_steps // self.segment_steps)
+        while self.updates(n * self.segment_steps) == self.updates((n - 1) * self.segment_steps):
+            n += 1
+        return n
+
     def admits_sequence(self, sequence: int, version: int, running: int = 0) -> bool:
         if self.num_segments is not None and sequence >= self.num_segments:
             return False

@@ -249,6 +249,7 @@ class PromptSampler:
     def snapshot(self) -> State:
         """Groups on their way with what was made of them; segments come back by `reclaim`, tickets by the client."""
         return {
+            "seed": self._seed,
             "source": self._source.snapshot(),
             "num_groups": self._num_groups,
             "failures": self._failures,
@@ -258,6 +259,7 @@ class PromptSampler:
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
         writer = writers[self._route.samples]
+        self._seed = state["seed"]
         self._source.restore(state["source"])
         self._num_groups, self._failures = state["num_groups"], state["failures"]
         self._events = [dict(e) for e in state["events"]]

@@ -155,13 +155,13 @@ def _word(rng: np.random.Generator, low: int, high: int) -> str:
 TASKS: Mapping[str, Callable[[], TextTask]] = {"reverse": make_reverse}
 
 
-def make_task(name: str) -> TextTask:
-    """A built-in task by name, or the user's own as `file.py:make_task` or `module:make_task`."""
-    if name in TASKS:
+def make_task(name: str | Callable[[], TextTask]) -> TextTask:
+    """A built-in task by name, or the user's own: a function, or `file.py:make_task` or `module:make_task`."""
+    if isinstance(name, str) and name in TASKS:
         return TASKS[name]()
-    if not is_reference(name):
+    if isinstance(name, str) and not is_reference(name):
         raise ConfigError("task", name, f"choose one of {', '.join(sorted(TASKS))}, or write file.py:make_task")
-    task = load_object(name, "task")()
+    task = load_object(name, "task")() if isinstance(name, str) else name()
     if not isinstance(task, TextTask):
         raise ConfigError("task", name, f"it returned {type(task).__name__}; return a runnel.llm.tasks.TextTask")
     return task

@@ -125,7 +125,7 @@ class HFTokenizer:
 
         self._inner: Any = AutoTokenizer.from_pretrained(str(path))
         if self._inner.eos_token_id is None:
-            raise ConfigError("model.path", str(path), "its tokenizer has no eos token; set eos_token in tokenizer_config.json")
+            raise ConfigError("model", str(path), "its tokenizer has no eos token; set eos_token in tokenizer_config.json")
         self.eos_id = int(self._inner.eos_token_id)
         self.pad_id = int(self._inner.eos_token_id if self._inner.pad_token_id is None else self._inner.pad_token_id)
         self.vocab_size = len(self._inner)
@@ -174,5 +174,5 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             raise DataError(f"{path / FILE_NAME} describes another tokenizer than this version's CharTokenizer")
         return CharTokenizer()
     if not path.is_dir():
-        raise ConfigError("model.path", str(folder), "there is no such folder; give a folder with a model and its tokenizer")
+        raise ConfigError("model", str(folder), "there is no such folder; give a folder with a model and its tokenizer")
     return HFTokenizer(path)

@@ -36,9 +36,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ConfigError("model.heads", self.heads, f"must divide width = {self.width} into heads of even size")
+            raise ConfigError("lm.heads", self.heads, f"must divide width = {self.width} into heads of even size")
         if self.heads % self.kv_heads:
-            raise ConfigError("model.kv_heads", self.kv_heads, f"must divide heads = {self.heads}")
+            raise ConfigError("lm.kv_heads", self.kv_heads, f"must divide heads = {self.heads}")
 
 
 def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
@@ -50,7 +50,7 @@ def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
         from transformers import AutoModelForCausalLM
 
         if not Path(config.path).is_dir():
-            raise ConfigError("model.path", config.path, "there is no such folder; give a model folder, or leave it empty")
+            raise ConfigError("model", config.path, "there is no such folder; give a model folder, or leave it empty")
         return AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).eval()
     from transformers import LlamaConfig, LlamaForCausalLM
 

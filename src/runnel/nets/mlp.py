@@ -56,7 +56,7 @@ class MLP(nn.Module):
     def __init__(self, num_inputs: int, num_outputs: int, *, config: MLPConfig, head_gain: float, seed: int) -> None:
         super().__init__()
         if any(width < 1 for width in config.hidden):
-            raise ConfigError("net.hidden", config.hidden, "each layer needs a width of at least 1")
+            raise ConfigError("mlp.hidden", config.hidden, "each layer needs a width of at least 1")
         generator = torch.Generator().manual_seed(seed)
         widths = [num_inputs, *config.hidden, num_outputs]
         gains = [2.0**0.5] * len(config.hidden) + [head_gain]
@@ -66,7 +66,7 @@ class MLP(nn.Module):
         )
         self._activation = ACTIVATIONS[config.activation]
         self._pairs: list[tuple[Tensor, Tensor]] | None = None
-        self.register_load_state_dict_post_hook(_forget_pairs)
+        self.register_load_state_dict_post_hook(_forget_pairs)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         # Finding weights through modules costs as much as a small layer; `assign=True` on loading replaces them.

@@ -5,6 +5,7 @@ runnel train dqn --env CartPole-v1 --total-steps 50000
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,8 @@ class Config(rl.RunConfig):
             raise rl.ConfigError("update_ratio", self.update_ratio, "must be above 0")
         if self.min_fill < self.dqn.batch_size:
             raise rl.ConfigError("min_fill", self.min_fill, f"must hold a batch; use at least {self.dqn.batch_size}")
+        if self.total_steps is not None and self.total_steps < self.min_fill:
+            raise rl.ConfigError("total_steps", self.total_steps, f"ends before the first update; use at least {self.min_fill}")
         if self.replay.capacity < self.min_fill:
             raise rl.ConfigError("replay.capacity", self.replay.capacity, f"must hold min_fill; use at least {self.min_fill}")
         if self.staleness.mode == "window" and self.deterministic:
@@ -60,8 +63,9 @@ def build(c: Config) -> rl.Experiment:
         segment_steps=segment_steps,
         lag=c.staleness.lag,
         exact=exact,
-        num_segments=-(-c.total_steps // segment_steps) if c.total_steps else None,
     )
+    if c.total_steps:
+        ratio = dataclasses.replace(ratio, num_segments=ratio.segments_for(c.total_steps))
     batches = rl.LagPolicy(lag=c.staleness.lag, batch=1, exact=exact)
     experience = rl.trajectory_stream(
         task.spec,

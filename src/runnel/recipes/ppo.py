@@ -39,7 +39,7 @@ def build(c: Config) -> rl.Experiment:
     policy = c.lag_policy(c.num_actors, batch_steps=batch_steps)
 
     def network() -> rl.ActorCritic:
-        make = rl.load_object(rl.resolve_live(c.network, "network"), "network") if c.network else c.mlp.build
+        make = rl.resolve(c.network, "network") if c.network else c.mlp.build
         return rl.ActorCritic(task.spec, make(task.spec, c.seed), normalise_obs=c.ppo.normalise_obs)
 
     return rl.Experiment(

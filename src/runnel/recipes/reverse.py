@@ -15,11 +15,15 @@ from runnel.recipes import grpo
 class Config(grpo.Config):
     """A warm-up that is stopped early, then GRPO on the exact answer until 90 % of unseen words come out right."""
 
-    warmup_updates: int = 120
+    warmup_updates: int = 80
     """Supervised updates before the first update on rollouts."""
-    total_updates: int | None = 420
+    demo_rows: int = 64
+    """Demonstrations in a supervised batch."""
+    num_prompts: int = 32
+    """Prompts in a batch."""
+    total_updates: int | None = 160
     """Budget in updates of the learner, the warm-up included."""
-    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=30, episodes=256, stop_return=0.93))
+    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=20, episodes=256, stop_return=0.93))
 
 
 build = grpo.build

@@ -109,8 +109,7 @@ def resume(
     folder = RunFolder.open(run)
     module = registry.load_recipe(folder.read_run_info()["recipe"])
     settings, objects = registry.name_objects(settings)
-    before = override(module.Config(), folder.read_config())
-    config = one_budget(before, override(before, settings))
+    config = one_budget(override(override(module.Config(), folder.read_config()), settings), settings)
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
     with registry.live_objects(objects, config.launcher):
         experiment = registry.build(module.name, config)

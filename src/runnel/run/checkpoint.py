@@ -118,19 +118,23 @@ class Checkpoints:
     def begin(self, version: int) -> Path:
         """A folder to write parts into; nobody reads it before `finish`."""
         path = self.folder / f".writing-{version:09d}"
-        shutil.rmtree(path, ignore_errors=True)
+        for dead in self.folder.glob(".writing-*"):
+            shutil.rmtree(dead)
         path.mkdir(parents=True)
         return path
 
     def finish(self, path: Path, manifest: dict[str, Any]) -> Path:
         """Make the folder a checkpoint: manifest last, then one rename; older ones beyond `keep` go.
 
-        A later version than this one is damaged (the run fell back behind it): it goes too.
+        A second checkpoint of one version gets a number behind it, and the first goes only when the second is there. A later
+        version than this one is damaged (the run fell back behind it): it goes too.
         """
         _write(path / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
         target = self.folder / f"{manifest['version']:09d}"
-        if target.exists():
-            shutil.rmtree(target)
+        number = 0
+        while target.exists():
+            number += 1
+            target = target.with_name(f"{manifest['version']:09d}-{number}")
         path.rename(target)
         descriptor = os.open(self.folder, os.O_RDONLY)
         os.fsync(descriptor)

@@ -5,9 +5,11 @@ Everything here is a description. Factories are called later, each in the proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import torch
 
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Evaluation, Inferencer, Learner, Policy, Sampler, Store
@@ -83,7 +85,7 @@ class RunConfig:
     init_from: str = ""
     """Folder of a finished run whose parameters this one starts from."""
     track: tuple[str, ...] = ("tensorboard",)
-    """Sinks beside metrics.jsonl: tensorboard, wandb."""
+    """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -129,6 +131,7 @@ class RunConfig:
         for name, value in (("eval.episodes", self.eval.episodes), ("placement.policy_workers", self.placement.policy_workers)):
             if value < 0:
                 raise ConfigError(name, value, "use 0 for none, or a number")
+        _check_device(self.device)
         if self.checkpoint.keep < 1:
             raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
         if self.deterministic and self.launcher == "local" and self.staleness.mode == "window":
@@ -139,14 +142,23 @@ class RunConfig:
             )
 
 
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("device", name, f"torch sees {torch.cuda.device_count()} CUDA devices here; use cpu")
+
+
 BUDGETS = ("total_steps", "total_updates", "total_tokens")
 
 
-def one_budget(base: RunConfig, config: RunConfig) -> RunConfig:
+def one_budget(config: RunConfig, named: Collection[str]) -> RunConfig:
     """A budget that the user names replaces those that the recipe came with, whatever their unit."""
-    if all(getattr(config, n) == getattr(base, n) for n in BUDGETS):
+    if not any(n in named for n in BUDGETS):
         return config
-    kept: dict[str, Any] = {n: None if getattr(config, n) == getattr(base, n) else getattr(config, n) for n in BUDGETS}
+    kept: dict[str, Any] = {n: getattr(config, n) if n in named else None for n in BUDGETS}
     return replace(config, **kept)
 
 
@@ -242,6 +254,8 @@ class Experiment:
 
     def check(self) -> None:
         self.config.check()
+        if self.phases[-1].until is not None:
+            raise ConfigError("phases", self.phases[-1], "the last phase must have no end")
         for spec in self.streams:
             spec.check()
             check_capacity(self.staleness[spec.name], spec)

@@ -38,7 +38,7 @@ class PromptTask:
 
     def __init__(self, task: str, config: RunConfig, *, model: str, lm: ModelConfig, max_tokens: int = 0) -> None:
         found = resolve_live(task, "task")
-        self.task: TextTask = make_task(found) if isinstance(found, str) else found()
+        self.task: TextTask = make_task(found)
         self.tokenizer: Tokenizer = load_tokenizer(model) if model else CharTokenizer()
         self._config, self._lm = config, replace(lm, path=model)
         self.sizes = self._measure(max_tokens)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
-from runnel.core.resolve import load_module, reference
+from runnel.core.resolve import load_module, load_object, reference
 from runnel.run.experiment import Experiment, RunConfig, one_budget
 
 RECIPES = {
@@ -60,16 +60,26 @@ def load_recipe(name: str) -> Recipe:
     return Recipe(name, module, module.Config)
 
 
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """User code given as `file.py:name` by its full path, so that the run can be resumed and loaded from anywhere."""
+    changes: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        path, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        if path.endswith(".py") and not Path(path).is_absolute():
+            changes[f.name] = f"{Path(path).resolve()}:{name}"
+    return replace(config, **changes)
+
+
 def configure(recipe: Recipe, settings: Mapping[str, Any]) -> RunConfig:
     """The recipe's config with `settings` laid over it; a budget that is named replaces the recipe's own."""
-    base = recipe.Config()
-    return one_budget(base, override(base, settings))
+    return one_budget(override(recipe.Config(), settings), settings)
 
 
 def build(recipe: str, config: RunConfig) -> Experiment:
     """The experiment of a recipe, checked."""
     config.check()
-    experiment: Experiment = load_recipe(recipe).module.build(config)
+    experiment: Experiment = load_recipe(recipe).module.build(absolute_paths(config))
     experiment.check()
     return experiment
 
@@ -108,6 +118,12 @@ def live_objects(objects: Mapping[str, Any], launcher: str) -> Iterator[None]:
     finally:
         _live.clear()
         _live.update(before)
+
+
+def resolve(target: str, field: str) -> Any:
+    """The object behind `module:name`, `file.py:name`, or a name that stands for an in-process object."""
+    found = resolve_live(target, field)
+    return load_object(found, field) if isinstance(found, str) else found
 
 
 def resolve_live(target: str, field: str) -> Any:

@@ -187,11 +187,11 @@ def test_the_newest_is_found_and_the_last_k_are_kept(tmp_path: Path) -> None:
     assert (path.name, manifest["version"], problems) == ("000001000", 1000, [])
 
 
-def test_saving_a_version_again_replaces_it(tmp_path: Path) -> None:
+def test_saving_a_version_again_is_the_newer_one_and_never_leaves_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 3, 1.0)
     save(checkpoints, 3, 2.0)
-    assert [p.name for p in checkpoints.finished()] == ["000000003"]
+    assert [p.name for p in checkpoints.finished()] == ["000000003", "000000003-1"]
     assert read_part(checkpoints.newest()[0], "worker-a")["x"].tolist() == [2.0] * 4
 
 

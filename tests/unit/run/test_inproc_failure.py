@@ -109,9 +109,6 @@ def test_a_buffer_that_fails_leaves_the_last_checkpoint_alone(tmp_path: Path, mo
     assert rl.resume(tmp_path / "x").status == "finished"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=rl.DeadlockError, reason="steps that pay for no update are never reported to the trainer"
-)
 def test_a_replay_run_ends_where_its_last_segment_pays_for_no_update(tmp_path: Path) -> None:
     """210 steps at 0.05 updates each: the last segment of 10 completes the budget, but no update tells the trainer."""
     run = rl.train("dqn", out=str(tmp_path), **{**DQN, "update_ratio": 0.05, "total_steps": 210})

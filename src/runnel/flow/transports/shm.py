@@ -45,9 +45,12 @@ def anonymous_file(name: str, size: int = 0) -> int:
 
 
 def free_shared_memory() -> int:
-    """Bytes that shared memory can still grow by."""
-    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    stat = os.statvfs(place)
+    """Bytes that shared memory can still grow by. Anonymous memory is bounded by what the machine has free."""
+    meminfo = Path("/proc/meminfo")
+    if hasattr(os, "memfd_create") and meminfo.exists():
+        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    stat = os.statvfs(tempfile.gettempdir())
     return stat.f_bavail * stat.f_frsize
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from runnel.core.clock import Clock
 from runnel.core.errors import DataError
-from runnel.core.protocols import State, Store
+from runnel.core.protocols import Feedback, State, Store
 from runnel.core.rng import rng_state, set_rng_state
 from runnel.flow.slots import TableReader, TableWriter
 from runnel.flow.staleness import RatioPolicy
@@ -16,8 +18,9 @@ from runnel.flow.workers.base import Worker
 class BufferWorker(Worker):
     """Consumes segments, produces batches that it selects from its store, and hears back about them (priorities).
 
-    Waits for actors to write, or for the trainer to take its batch and answer. The order is fixed by counters alone: give
-    out every batch that the inserted steps have paid for, then insert the next segment.
+    Waits for actors to write, or for the trainer to take its batch. The order is fixed by counters alone: give out every batch
+    that the inserted steps have paid for, then insert the next segment. Batch k is drawn when the store has heard of exactly
+    the batches up to k - 1 - lag, however early later answers arrive, so what is drawn does not depend on timing.
     """
 
     kind = "buffer"
@@ -38,7 +41,7 @@ class BufferWorker(Worker):
         self._inserted = 0
         self._reported = 0
         self._given = 0
-        self._awaiting = 0
+        self._answers: deque[Feedback] = deque()
         self._waiting = ""
 
     def poll(self) -> int:
@@ -49,28 +52,26 @@ class BufferWorker(Worker):
 
     def _collect(self) -> int:
         """Priorities come home; the actors learn how far the learner is."""
-        feedback = self._writer.feedback()
-        for values in feedback:
-            self._store.feedback(values)
-        self._awaiting -= len(feedback)
+        answers = self._writer.feedback()
+        self._answers.extend(answers)
         self._reader.advance(self._writer.version())
-        return len(feedback)
+        return len(answers)
 
     def _give(self) -> int:
-        if self._awaiting > self._policy.lag:
-            self._waiting = "the trainer to answer for its last batch"
-            return 0
         slot = self._writer.reserve()
         if slot is None:
             self._waiting = "the trainer to take a batch"
             return 0
+        rows, heard = slot.spec.num_rows, self._given - self._policy.lag
+        while self._answers and self._answers[0].sample_id // rows < heard:
+            self._store.feedback(self._answers.popleft())
         with self.timer.stage("select"):
             first_time = self._store.sample(slot, self._rng)
         slot.header.version_min = slot.header.version_max = self._writer.version()
         new_steps = self._inserted - self._reported
         self._writer.commit(slot, num_steps=new_steps)
         self._reader.settle(consumed=first_time)
-        self._reported, self._given, self._awaiting = self._inserted, self._given + 1, self._awaiting + 1
+        self._reported, self._given = self._inserted, self._given + 1
         return 1
 
     def _insert(self) -> int:
@@ -99,10 +100,12 @@ class BufferWorker(Worker):
         return {
             "store": self._store.snapshot(),
             "rng": rng_state(self._rng),
-            "counts": [self._inserted, self._reported, self._given, self._awaiting],
+            "counts": [self._inserted, self._reported, self._given],
+            "answers": [{"sample_id": a.sample_id, "values": a.values} for a in self._answers],
         }
 
     def restore(self, state: State) -> None:
         self._store.restore(state["store"])
         set_rng_state(self._rng, state["rng"])
-        self._inserted, self._reported, self._given, self._awaiting = state["counts"]
+        self._inserted, self._reported, self._given = state["counts"]
+        self._answers = deque(Feedback(a["sample_id"], a["values"]) for a in state["answers"])

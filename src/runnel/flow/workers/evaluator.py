@@ -30,10 +30,7 @@ class EvaluatorWorker(Worker):
         self._last = -1
 
     def poll(self) -> int:
-        if not self._every or not self._client.sync() or self._client.version <= self._last:
-            return 0
-        due = (self._last // self._every + 1) * self._every if self._last >= 0 else self._every
-        if self._client.version < due:
+        if not self._every or self._client.newest() < (max(self._last, 0) // self._every + 1) * self._every:
             return 0
         self.evaluate()
         return 1

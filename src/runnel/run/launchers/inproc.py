@@ -32,6 +32,7 @@ def _launch(session: Session) -> str:
         session.groups,
         "main",
         clock=session.clock,
+        incarnation=session.epoch,
         progress=lambda done, total: ledger.tick(f"evaluating {done}/{total}"),
     )
     try:
