@@ -23,7 +23,7 @@ class Config(grpo.Config):
     """Prompts in a batch."""
     total_updates: int | None = 160
     """Budget in updates of the learner, the warm-up included."""
-    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=20, episodes=256, stop_return=0.93))
+    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=20, episodes=256, stop_return=0.95))
 
 
 build = grpo.build
