@@ -70,24 +70,26 @@ def test_truncation_is_not_termination(gamma: float, tmp_path: Path) -> None:
     assert np.allclose(values, 1.0 / (1.0 - gamma), rtol=0.15), (values.min(), values.max())
 
 
-def test_dqn_learns_cartpole_from_replay(tmp_path: Path) -> None:
-    """At least 150 (chance is 20) within 15,000 steps, on 2 of 3 seeds."""
-    found = scores("dqn", tmp_path, range(51, 54), total_steps=15_000, eval={"episodes": 20})
-    assert sorted(found)[1] >= 150.0, found
+def test_dqn_learns_from_replay(tmp_path: Path) -> None:
+    """DictGoal from replay: at least 0.75 (the best possible is about 0.95) within 3,000 steps, on 2 of 3 seeds."""
+    dqn = {"lr": 2e-3, "epsilon": "linear(1, 0.05, 0.5)"}
+    task = {"env": "runnel.envs.toy:DictGoal", "total_steps": 3_000, "min_fill": 200, "num_steps": 16, "dqn": dqn}
+    found = scores("dqn", tmp_path, range(51, 54), eval={"episodes": 50}, **task)
+    assert sorted(found)[1] >= 0.75, found
 
 
-def test_grpo_raises_the_reward_of_a_warmed_up_model(tmp_path: Path) -> None:
-    """Words of three letters: imitation is stopped early, GRPO must add at least 0.2 to the reward on unseen words."""
-    task = f"{Path(__file__).parent / 'short_words.py'}:make_task"
-    sizes = {"lm": {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "inner": 160}, "placement": {"threads": 1}}
-    warm = {"task": task, "demo_rows": 64, "warmup_updates": 90, "num_prompts": 8, "group_size": 8, **sizes}
-    before, after = [], []
-    for seed in (61, 62):
-        run = rl.train(
-            "grpo", seed=seed, out=str(tmp_path), **QUIET, **warm, total_updates=190, eval={"every": 90, "episodes": 128}
-        )
-        rows = run.rows("eval")
-        before.append(next(r["mean"] for r in rows if r["version"] == 90))
-        after.append(rows[-1]["mean"])
-    gains = [b - a for a, b in zip(before, after, strict=True)]
-    assert min(gains) >= 0.2, (before, after)
+def test_grpo_raises_the_reward_from_random_weights(tmp_path: Path) -> None:
+    """Share of digits in the answer: 0.04 by chance, at least 0.7 after 60 updates, on 2 of 2 seeds."""
+    sizes = {"lm": {"layers": 1, "width": 64, "heads": 2, "kv_heads": 2, "inner": 128}, "placement": {"threads": 1}}
+    batch = {"num_prompts": 8, "group_size": 8, "learner": {"lr": 3e-3, "warmup_updates": 5}}
+    task = f"{Path(__file__).parent / 'digits_task.py'}:make_task"
+    found = scores("grpo", tmp_path, range(61, 63), task=task, total_updates=60, eval={"episodes": 32}, **batch, **sizes)
+    assert min(found) >= 0.7, found
+
+
+def test_supervised_warm_up_learns_its_demonstrations(tmp_path: Path) -> None:
+    """Digits again, by imitation: the answer to unseen prompts is right on at least 90 % of them after 60 updates."""
+    sizes = {"lm": {"layers": 1, "width": 64, "heads": 2, "kv_heads": 2, "inner": 128}, "placement": {"threads": 1}}
+    task = f"{Path(__file__).parent / 'digits_task.py'}:make_task"
+    found = scores("sft", tmp_path, range(71, 73), task=task, total_updates=60, demo_rows=32, eval={"episodes": 32}, **sizes)
+    assert min(found) >= 0.9, found

@@ -28,17 +28,17 @@ from runnel.ops.optimise import Adam
 class DQNConfig:
     """Hyperparameters of DQN."""
 
-    lr: float | str = 5e-4
+    lr: float | str = 2.3e-3
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
     gamma: float = 0.99
     """Discount of future rewards."""
-    batch_size: int = 128
+    batch_size: int = 64
     """Transitions in one update."""
-    epsilon: float | str = "linear(1, 0.05, 0.2)"
+    epsilon: float | str = "linear(1, 0.04, 0.16)"
     """Share of random actions: a number, or a schedule over the run."""
     double: bool = True
     """Choose the target's action by the online network (double Q-learning), not by the target network."""
-    target_every: int = 200
+    target_every: int = 32
     """Move the target network each this many updates."""
     target_tau: float = 1.0
     """How far the target network then moves to the online one: 1 copies it."""

@@ -31,6 +31,8 @@ class ActionSpec:
     high: tuple[float, ...] = ()
     start: int = 0
     """First value of a Gymnasium `Discrete` space; networks count from 0, the environment wrapper adds it."""
+    env_dtype: str = "float32"
+    """What `env.step` takes where the action is a box; a box of integers gets rounded values."""
 
     @property
     def dtype(self) -> torch.dtype:

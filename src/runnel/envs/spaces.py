@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 
 Array = NDArray[Any]
@@ -44,6 +44,15 @@ class ObsLeaf:
         if self.encode is not None:
             return self.encode(raw)
         return np.asarray(raw, dtype=np.uint8 if self.spec.dtype == torch.uint8 else np.float32)
+
+    def check(self, obs: Any) -> None:
+        """Refuse what an assignment would broadcast or wrap without a word: another shape, or no bytes where bytes belong."""
+        raw = np.asarray(self.pick(obs))
+        shape = raw.shape if self.encode is None else self.encode(raw).shape
+        if shape != self.spec.shape:
+            raise DataError(f"gave {self.key!r} of shape {shape}, but its space says {self.spec.shape}")
+        if self.spec.dtype == torch.uint8 and raw.dtype != np.uint8 and (raw != raw.astype(np.uint8)).any():
+            raise DataError(f"gave {self.key!r} as {raw.dtype} with values that are no bytes, but its space says uint8")
 
 
 def obs_leaves(space: Any, key: str = "obs", path: tuple[str | int, ...] = ()) -> list[ObsLeaf]:
@@ -74,7 +83,11 @@ def one_hot(index: Any, size: int) -> Array:
     >>> one_hot(np.array([1, 0]), 3).tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    hot: Array = np.equal(np.asarray(index)[..., None], np.arange(size)).astype(np.float32)
+    index = np.asarray(index)
+    inside = 0 <= int(index) < size if index.ndim == 0 else bool(((index >= 0) & (index < size)).all())
+    if not inside:
+        raise DataError(f"gave a discrete observation outside its space: {index} (counted from 0) of {size} values")
+    hot: Array = np.equal(index[..., None], np.arange(size)).astype(np.float32)
     return hot
 
 
@@ -134,7 +147,7 @@ def action_spec(space: Any) -> ActionSpec:
         return ActionSpec("discrete", num_actions=int(space.n), start=int(space.start))
     if isinstance(space, spaces.Box):
         low, high = (tuple(float(v) for v in np.asarray(x).reshape(-1)) for x in (space.low, space.high))
-        return ActionSpec("continuous", shape=tuple(space.shape), low=low, high=high)
+        return ActionSpec("continuous", shape=tuple(space.shape), low=low, high=high, env_dtype=str(space.dtype))
     raise ConfigError(
         "env", space, f"action space {type(space).__name__} is not supported; use Discrete or Box, or wrap the environment"
     )

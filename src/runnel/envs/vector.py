@@ -7,7 +7,7 @@ memory at every step, so that a sampler looks them up once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -185,7 +185,7 @@ class SerialVector:
             self._clear_flags()
         reward_out, write, mask, seats = self._reward, self._write, self._mask, self._seats
         self._clock += 1
-        row = 0
+        first, row = self._clock == 1, 0
         try:
             for row, action in enumerate(self._convert(actions)):
                 seat = seats[row]
@@ -195,26 +195,43 @@ class SerialVector:
                 reward_out[row] = reward
                 seat.total += float(reward)
                 if terminated or truncated:
+                    self._check(obs, info)
                     self._end(row, seat, obs, (terminated, truncated))
                     self._begin(row, seat)
                     continue
                 write(row, obs)
                 if mask is not None:
-                    mask[row] = obs[MASK] if self._mask_in_obs else info[MASK]
+                    self._write_mask(row, obs, info)
+                if first:
+                    self._check(obs, info)
         except Exception as error:
             raise self._failure(seats[row], error) from error
         return self.out
 
     def _begin(self, row: int, seat: _Seat) -> None:
-        """The next episode of a seat; shapes are checked here, once an episode, since an assignment would broadcast."""
+        """The next episode of a seat."""
         obs, info = seat.next_episode(self._seed, self._clock)
-        for leaf in self._leaves:
-            shape = leaf.read(obs).shape
-            if shape != leaf.spec.shape:
-                raise DataError(f"reset returned {leaf.key!r} of shape {shape}, but its space says {leaf.spec.shape}")
+        self._check(obs, info)
         self._write(row, obs)
         if self._mask is not None:
-            self._mask[row] = obs[MASK] if self._mask_in_obs else info[MASK]
+            self._write_mask(row, obs, info)
+
+    def _check(self, obs: Any, info: Mapping[str, Any]) -> None:
+        """What an environment gives is held against its spaces at the first step, and at both ends of every episode."""
+        for leaf in self._leaves:
+            leaf.check(obs)
+        if self._mask is None and MASK in info:
+            raise DataError("gave an action_mask, but none at its first reset; put one into every info")
+
+    def _write_mask(self, row: int, obs: Any, info: Mapping[str, Any]) -> None:
+        assert self._mask is not None
+        found = np.asarray(obs[MASK] if self._mask_in_obs else info[MASK], dtype=bool)
+        if found.shape != self._mask.shape[1:] or not found.any():
+            raise DataError(
+                f"gave the action_mask {found.tolist()}; it needs one flag for each of {self._mask.shape[1]} actions, and at "
+                "least one open action (where none is left, end the episode)"
+            )
+        self._mask[row] = found
 
     def _end(self, row: int, seat: _Seat, obs: Any, flags: tuple[Any, Any]) -> None:
         rows = self.out.final_rows

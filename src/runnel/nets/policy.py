@@ -38,6 +38,8 @@ class EnvPolicy:
         mask = leaves.get("action_mask", action_mask)
         if mask is not None:
             rows["action_mask"] = torch.as_tensor(mask, dtype=torch.bool).reshape(num_rows, -1)
+        elif self.env_spec.has_mask:
+            raise DataError("this policy was trained with action masks; pass action_mask=info['action_mask']")
         if not deterministic:
             rows["noise"] = torch.from_numpy(self._rng.random((num_rows, self.net.noise_size), dtype=np.float32))
         with torch.inference_mode():
@@ -62,4 +64,5 @@ class EnvPolicy:
         if spec.kind == "discrete":
             return int(action) + spec.start if action.ndim == 0 else action + spec.start
         low, high = (np.asarray(bound, dtype=np.float32).reshape(spec.shape) for bound in (spec.low, spec.high))
-        return np.clip(action, low, high)
+        dtype = np.dtype(spec.env_dtype)
+        return np.clip(np.rint(action) if dtype.kind in "iu" else action, low, high).astype(dtype)

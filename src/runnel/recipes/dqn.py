@@ -22,9 +22,9 @@ class Config(rl.RunConfig):
     """Arguments of the environment's constructor."""
     num_envs: int = 1
     """Environments of each actor."""
-    num_steps: int = 10
+    num_steps: int = 32
     """Steps of each environment in one segment."""
-    update_ratio: float = 0.1
+    update_ratio: float = 0.25
     """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
     min_fill: int = 1_000
     """Environment steps in the buffer before the first update."""

@@ -25,6 +25,8 @@ class PolicyWorker(Worker):
         super().__init__(name, clock)
         self._server, self._inferencer, self._subscriber = server, inferencer, subscriber
         self._later: list[Request] = []
+        self._held: set[int] = set()
+        """Requests in the inferencer that must be answered by the version that is loaded."""
         self._version = -1
         self._waiting = "requests"
 
@@ -34,6 +36,7 @@ class PolicyWorker(Worker):
         if gone:
             self._inferencer.abort(gone)
             self._later = [r for r in self._later if r.id not in gone]
+            self._held.difference_update(gone)
         if not self._later and not self._inferencer.pending():
             self._waiting = "requests"
             return 0
@@ -41,15 +44,19 @@ class PolicyWorker(Worker):
             return 0
         now = [r for r in self._later if r.version in (-1, self._version)]
         self._later = [r for r in self._later if r.version not in (-1, self._version)]
+        self._held.update(r.id for r in now if r.version >= 0)
         with self.timer.stage("infer"):
             self._inferencer.submit(now)
             replies = self._inferencer.step()
+        self._held.difference_update(r.id for r in replies)
         with self.timer.stage("reply"):
             self._server.reply(replies)
         return max(len(now) + len(replies), 1)
 
     def _load(self) -> bool:
-        """Bring the version that the oldest waiting requests need; -1 takes the newest at once."""
+        """Bring the version that the oldest waiting requests need; -1 takes the newest at once, but not from under another."""
+        if self._held:
+            return True
         exact = sorted(r.version for r in self._later if r.version >= 0)
         if exact and (exact[0] == self._version or self._inferencer.pending()):
             return True

@@ -178,7 +178,3 @@ class Member:
         if evaluator is not None:
             evaluator.timer.touch()
         self.line.send({"op": "tick", "text": f"evaluating {done}/{total}"})
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -113,7 +113,7 @@ class Cluster:
             "stack_file": str(stack_file),
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "runnel.run.launchers.child"],
+            [sys.executable, "-c", "import sys; from runnel.run.launchers.child import main; sys.exit(main())"],
             env={**os.environ, ORDERS: json.dumps(orders), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             pass_fds=[*self._fds, theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,19 @@
+"""A small text task: answer with digits, whatever is asked."""
+
+from __future__ import annotations
+
+import runnel as rl
+
+LENGTH = 6
+
+
+def reward(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
+    """Share of the answer's characters that are digits."""
+    return [sum(c in "0123456789" for c in text) / LENGTH for text in completions]
+
+
+def make_task() -> rl.TextTask:
+    prompts = [f"{a}{b}" for a in "abcdefgh" for b in "ijklmnop"]
+    held, kept = prompts[::4], [p for i, p in enumerate(prompts) if i % 4]
+    examples = [[rl.Example(p, "123456") for p in some] for some in (kept, held)]
+    return rl.TextTask("digits", *examples, reward, max_tokens=LENGTH)

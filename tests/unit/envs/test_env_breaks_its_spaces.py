@@ -1,0 +1,130 @@
+"""Environments that do not keep to their own spaces: numpy would broadcast, wrap or zero what they give without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from runnel.core.errors import DataError
+from runnel.envs.registry import make_vector, obs_flattener, probe_env
+from runnel.nets.policy import EnvPolicy
+
+ONES = np.ones(3, np.float32)
+
+
+class Scripted(gym.Env):
+    """Gives `first` at reset and `later` at every step; each episode has 4 steps."""
+
+    def __init__(self, space: Any, first: Any, later: Any, masks: tuple[Any, Any] = (None, None)) -> None:
+        self.observation_space, self.action_space = space, spaces.Discrete(2)
+        self._first, self._later, self._masks, self._count = first, later, masks, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._count = 0
+        return self._first, self._info(self._masks[0])
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        return self._later, 1.0, False, self._count == 4, self._info(self._masks[1])
+
+    def _info(self, mask: Any) -> dict[str, Any]:
+        return {} if mask is None else {"action_mask": np.array(mask)}
+
+
+def play(num_steps: int = 6, **settings: Any) -> Any:
+    vector = make_vector(lambda: Scripted(**settings), 2, seed=0)
+    vector.reset()
+    for _ in range(num_steps):
+        vector.step(torch.ones(2, dtype=torch.int64))
+    return vector.out
+
+
+BOX, BYTES = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (3,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "first", "later", "message"),
+    [
+        (BOX, ONES, np.ones(1, np.float32), r"step 1\) gave 'obs' of shape \(1,\), but its space says \(3,\)"),
+        (BOX, ONES, 0.5, r"gave 'obs' of shape \(\)"),
+        (spaces.Dict({"x": BOX}), {"x": ONES}, {"x": ONES[:1]}, r"gave 'obs/x' of shape \(1,\)"),
+        (BYTES, ONES * 0.7, ONES, "float32 with values that are no bytes"),
+        (BYTES, np.uint8([1, 2, 3]), np.array([1, 2, 300]), "int64 with values that are no bytes"),
+        (BYTES, np.uint8([1, 2, 3]), np.array([1, 2, -1]), "int64 with values that are no bytes"),
+        (spaces.Discrete(4), 1, 4, "outside its space: 4"),
+        (spaces.Discrete(4, start=2), 2, 1, "outside its space: -1"),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), np.array([1, 3]), "outside its space"),
+    ],
+)
+def test_an_observation_that_its_space_does_not_hold_is_refused(space: Any, first: Any, later: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        play(space=space, first=first, later=later)
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        (([False, False], [True, True]), "at least one open action"),
+        (([True, True], [False, False]), "at least one open action"),
+        (([True], [True]), "one flag for each of 2 actions"),
+        ((None, [False, True]), "none at its first reset"),
+    ],
+)
+def test_a_mask_that_says_nothing_is_refused(masks: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        play(space=BOX, first=ONES, later=ONES, masks=masks)
+
+
+def test_bytes_in_another_integer_type_and_lists_are_fine() -> None:
+    out = play(space=BYTES, first=np.array([1, 2, 255]), later=[7, 8, 9], num_steps=1)
+    assert out.obs["obs"].tolist() == [[7, 8, 9]] * 2
+
+
+def test_a_mask_without_open_actions_is_fine_where_the_episode_ends() -> None:
+    class Ends(Scripted):
+        def step(self, action: Any) -> Any:
+            return ONES, 1.0, True, False, {"action_mask": np.zeros(2, bool)}
+
+    vector = make_vector(lambda: Ends(BOX, ONES, ONES, ([True, False], None)), 1, seed=0)
+    vector.reset()
+    assert vector.step(torch.zeros(1, dtype=torch.int64)).action_mask.tolist() == [[True, False]]
+
+
+class _Fixed:
+    """A network that always wants the same."""
+
+    noise_size = 1
+
+    def __init__(self, action: Any) -> None:
+        self._action = torch.tensor(action)
+
+    def act(self, rows: Any, *, greedy: bool) -> dict[str, torch.Tensor]:
+        return {"action": self._action.expand(len(rows["obs"]), *self._action.shape)}
+
+
+class IntegerBox(Scripted):
+    def __init__(self) -> None:
+        super().__init__(BOX, ONES, ONES)
+        self.action_space = spaces.Box(0, 3, (2,), np.int32)
+
+
+def test_a_policy_gives_integers_to_a_box_of_integers() -> None:
+    policy = EnvPolicy(_Fixed([1.7, 9.0]), probe_env(IntegerBox), flatten=obs_flattener(IntegerBox))
+    action = policy.act(ONES)
+    assert IntegerBox().action_space.contains(action)
+    assert action.tolist() == [2, 3]
+
+
+def test_a_masked_policy_asks_for_its_mask() -> None:
+    def make() -> Scripted:
+        return Scripted(BOX, ONES, ONES, ([True, False], [True, False]))
+
+    policy = EnvPolicy(_Fixed(0), probe_env(make), flatten=obs_flattener(make))
+    assert policy.act(ONES, action_mask=np.array([True, False])) == 0
+    with pytest.raises(DataError, match="pass action_mask"):
+        policy.act(ONES)
