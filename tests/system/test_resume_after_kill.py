@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_slices import SLICES, command, content, run_program
+from tiny_slices import SLICES, command, content, obey
 
 import runnel as rl
 
@@ -46,7 +46,7 @@ def test_killed_and_resumed_is_bit_identical(name: str, mode: str, tmp_path: Pat
     chance = random.Random(f"{name}-{mode}")
     extra = {"staleness": {"mode": mode, "max_lag": 2}}
     whole, broken = tmp_path / "whole" / "run", tmp_path / "broken" / "run"
-    run_program({"slice": name, "out": str(whole.parent), "settings": extra})
+    obey({"slice": name, "out": str(whole.parent), "settings": extra})
     expected = content(whole)
     total = expected[0][-1]["version"]
     first = {"slice": name, "out": str(broken.parent), "settings": extra}
@@ -57,7 +57,7 @@ def test_killed_and_resumed_is_bit_identical(name: str, mode: str, tmp_path: Pat
         second = chance.randint(total - 2, total)
         kill_when({"resume": str(broken)}, lambda: versions(broken) >= second, chance.uniform(0.0, 0.02))
     if json.loads((broken / "metrics.jsonl").read_text().splitlines()[-1])["kind"] != "end":
-        run_program({"resume": str(broken)})
+        obey({"resume": str(broken)})
     rows, params = content(broken)
     assert params == expected[1]
     assert rows == expected[0]
@@ -72,7 +72,7 @@ def test_local_resume_loses_nothing_that_was_finished(name: str, tmp_path: Path)
     order = {"slice": name, "out": str(run.parent), "settings": extra}
     assert kill_when(order, lambda: len(checkpoints(run)) >= 2, 0.01), "the run ended before it could be killed"
     version = json.loads((checkpoints(run)[-1] / "manifest.json").read_text())["version"]
-    run_program({"resume": str(run)})
+    obey({"resume": str(run)})
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     updates = [r for r in rows if r["kind"] == "update"]
     assert [r["version"] for r in updates] == list(range(1, updates[-1]["version"] + 1))
@@ -87,7 +87,7 @@ def test_local_resume_loses_nothing_that_was_finished(name: str, tmp_path: Path)
 
 
 def test_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_program({"slice": "ppo", "out": str(tmp_path)})
+    obey({"slice": "ppo", "out": str(tmp_path)})
     run = tmp_path / "run"
     newest = checkpoints(run)[-1]
     file = newest / "params.safetensors"

@@ -6,10 +6,13 @@ Run as a program, it trains or resumes one: `python tiny_slices.py '{"slice": "p
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+
+import runnel as rl
 
 SLICES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": (
@@ -61,8 +64,13 @@ def command(order: dict[str, Any]) -> list[str]:
     return [sys.executable, __file__, json.dumps(order)]
 
 
-def run_program(order: dict[str, Any]) -> None:
-    subprocess.run(command(order), check=True, timeout=120)
+def obey(order: dict[str, Any]) -> None:
+    """Train or resume in this process; what `python tiny_slices.py ORDER` does in one of its own."""
+    if "resume" in order:
+        rl.resume(order["resume"], **order.get("settings", {}))
+        return
+    recipe, tiny = settings(order["slice"], **order.get("settings", {}))
+    rl.train(recipe, out=order["out"], **tiny)
 
 
 def content(run: Path, *, by_arrival: bool = True) -> tuple[list[dict[str, Any]], bytes]:
@@ -81,19 +89,6 @@ def content(run: Path, *, by_arrival: bool = True) -> tuple[list[dict[str, Any]]
     return kept, (newest / "params.safetensors").read_bytes()
 
 
-def main() -> None:
-    import torch
-
-    import runnel as rl
-
-    torch.set_num_threads(1)
-    order = json.loads(sys.argv[1])
-    if "resume" in order:
-        rl.resume(order["resume"], **order.get("settings", {}))
-        return
-    recipe, tiny = settings(order["slice"], **order.get("settings", {}))
-    rl.train(recipe, out=order["out"], **tiny)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    obey(json.loads(sys.argv[1]))

@@ -33,6 +33,22 @@ def to_data(config: Any) -> Any:
     return config
 
 
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Fields of two configs as data that differ, by dotted name: (before, after).
+
+    >>> differences({"x": 1, "a": {"y": 2}}, {"x": 1, "a": {"y": 3}})
+    {'a.y': (2, 3)}
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in {**before, **after}:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found |= differences(old, new, f"{path}{name}.")
+        elif old != new:
+            found[f"{path}{name}"] = (old, new)
+    return found
+
+
 def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
     """A copy of `config` with `changes` applied: nested mappings, or dotted keys. Unknown keys and wrong types raise.
 

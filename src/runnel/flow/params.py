@@ -62,11 +62,15 @@ class LocalChannel:
     def __init__(self, name: str, *, shared: bool, depth: int) -> None:
         self.name, self.shared, self.depth = name, shared, depth
         self._versions: OrderedDict[int, tuple[Mapping[str, Tensor], int]] = OrderedDict()
+        self._restored: dict[int, Mapping[str, Tensor]] = {}
+        """Older versions of a checkpoint that was made with copies; a reader may have to load one before it goes on."""
 
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
         if version < self.newest():
             raise DataError(f"parameters {self.name!r}: version {version} published after {self.newest()}")
         if self.shared:
+            if version > self.newest() >= 0:
+                self._restored.clear()
             self._versions.clear()
             self._versions[version] = (params, 0)
             return
@@ -79,9 +83,11 @@ class LocalChannel:
         return next(reversed(self._versions), -1)
 
     def has(self, version: int) -> bool:
-        return version in self._versions
+        return version in self._versions or version in self._restored
 
     def get(self, version: int) -> ParamSet | None:
+        if version in self._restored and version not in self._versions:
+            return ParamSet(version, self._restored[version])
         found = self._versions.get(version)
         if found is None or (not self.shared and checksum(found[0]) != found[1]):
             return None
@@ -90,12 +96,16 @@ class LocalChannel:
     def snapshot(self) -> State:
         """Older versions that a reader may still have to load; the newest is published again by the trainer."""
         if self.shared:
-            return {"versions": {}}
+            return {"versions": {str(v): dict(params) for v, params in self._restored.items()}}
         old = list(self._versions.items())[:-1]
         return {"versions": {str(v): dict(params) for v, (params, _) in old}}
 
     def restore(self, state: State) -> None:
         self._versions.clear()
+        self._restored.clear()
+        if self.shared:
+            self._restored = {int(v): params for v, params in state["versions"].items()}
+            return
         for version, params in state["versions"].items():
             self.publish(int(version), params)
 

@@ -24,7 +24,7 @@ class Config(ppo.Config):
             lr="linear(1e-3, 0)", gamma=0.98, lam=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0
         )
     )
-    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=40, episodes=100, stop_return=475.0))
+    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=20, episodes=100, stop_return=475.0))
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100))
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.clock import WallClock
-from runnel.core.config import override, to_data
-from runnel.core.errors import CheckpointError, ConfigError
-from runnel.core.protocols import EvalResult, ParamSet, Policy, Progress
+from runnel.core.config import differences, override, to_data
+from runnel.core.errors import CheckpointError, ConfigError, RunnelError
+from runnel.core.protocols import EvalResult, Policy, Progress
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.run import registry
-from runnel.run.checkpoint import Checkpoints, read_params, read_parts
-from runnel.run.experiment import Experiment, RunConfig, describe, one_budget
+from runnel.run.checkpoint import Checkpoints, read_parts
+from runnel.run.experiment import BUDGETS, Experiment, RunConfig, describe, one_budget
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.session import Session, catch_signals
@@ -92,7 +92,12 @@ def train_config(
     with registry.live_objects(objects or {}, config.launcher):
         experiment = registry.build(recipe, config)
         folder = _create_folder(recipe, experiment, command)
-        return _run(experiment, folder, callbacks=callbacks, live=live)
+        with folder.held():
+            session = _open_session(experiment, folder, callbacks)
+            if config.init_from:
+                newest = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest_params()
+                session.warm_params = dict(newest.params)
+            return _run(session, live=live)
 
 
 def resume(
@@ -109,12 +114,24 @@ def resume(
     folder = RunFolder.open(run)
     module = registry.load_recipe(folder.read_run_info()["recipe"])
     settings, objects = registry.name_objects(settings)
-    config = one_budget(override(override(module.Config(), folder.read_config()), settings), settings)
+    before = folder.read_config()
+    config = one_budget(override(override(module.Config(), before), settings), settings)
+    if config.seed != before.get("seed", config.seed):
+        raise ConfigError("seed", config.seed, f"a run keeps its seed ({before['seed']}); start a new run, with init_from=RUN")
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
-    with registry.live_objects(objects, config.launcher):
-        experiment = registry.build(module.name, config)
+    with registry.live_objects(objects, config.launcher), folder.held():
+        found = Checkpoints(folder.checkpoints).newest()
+        _check_unspent(found[1], config)
+        session = _open_session(registry.build(module.name, config), folder, callbacks)
         folder.write_config(to_data(config))
-        return _run(experiment, folder, callbacks=callbacks, live=live, resuming=True)
+        try:
+            _prepare_resume(session, *found)
+            return _run(session, live=live)
+        except BaseException as error:
+            if not session.started:
+                folder.write_config(before)
+                _explain_misfit(error, before, to_data(config))
+            raise
 
 
 def load(run: str | Path, **settings: Any) -> Policy:
@@ -126,10 +143,10 @@ def load(run: str | Path, **settings: Any) -> Policy:
     module = registry.load_recipe(folder.read_run_info()["recipe"])
     settings, objects = registry.name_objects(settings)
     config = override(override(module.Config(), folder.read_config()), settings)
-    path, manifest, _ = Checkpoints(folder.checkpoints).newest()
+    params = Checkpoints(folder.checkpoints).newest_params()
     with registry.live_objects(objects, "inproc"):
         policy, inferencer = registry.build(module.name, config).policy()
-    inferencer.load_params(ParamSet(manifest["version"], read_params(path)))
+    inferencer.load_params(params)
     return policy
 
 
@@ -141,9 +158,9 @@ def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progres
     spec = registry.build(module.name, config).evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
-    path, manifest, _ = Checkpoints(folder.checkpoints).newest()
+    params = Checkpoints(folder.checkpoints).newest_params()
     channel = LocalChannel("policy", shared=False, depth=1)
-    channel.publish(manifest["version"], read_params(path))
+    channel.publish(params.version, params.params)
     client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
     client.sync()
     evaluation = spec.make()
@@ -170,23 +187,16 @@ def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFold
     return folder
 
 
-def _run(
-    experiment: Experiment,
-    folder: RunFolder,
-    *,
-    callbacks: Callbacks | None,
-    live: bool,
-    resuming: bool = False,
-) -> Run:
+def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callbacks | None) -> Session:
     config, clock = experiment.config, WallClock()
     checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
     ledger = Ledger(folder, clock, callbacks=callbacks, stop_return=config.eval.stop_return)
-    session = Session(experiment, place(experiment), folder, ledger, checkpoints, clock)
-    if resuming:
-        _prepare_resume(session)
-    elif config.init_from:
-        source, _, _ = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest()
-        session.warm_params = read_params(source)
+    return Session(experiment, place(experiment), folder, ledger, checkpoints, clock)
+
+
+def _run(session: Session, *, live: bool) -> Run:
+    experiment, folder, ledger = session.experiment, session.folder, session.ledger
+    config = experiment.config
     ledger.attach([make_sink(name, folder.path, to_data(config)) for name in config.track], _view(experiment) if live else None)
     start, status = time.perf_counter(), "failed"
     try:
@@ -203,9 +213,8 @@ def _run(
     return Run(folder.path, status, ledger.version, ledger.steps, ledger.tokens, ledger.last_eval, seconds)
 
 
-def _prepare_resume(session: Session) -> None:
+def _prepare_resume(session: Session, path: Path, manifest: Mapping[str, Any], problems: list[str]) -> None:
     """Read the newest good checkpoint; say so loudly if a newer one is damaged."""
-    path, manifest, problems = session.checkpoints.newest()
     session.resume_from, session.epoch = path, manifest["epoch"] + 1
     session.states = read_parts(path)
     if "ledger" not in session.states:
@@ -215,12 +224,29 @@ def _prepare_resume(session: Session) -> None:
         session.ledger.note(f"fell back to checkpoint {path.name}: {problem}", level="warning")
         print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
     session.ledger.note(f"resumed from version {manifest['version']} (epoch {session.epoch})")
-    budget = session.experiment.budget
-    spent = budget.progress(steps=manifest["steps"], updates=manifest["version"], tokens=manifest["tokens"])
-    if spent >= 1.0:
-        spent_of = {"total_steps": manifest["steps"], "total_updates": manifest["version"], "total_tokens": manifest["tokens"]}
-        field = max(spent_of, key=lambda n: spent_of[n] / (getattr(budget, n) or math.inf))
-        raise ConfigError(field, getattr(budget, field), "this run has spent its budget; resume it with a larger one")
+
+
+def _check_unspent(manifest: Mapping[str, Any], config: RunConfig) -> None:
+    """A run that has spent its budget is refused before anything of it is touched."""
+    spent_of = {"total_steps": manifest["steps"], "total_updates": manifest["version"], "total_tokens": manifest["tokens"]}
+    for field, spent in spent_of.items():
+        if spent >= (getattr(config, field) or math.inf):
+            raise ConfigError(field, getattr(config, field), "this run has spent its budget; resume it with a larger one")
+
+
+def _explain_misfit(error: BaseException, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """A checkpoint that did not load: say which settings are not those it was made with."""
+    changed = differences(before, after)
+    for budget in BUDGETS:
+        changed.pop(budget, None)
+    told = ", ".join(f"{name} = {new!r} (was {old!r})" for name, (old, new) in changed.items())
+    why = f"changed since: {told}" if told else "its config, environment or network is not what it was"
+    text = f"the checkpoint does not fit the run as it is set up now; {why}"
+    if isinstance(error, RunnelError):
+        if told:
+            error.add_note(text)
+    elif isinstance(error, Exception) and not isinstance(error, OSError):
+        raise CheckpointError(f"{text} ({type(error).__name__}: {error})") from error
 
 
 def _view(experiment: Experiment) -> LiveView:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError
-from runnel.core.protocols import State
+from runnel.core.protocols import ParamSet, State
 
 MANIFEST = "manifest.json"
 
@@ -159,6 +159,17 @@ class Checkpoints:
                 problems.append(str(error))
         detail = "; ".join(problems) or "the run ended before its first checkpoint"
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {detail}")
+
+    def newest_params(self) -> ParamSet:
+        """The parameters of the newest good checkpoint; a run that goes on meanwhile may remove it while it is read."""
+        while True:
+            listed = self.finished()
+            try:
+                path, manifest, _ = self.newest()
+                return ParamSet(manifest["version"], read_params(path))
+            except (CheckpointError, FileNotFoundError):
+                if self.finished() == listed:
+                    raise
 
 
 # ------------------------------------------------------------------------------------------------------------ reading

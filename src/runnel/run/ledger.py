@@ -161,6 +161,8 @@ class Ledger:
 
     def end(self, status: str, train_s: float) -> None:
         """The last row of a run, with the accounts as they stand."""
+        if self.stop_reason is not None:
+            self.note(self.stop_reason)
         self._write(
             {"kind": "end", "status": status, "streams": self.streams, "time": {"wall_s": self.wall_s(), "train_s": train_s}}
         )

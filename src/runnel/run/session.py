@@ -35,6 +35,8 @@ class Session:
     states: dict[str, State] | None = None
     warm_params: dict[str, Tensor] | None = None
     interrupted: threading.Event = field(default_factory=threading.Event)
+    started: bool = False
+    """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""
 
     def should_stop(self) -> str | None:
         """The status to end with, or None to go on."""

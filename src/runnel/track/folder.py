@@ -5,12 +5,14 @@ config.json  run.json  metrics.jsonl  samples.jsonl  tensorboard/  checkpoints/ 
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,18 @@ class RunFolder:
         if not (folder.info.is_file() or folder.metrics.is_file()):
             raise ConfigError("run", str(path), "this folder holds no run (no run.json, no metrics.jsonl); give a run's folder")
         return folder
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While the block lasts, this process alone writes into the run; a second one that wants to is refused."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    "run", str(self.path), "another process is training it; wait for it to end, or stop it"
+                ) from error
+            yield
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The resolved configuration, as plain data."""

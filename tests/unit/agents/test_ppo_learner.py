@@ -111,7 +111,7 @@ def test_update_reports_and_moves_the_weights_in_place():
         "grad_norm",
     } <= set(metrics)
     assert metrics["lr"] == pytest.approx(0.0075)
-    assert metrics["optimiser_steps"] == 16
+    assert metrics["optimiser_steps"] == 32
     assert all(np.isfinite(v) for v in metrics.values())
     assert not any(torch.equal(before[k], v) for k, v in learner.params().items())
     assert address == {k: v.data_ptr() for k, v in learner.params().items()}

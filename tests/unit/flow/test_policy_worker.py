@@ -135,3 +135,15 @@ def test_open_requests_are_answered_while_an_exact_one_waits_for_its_version() -
     rig.worker.poll()
     assert rig.answer(0, exact) is None
     assert rig.answer(1, free) == (2.0, 0)
+
+
+def test_a_publication_waits_for_exact_requests_that_are_under_way() -> None:
+    rig = Rig(channel := channel_of(0), inferencer=FakeInferencer(immediate=False, per_step=1))
+    tickets = [(i, rig.ask(i, 0.0, version=0)) for i in (0, 1)]
+    rig.worker.poll()
+    publish(channel, 1)
+    rig.worker.poll()
+    assert [rig.answer(i, t) for i, t in tickets] == [(0.0, 0), (0.0, 0)]
+    free = rig.ask(2, 0.0)
+    rig.worker.poll()
+    assert rig.answer(2, free) == (1000.0, 1)

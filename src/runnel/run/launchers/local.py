@@ -87,6 +87,7 @@ class Cluster:
         for name in (*owners, *(g for g in session.groups if g not in owners)):
             self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
             self._await("started", [name], START_TIMEOUT_S)
+        session.started = True
         self._tell_all({"op": "go"})
 
     def _owns_streams(self, members: list[str]) -> bool:
