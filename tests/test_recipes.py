@@ -18,7 +18,7 @@ SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_hea
 TWO_STEPS: dict[str, dict[str, Any]] = {
     "ppo": {"total_updates": 2},
     "cartpole": {"total_updates": 2},
-    "dqn": {"total_steps": 220, "min_fill": 200},
+    "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sft": {"total_updates": 2, **SMALL_LM},
     "grpo": {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM},
     "reverse": {"total_updates": 3, "warmup_updates": 1, "num_prompts": 2, "group_size": 2, **SMALL_LM},

@@ -31,6 +31,8 @@ SLICES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "total_steps": 700,
             "min_fill": 200,
+            "num_steps": 10,
+            "update_ratio": 0.1,
             "dqn": {"batch_size": 32},
             "checkpoint": {"every": 7},
             "eval": {"every": 15, "episodes": 4},

@@ -68,6 +68,12 @@ class PPOConfig:
         for name in ("gamma", "lam"):
             if not 0.0 <= (value := getattr(self, name)) <= 1.0:
                 raise ConfigError(f"ppo.{name}", value, "must be in [0, 1]")
+        for name in ("clip", "max_grad_norm", "value_clip", "target_kl"):
+            if (value := getattr(self, name)) is not None and not value > 0.0:
+                raise ConfigError(f"ppo.{name}", value, "must be above 0")
+        for name in ("entropy_coef", "value_coef"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise ConfigError(f"ppo.{name}", value, "must be a finite number")
         if batch_size % self.num_minibatches:
             divisors = [n for n in range(1, min(batch_size, 64) + 1) if batch_size % n == 0]
             near = min(divisors, key=lambda n: abs(n - self.num_minibatches))

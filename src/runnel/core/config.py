@@ -9,6 +9,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from runnel.core.errors import ConfigError
 
 C = TypeVar("C")
@@ -98,6 +100,8 @@ def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
 def _coerce(field: str, value: Any, hint: Any) -> Any:
     """`value` as the annotated type, where that loses nothing; else a `ConfigError`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, np.generic):
+        value = value.item()
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from runnel.core.errors import ConfigError
 
 
@@ -24,12 +26,12 @@ def at(schedule: str | float, progress: float) -> float:
 def parse(schedule: str | float, field: str = "schedule") -> tuple[float, float, float]:
     """`(start, end, share)` of a schedule, or a `ConfigError` that names `field`."""
     if isinstance(schedule, int | float):
-        return float(schedule), float(schedule), 1.0
+        return _checked(float(schedule), float(schedule), 1.0, field)
     text = schedule.strip()
     try:
         if not text.startswith("linear("):
             value = float(text)
-            return value, value, 1.0
+            return _checked(value, value, 1.0, field)
         if not text.endswith(")"):
             raise ValueError("no closing bracket")
         start, end, *rest = [float(p) for p in text.removeprefix("linear(").removesuffix(")").split(",")]
@@ -38,4 +40,11 @@ def parse(schedule: str | float, field: str = "schedule") -> tuple[float, float,
         raise ConfigError(field, schedule, "write a number, linear(start, end) or linear(start, end, share)") from error
     if not 0.0 < share <= 1.0:
         raise ConfigError(field, schedule, "the share of a schedule must be above 0 and at most 1")
+    return _checked(start, end, share, field)
+
+
+def _checked(start: float, end: float, share: float, field: str) -> tuple[float, float, float]:
+    for value in (start, end):
+        if not 0.0 <= value < math.inf:
+            raise ConfigError(field, value, "a schedule needs finite numbers that are not negative")
     return start, end, share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from runnel.core.errors import ConfigError
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.spaces import EnvSpec
 
@@ -27,6 +28,9 @@ def trajectory_stream(
     next episode's first; the observation that ended it is in `final_obs[f]`, with `final_index[f] = t * B + b`.
     `rewards/env` is the environment's reward; other channels stand beside it.
     """
+    for field, value in (("num_steps", num_steps), ("num_envs", num_envs)):
+        if value < 1:
+            raise ConfigError(field, value, "use at least 1")
     fields: dict[str, FieldSpec] = {}
     for key, leaf in env.obs.items():
         fields[key] = FieldSpec(("T1", "B", *leaf.shape), leaf.dtype)

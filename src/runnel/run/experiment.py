@@ -131,6 +131,11 @@ class RunConfig:
         for name, value in (("eval.episodes", self.eval.episodes), ("placement.policy_workers", self.placement.policy_workers)):
             if value < 0:
                 raise ConfigError(name, value, "use 0 for none, or a number")
+        if self.seed < 0:
+            raise ConfigError("seed", self.seed, "use 0 or more")
+        for name in ("stage_timeout_s", "stall_timeout_s"):
+            if not (seconds := getattr(self.placement, name)) > 0:
+                raise ConfigError(f"placement.{name}", seconds, "use a number of seconds above 0")
         _check_device(self.device)
         if self.checkpoint.keep < 1:
             raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")

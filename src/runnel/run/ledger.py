@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runnel.core.clock import Clock
 from runnel.core.protocols import State
 from runnel.eval.statistics import summarise
@@ -180,7 +182,8 @@ class Ledger:
             self.view.row(row)
 
     def _call(self, callback: Callback | None, row: Row) -> None:
-        if callback is not None and callback(row) is False:
+        answer = None if callback is None else callback(row)
+        if isinstance(answer, bool | np.bool_) and not answer:
             self.stop_reason = f"a callback asked to stop after {row['kind']}"
 
     def close(self) -> None:

@@ -74,6 +74,9 @@ class RunFolder:
             except FileExistsError:
                 number += 1
                 continue
+            except OSError as error:
+                fix = f"no folder can be made there ({error.strerror}); give a place that you may write to"
+                raise ConfigError("out", str(root), fix) from error
             folder = cls(path)
             folder.checkpoints.mkdir()
             return folder

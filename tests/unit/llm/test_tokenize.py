@@ -44,7 +44,7 @@ def test_a_turn_is_appended_to_the_engines_own_ids():
 def test_unknown_role_and_folder():
     with pytest.raises(DataError, match="role 'robot'"):
         CharTokenizer().render([{"role": "robot", "content": ""}])
-    with pytest.raises(ConfigError, match=r"model\.path"):
+    with pytest.raises(ConfigError, match=r"model"):
         load_tokenizer("/no/such/folder")
 
 

@@ -125,5 +125,5 @@ def test_q_net_explores_at_its_rate_among_allowed_actions():
 def test_impossible_networks_say_so():
     with pytest.raises(ConfigError, match="discrete"):
         QNet(BOX, MLPConfig(), seed=0)
-    with pytest.raises(ConfigError, match=r"net\.hidden"):
+    with pytest.raises(ConfigError, match=r"mlp\.hidden"):
         MLPConfig(hidden=(0,)).build(DISCRETE, 0)

@@ -82,6 +82,8 @@ def test_bad_numbers_leave_the_last_checkpoint_alone(tmp_path: Path) -> None:
 
 DQN: dict[str, Any] = {
     "track": (),
+    "num_steps": 10,
+    "update_ratio": 0.1,
     "eval": {"episodes": 0},
     "dqn": {"batch_size": 16},
     "replay": {"capacity": 1000},

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
 from runnel.core.clock import Clock
+from runnel.core.errors import NonFiniteError
 from runnel.core.protocols import Learner, ParamPublisher, SampleReader, State
 from runnel.core.records import Segment
 from runnel.flow.workers.base import Worker
@@ -103,7 +109,9 @@ class TrainerWorker(Worker):
             else:
                 self.steps += num
         with self.timer.stage("publish"):
-            self.publisher.publish(self.version, self.learner.params())
+            params = self.learner.params()
+            _check_finite(params, self.version)
+            self.publisher.publish(self.version, params)
         for name, group in segments.items():
             self.readers[name].release(group, feedback=update.feedback.get(name))
         for reader in self.readers.values():
@@ -131,3 +139,12 @@ class TrainerWorker(Worker):
     def restore(self, state: State) -> None:
         self.learner.load_state_dict(state["learner"])
         self.version, self.steps, self.tokens = state["version"], state["steps"], state["tokens"]
+
+
+def _check_finite(params: Mapping[str, Tensor], version: int) -> None:
+    """A finite loss may have an infinite gradient. Bad parameters go no further: not to actors, not into a checkpoint."""
+    floats = {name: x for name, x in params.items() if x.is_floating_point()}
+    if math.isfinite(float(get_total_norm(list(floats.values()), math.inf))):
+        return
+    name = next(name for name, x in floats.items() if not bool(torch.isfinite(x).all()))
+    raise NonFiniteError(f"params/{name}", version, "after the update; lower the learning rate, or look at the gradient")

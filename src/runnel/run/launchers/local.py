@@ -261,7 +261,7 @@ class Cluster:
         child.process.kill()
         child.process.wait()
         whole = "trainer" not in self.session.groups[child.name] and not isinstance(error, NonFiniteError)
-        if whole and self.session.ledger.version > 0 and not self._failing():
+        if whole and self.session.started and self.session.ledger.version > 0 and not self._failing():
             del self.children[child.name]
             self.session.ledger.note(str(error).partition("\n")[0], level="error")
             self._barrier(lost=child.name)
