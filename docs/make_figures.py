@@ -45,7 +45,7 @@ def cartpole(out: str) -> None:
 
 def dqn(out: str) -> None:
     """DQN with its defaults, three seeds."""
-    runs = [rl.train("dqn", seed=seed, out=out, eval={"every": 400, "episodes": 20}) for seed in (1, 2, 3)]
+    runs = [rl.train("dqn", seed=seed, out=out, eval={"every": 800, "episodes": 20}) for seed in (1, 2, 3)]
     for run in runs:
         tell(run)
     series = [evaluations(run, f"seed {seed}") for seed, run in enumerate(runs, start=1)]
@@ -53,7 +53,7 @@ def dqn(out: str) -> None:
 
 
 def reverse(out: str) -> None:
-    """The language-model demonstration: imitation, then GRPO, until 0.93 on unseen words."""
+    """The language-model demonstration: imitation, then GRPO, until 0.95 on unseen words."""
     run = rl.train("reverse", out=out, eval={"every": 10})
     tell(run)
     rows = run.rows("eval")

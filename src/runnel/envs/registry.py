@@ -102,7 +102,7 @@ def _from_gymnasium(target: str, options: dict[str, Any]) -> Any:
             return gym.make(target, disable_env_checker=True, **options)
         plain = dataclasses.replace(gym.spec(target), order_enforce=False)
         return gym.make(plain, disable_env_checker=True, **options)
-    except (error.DependencyNotInstalled, error.UnregisteredEnv, error.DeprecatedEnv, ModuleNotFoundError) as problem:
+    except (error.Error, ModuleNotFoundError) as problem:
         raise ConfigError("env", target, _advice(target, str(problem))) from problem
 
 

@@ -91,12 +91,11 @@ def train_config(
     """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name."""
     with registry.live_objects(objects or {}, config.launcher):
         experiment = registry.build(recipe, config)
+        warm = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest_params() if config.init_from else None
         folder = _create_folder(recipe, experiment, command)
         with folder.held():
             session = _open_session(experiment, folder, callbacks)
-            if config.init_from:
-                newest = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest_params()
-                session.warm_params = dict(newest.params)
+            session.warm_params = None if warm is None else dict(warm.params)
             return _run(session, live=live)
 
 

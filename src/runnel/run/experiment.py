@@ -152,6 +152,8 @@ def _check_device(name: str) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError("device", name, f"torch sees {torch.cuda.device_count()} CUDA devices here; use cpu")
 
