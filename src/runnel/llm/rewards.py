@@ -153,7 +153,7 @@ def judge(fn: RewardFn, job: RewardJob, channels: Sequence[str]) -> Verdict:
     try:
         answer = fn(list(job.prompts), list(job.completions), **job.columns)
         values = list(asyncio.run(_await(answer)) if inspect.isawaitable(answer) else answer)
-    except Exception as error:  # user code: its failure is counted with its reason, and the run goes on
+    except (Exception, SystemExit) as error:  # user code, which may run a model's code: counted, and the run goes on
         return Verdict(job.key, None, f"{type(error).__name__}: {error}")
     return _checked(job, values, channels)
 
