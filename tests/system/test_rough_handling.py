@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import runnel as rl
+from runnel.ops.optimise import Adam
+from runnel.run.api import evaluate_run
 from runnel.run.checkpoint import Checkpoints
 
 TINY: dict[str, Any] = {
@@ -79,6 +89,15 @@ def test_settings_that_do_not_fit_the_checkpoint_are_named_and_not_kept(
     assert rl.resume(run.path, total_updates=6).version == 6
 
 
+@pytest.mark.parametrize("name", ["config.json", "run.json"])
+def test_a_run_without_its_own_config_is_not_taken_for_one_of_the_defaults(name: str, tmp_path: Path) -> None:
+    run = rl.train("ppo", out=str(tmp_path), **TINY)
+    (run.path / name).unlink()
+    for use in (rl.load, rl.resume, lambda path: evaluate_run(path, episodes=1)):
+        with pytest.raises(rl.ConfigError, match=f"its {name} is missing"):
+            use(run.path)
+
+
 def test_a_run_keeps_its_seed(tmp_path: Path) -> None:
     run = rl.train("ppo", out=str(tmp_path), **TINY)
     with pytest.raises(rl.ConfigError, match="a run keeps its seed"):
@@ -101,6 +120,87 @@ def test_a_run_changes_its_launcher_and_back(tmp_path: Path) -> None:
     run = rl.resume(run.path, launcher="local", total_updates=8)
     assert run.version == 8
     assert balanced(run)
+
+
+def test_a_stopped_run_goes_on_when_it_is_continued(tmp_path: Path) -> None:
+    """Ctrl-Z and `fg`: all processes stood still for longer than the limits allow, and nobody is to blame."""
+    limits = ["--placement.stage-timeout-s", "2", "--placement.stall-timeout-s", "2"]
+    args = ["--launcher", "local", "--out", str(tmp_path), "--name", "run", "--total-updates", "100000", *limits]
+    args += ["--eval.episodes", "0", "--track"]
+    command = [sys.executable, "-m", "runnel", "train", "ppo", *args]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size > 1_000)
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(4)
+        stopped_at = metrics.stat().st_size
+        os.killpg(process.pid, signal.SIGCONT)
+        wait_until(lambda: metrics.stat().st_size > stopped_at + 4_000)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_slow_start_is_not_a_stall(tmp_path: Path) -> None:
+    """Processes take seconds to import torch; the clock of `stall_timeout_s` runs only once all have started."""
+    run = rl.train("ppo", out=str(tmp_path), launcher="local", placement={"stall_timeout_s": 1.0}, **TINY)
+    assert run.status == "finished"
+
+
+def test_parameters_that_are_not_finite_are_neither_published_nor_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of the last minibatch is finite and its gradient is not: nothing later in the update would notice."""
+    apply = Adam._apply
+
+    def overflow(self: Adam, grad: torch.Tensor) -> None:
+        apply(self, grad * (float("nan") if self.num_steps == 2 else 1.0))
+
+    monkeypatch.setattr(Adam, "_apply", overflow)
+    with pytest.raises(rl.NonFiniteError, match="params/"):
+        rl.train("ppo", out=str(tmp_path), **{**TINY, "checkpoint": {"every": 1}})
+    newest = Checkpoints(tmp_path / "run" / "checkpoints").newest_params()
+    assert newest.version == 2
+    assert all(torch.isfinite(x).all() for x in newest.params.values())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seed": -1},
+        {"num_steps": 0},
+        {"device": "mps"},
+        {"env": ""},
+        {"ppo.lr": float("nan")},
+        {"ppo.lr": "linear(1e-3, -1)"},
+        {"ppo.max_grad_norm": 0.0},
+        {"ppo.clip": -0.2},
+        {"placement.stage_timeout_s": float("nan")},
+        {"init_from": "/nowhere"},
+        {"out": __file__},
+    ],
+)
+def test_settings_that_cannot_work_stop_before_a_folder_is_made(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(rl.ConfigError):
+        rl.train("ppo", **{"out": str(tmp_path), **{k: v for k, v in TINY.items() if k != "ppo"}, **settings})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_and_answers_of_numpy_are_understood(tmp_path: Path) -> None:
+    settings = {**TINY, "seed": np.int64(3), "total_updates": np.int32(50)}
+    run = rl.train("ppo", out=str(tmp_path), on_update=lambda row: np.bool_(row["version"] < 2), **settings)
+    assert (run.status, run.version) == ("stopped", 2)
 
 
 def test_a_policy_loads_while_the_run_removes_old_checkpoints(tmp_path: Path) -> None:

@@ -110,10 +110,8 @@ def resume(
     **settings: Any,
 ) -> Run:
     """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it."""
-    folder = RunFolder.open(run)
-    module = registry.load_recipe(folder.read_run_info()["recipe"])
+    folder, module, before = _open_run(run)
     settings, objects = registry.name_objects(settings)
-    before = folder.read_config()
     config = one_budget(override(override(module.Config(), before), settings), settings)
     if config.seed != before.get("seed", config.seed):
         raise ConfigError("seed", config.seed, f"a run keeps its seed ({before['seed']}); start a new run, with init_from=RUN")
@@ -138,10 +136,9 @@ def load(run: str | Path, **settings: Any) -> Policy:
 
     `env=` is needed again only for a run that was trained with an in-process environment (a lambda).
     """
-    folder = RunFolder.open(run)
-    module = registry.load_recipe(folder.read_run_info()["recipe"])
+    folder, module, saved = _open_run(run)
     settings, objects = registry.name_objects(settings)
-    config = override(override(module.Config(), folder.read_config()), settings)
+    config = override(override(module.Config(), saved), settings)
     params = Checkpoints(folder.checkpoints).newest_params()
     with registry.live_objects(objects, "inproc"):
         policy, inferencer = registry.build(module.name, config).policy()
@@ -151,9 +148,8 @@ def load(run: str | Path, **settings: Any) -> Policy:
 
 def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progress: Progress | None = None) -> EvalResult:
     """Measure the policy of a run on `episodes` fresh episodes of its own task."""
-    folder = RunFolder.open(run)
-    module = registry.load_recipe(folder.read_run_info()["recipe"])
-    config = override(override(module.Config(), folder.read_config()), {"eval.episodes": episodes})
+    folder, module, saved = _open_run(run)
+    config = override(override(module.Config(), saved), {"eval.episodes": episodes})
     spec = registry.build(module.name, config).evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
@@ -167,6 +163,15 @@ def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progres
         return evaluation.run(client, round_index=FRESH_ROUND + seed, progress=progress)
     finally:
         evaluation.close()
+
+
+def _open_run(run: str | Path) -> tuple[RunFolder, registry.Recipe, dict[str, Any]]:
+    """A run's folder, recipe and config. Without its own config a run would be taken for one of the recipe's defaults."""
+    folder = RunFolder.open(run)
+    for path in (folder.info, folder.config):
+        if not path.is_file():
+            raise ConfigError("run", str(run), f"its {path.name} is missing; restore that file")
+    return folder, registry.load_recipe(folder.read_run_info()["recipe"]), folder.read_config()
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:

@@ -23,6 +23,8 @@ from runnel.track.sinks import JsonlSink, Sink
 Row = dict[str, Any]
 Callback = Callable[[Row], Any]
 RECENT_EPISODES = 100
+WINDOW_S = 5.0
+LUMP_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,16 @@ class Callbacks:
     on_episode: Callback | None = None
     on_eval: Callback | None = None
     on_checkpoint: Callback | None = None
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where the counts stood at a moment; `busy` is seconds of work by worker since the start."""
+
+    time: float
+    steps: int
+    tokens: int
+    busy: Mapping[str, float]
 
 
 class Ledger:
@@ -56,9 +68,11 @@ class Ledger:
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._num_episodes = 0
         self._stages: dict[str, float] = {}
-        self._start = self._last_row = clock.now()
+        self._start = clock.now()
+        self._first = _Mark(self._start, 0, 0, {})
+        self._marks: deque[_Mark] = deque(maxlen=200)
+        self._busy: dict[str, float] = {}
         self._wall_before = 0.0
-        self._rates: deque[tuple[float, int, int]] = deque(maxlen=200)
         self.version, self.steps, self.tokens, self.progress = 0, 0, 0, 0.0
         self.streams: dict[str, Any] = {}
         self.last_eval: Row | None = None
@@ -113,23 +127,23 @@ class Ledger:
         self._call(self._callbacks.on_update, {**row, "metrics": metrics})
 
     def _time(self) -> Row:
+        """Rates and idle shares are those of the last seconds: what other processes report arrives in lumps."""
         now = self.clock.now()
-        span = max(now - self._last_row, 1e-9)
-        busy: dict[str, float] = {}
         for name, seconds in self._stages.items():
-            busy[name.partition("/")[0]] = busy.get(name.partition("/")[0], 0.0) + seconds
-        self._rates.append((now, self.steps, self.tokens))
-        first = next((r for r in self._rates if now - r[0] <= 5.0), self._rates[0])
-        window = max(now - first[0], 1e-9) if len(self._rates) > 1 else max(now - self._start, 1e-9)
-        done = first if len(self._rates) > 1 else (0.0, 0, 0)
+            worker = name.partition("/")[0]
+            self._busy[worker] = self._busy.get(worker, 0.0) + seconds
+        last = self._marks[-1] if self._marks and now - self._marks[-1].time >= LUMP_S else self._first
+        then = next((m for m in self._marks if LUMP_S <= now - m.time <= WINDOW_S), last)
+        span = max(now - then.time, 1e-9)
         row = {
             "wall_s": self.wall_s(),
-            "steps_per_s": (self.steps - done[1]) / window,
-            "tokens_per_s": (self.tokens - done[2]) / window,
+            "steps_per_s": (self.steps - then.steps) / span,
+            "tokens_per_s": (self.tokens - then.tokens) / span,
             "stages": self._stages,
-            "idle": {worker: max(0.0, 1.0 - seconds / span) for worker, seconds in busy.items()},
+            "idle": {w: max(0.0, 1.0 - (s - then.busy.get(w, 0.0)) / span) for w, s in self._busy.items()},
         }
-        self._stages, self._last_row = {}, now
+        self._marks.append(_Mark(now, self.steps, self.tokens, dict(self._busy)))
+        self._stages = {}
         return row
 
     def _eval(self, event: Row) -> None:
@@ -214,4 +228,5 @@ class Ledger:
         self._metrics.truncate(state["offsets"]["metrics"])
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
+        self._first = _Mark(self._start, self.steps, self.tokens, {})
         self.last_eval = state["last_eval"]

@@ -225,9 +225,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "run", str(path), f"this file is damaged ({error}); restore it, or delete it to go on without"
-        ) from error
+        raise ConfigError("run", str(path), f"this file is damaged ({error}); restore it") from error
     if not isinstance(data, dict):
-        raise ConfigError("run", str(path), "this file must hold a JSON object; restore it, or delete it to go on without")
+        raise ConfigError("run", str(path), "this file must hold a JSON object; restore it")
     return data

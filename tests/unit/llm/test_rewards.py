@@ -97,3 +97,15 @@ def test_check_reward():
         check_reward(lambda p, c: [float(next(calls)) for _ in c])
     with pytest.raises(AssertionError, match="is nan"):
         check_reward(lambda p, c: [float("nan") for _ in c])
+
+
+def test_code_under_judgement_that_exits_is_a_failure_and_not_a_timeout():
+    def runs_code(prompts, completions, **columns):
+        raise SystemExit(3)
+
+    pool = RewardPool(runs_code, timeout_s=1000.0)
+    pool.submit(job(1, "a"))
+    (verdict,) = pool.collect(block=True)
+    assert verdict.rewards is None
+    assert verdict.failure == "SystemExit: 3"
+    pool.close()

@@ -91,6 +91,41 @@ def test_stages_are_of_one_row_and_rates_of_the_last_seconds(tmp_path: Path) -> 
     assert rows[-1]["time"]["steps_per_s"] == pytest.approx(30.0)
 
 
+def test_rates_of_updates_that_are_further_apart_than_the_window(tmp_path: Path) -> None:
+    ledger, clock = ledger_of(tmp_path)
+    for k in range(1, 4):
+        clock.advance(20.0)
+        ledger.add_stages({"trainer/update": 15.0})
+        ledger.add([update(k, steps=k * 100)])
+    for row in rows_of(tmp_path):
+        assert row["time"]["steps_per_s"] == pytest.approx(5.0)
+        assert row["time"]["idle"] == {"trainer": pytest.approx(0.25)}
+
+
+def test_updates_that_arrive_in_lumps_have_the_shares_of_the_last_seconds(tmp_path: Path) -> None:
+    """Another process reports a few times a second: its stages come with the first of several updates."""
+    ledger, clock = ledger_of(tmp_path)
+    for lump in range(10):
+        clock.advance(0.5)
+        ledger.add_stages({"actor-0/sample": 0.2})
+        ledger.add([update(5 * lump + k, steps=(5 * lump + k) * 10) for k in range(1, 6)])
+    rows = rows_of(tmp_path)
+    assert all(r["time"]["idle"] == {"actor-0": pytest.approx(0.6)} for r in rows)
+    assert all(50 < r["time"]["steps_per_s"] < 200 for r in rows[5:])
+    assert rows[-1]["time"]["steps_per_s"] == pytest.approx(100.0, rel=0.15)
+
+
+def test_the_first_rate_after_a_resume_counts_only_what_came_since(tmp_path: Path) -> None:
+    ledger, clock = ledger_of(tmp_path)
+    clock.advance(1.0)
+    ledger.add([update(1, steps=10_000)])
+    again, clock = ledger_of(tmp_path)
+    again.restore(ledger.snapshot())
+    clock.advance(2.0)
+    again.add([update(2, steps=10_100)])
+    assert rows_of(tmp_path)[-1]["time"]["steps_per_s"] == pytest.approx(50.0)
+
+
 def test_only_the_last_hundred_episodes_count(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path)
     ledger.add([episode(1000.0), *(episode(float(k)) for k in range(100)), update(1)])

@@ -34,6 +34,8 @@ from runnel.track.folder import RunFolder
 
 ORDERS = "RUNNEL_GROUP"
 BEAT_S = 0.25
+STANDSTILL_S = 2.0
+"""A loop that turns many times a second and was away for longer than this has been stopped from outside."""
 REPORT_S = 0.05
 WAIT_S = 0.5
 PR_SET_PDEATHSIG = 1
@@ -172,6 +174,9 @@ class Member:
             current = {w.name: [w.timer.current[0], now - w.timer.current[1]] for w in self.group.workers}
             self.line.send({"op": "beat", "stages": current, "waits": self.group.waits() if self.running else {}})
             time.sleep(BEAT_S)
+            if self._clock.now() - now > STANDSTILL_S:  # all of the process stood still: no stage hangs
+                for worker in self.group.workers:
+                    worker.timer.touch()
 
     def _progress(self, done: int, total: int) -> None:
         evaluator = self.group.evaluator

@@ -21,7 +21,7 @@ from typing import Any
 from runnel.core.errors import DeadlockError, NonFiniteError, WorkerFailure
 from runnel.flow.transports.shm import Doorbells
 from runnel.run.checkpoint import Checkpoints, write_parts
-from runnel.run.launchers.child import ORDERS
+from runnel.run.launchers.child import ORDERS, STANDSTILL_S
 from runnel.run.launchers.line import Line, Message
 from runnel.run.session import Session
 from runnel.run.wiring import Edges
@@ -68,7 +68,7 @@ class Cluster:
         self.session, self.config = session, session.experiment.config
         self.children: dict[str, Child] = {}
         self._scratch = tempfile.TemporaryDirectory(prefix="runnel-")
-        self._moved = time.monotonic()
+        self._moved = self._watched = time.monotonic()
         self._fds: list[int] = []
 
     # --------------------------------------------------------------------------------------------------------- start
@@ -127,9 +127,11 @@ class Cluster:
     # ----------------------------------------------------------------------------------------------------------- run
     def run(self) -> str:
         ledger, saved = self.session.ledger, self.session.ledger.version
+        self._moved = time.monotonic()
         while True:
             self._listen(0.1)
             self._watch()
+            self._check_moving()
             status = self.session.should_stop()
             if status is not None:
                 self._finish(status)
@@ -138,6 +140,7 @@ class Cluster:
                 self._barrier()
                 saved = ledger.version
                 self._tell_all({"op": "go"})
+                self._moved = time.monotonic()
             ledger.tick()
 
     def _finish(self, status: str) -> None:
@@ -226,6 +229,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------------------ watching
     def _watch(self, *, silence: bool = True) -> None:
         limit = self.config.placement.stage_timeout_s
+        self._forgive()
         for child in self.children.values():
             if child.process.poll() is not None:
                 self._died(child)
@@ -241,8 +245,19 @@ class Cluster:
                 if stage != "idle" and age > limit:
                     text = f"hung in stage {stage!r} for {age:.1f} s (limit {limit:g} s); its stack:\n{child.stack()}"
                     self._fail(child, worker, WorkerFailure(worker, text))
+
+    def _forgive(self) -> None:
+        """Nobody is to blame for the time in which this process itself stood still (Ctrl-Z, a long callback)."""
+        now = time.monotonic()
+        gap, self._watched = now - self._watched, now
+        if gap > STANDSTILL_S:
+            self._moved = min(self._moved + gap, now)
+            for child in self.children.values():
+                child.heard = min(child.heard + gap, now)
+
+    def _check_moving(self) -> None:
         still = time.monotonic() - self._moved
-        if silence and still > self.config.placement.stall_timeout_s:
+        if still > self.config.placement.stall_timeout_s:
             waits = "; ".join(f"{w} waits for {what}" for c in self.children.values() for w, what in c.waits.items())
             raise DeadlockError(f"nothing has moved for {still:.0f} s: {waits}")
 
