@@ -1,14 +1,15 @@
 """Runs runnel and peers side by side: each in its own virtual environment, in turns, on a machine that is otherwise idle.
 
-An entry (`classic/ppo_cartpole/run.py`) names its sides (a script and its requirements) and its measures (arguments, and
-which number of the answer counts). A measurement is one process that prints one JSON line. Turns go A B A B ..., so that
-a machine that slows down slows both. Needs nothing but Python.
+An entry (`classic/rows.py` has some) names its sides (a script, its requirements, its own settings) and its measures
+(arguments, and which number of the answer counts). A measurement is one process that prints one JSON line. Turns go A B A
+B ..., so that a machine that slows down slows both. Needs nothing but Python.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,24 @@ class Side:
     name: str
     script: Path
     requirements: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    """The settings at which this side is at its best; those of the measure come after, and win."""
+    venv: str = ""
+    """Name of the virtual environment, `.venv-<venv>`; the side's own name if empty."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A peer that cannot be run here: its figure from another day, on a machine where `anchor` had `anchor_value`.
+
+    It is scaled by what the anchor gives in this run. Without an anchor it stands as it was recorded.
+    """
+
+    name: str
+    value: float
+    anchor: str = ""
+    anchor_value: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,15 @@ class Measure:
     limit_s: float
     columns: tuple[str, ...] = ()
     """Numbers of the answer that the table of single runs shows."""
+    sides: tuple[str, ...] = ()
+    """Only these sides; empty: all."""
+    recorded: tuple[Recorded, ...] = ()
+    must: float | None = None
+    """The ratio to the fastest peer that is asked for, where one is."""
+    aim: float | None = None
+
+    def includes(self, side: Side) -> bool:
+        return not self.sides or side.name in self.sides
 
 
 @dataclass(frozen=True)
@@ -108,12 +136,20 @@ def measure_once(python: Path | str, side: Side, measure: Measure, *, seed: int,
         options.idle_limit_s, most=options.idle_cores, sample=lambda: machine.sample_load(options.sample_s)
     )
     beside = machine.Neighbours()
-    row = run_once(python, side.script, [*measure.arguments, "--seed", str(seed)], limit_s=measure.limit_s)
+    arguments = [*side.arguments, *measure.arguments, "--seed", str(seed)]
+    row = run_once(python, side.script, arguments, limit_s=measure.limit_s)
+    machine.reap_orphans()
     others = beside.cores()
+    command = shlex.join([f".venv-{side.venv or side.name}/bin/python", _shown(side.script), *arguments])
     warnings = [idle.warning] if idle.warning else []
     if others is not None and others > options.idle_cores:
         warnings.append(f"{others:.2f} cores were busy with something else")
-    return {**row, "seed": seed, "load_before": idle.load, "waited_s": idle.waited_s, "others": others, "warnings": warnings}
+    row |= {"seed": seed, "command": command, "load_before": idle.load, "waited_s": idle.waited_s}
+    return {**row, "others": others, "warnings": warnings}
+
+
+def _shown(script: Path) -> str:
+    return str(script.relative_to(venvs.ROOT)) if script.is_relative_to(venvs.ROOT) else str(script)
 
 
 def take_turns(entry: Entry, measure: Measure, pythons: dict[str, Path], options: Options) -> dict[str, list[Row]]:
@@ -121,7 +157,7 @@ def take_turns(entry: Entry, measure: Measure, pythons: dict[str, Path], options
     runs: dict[str, list[Row]] = {name: [] for name in pythons}
     for seed in range(1, measure.repeats + 1):
         for side in entry.sides:
-            if side.name not in pythons:
+            if side.name not in pythons or not measure.includes(side):
                 continue
             row = measure_once(pythons[side.name], side, measure, seed=seed, options=options)
             runs[side.name].append(row)
@@ -139,6 +175,8 @@ def compare_sides(entry: Entry, measure: Measure, runs: dict[str, list[Row]], pr
     sides: dict[str, Row] = {}
     values: dict[str, list[float | None]] = {}
     for side in entry.sides:
+        if not measure.includes(side):
+            continue
         rows = runs.get(side.name, [])
         problem = problems.get(side.name, "")
         if not problem and rows and all("error" in row for row in rows):
@@ -149,11 +187,25 @@ def compare_sides(entry: Entry, measure: Measure, runs: dict[str, list[Row]], pr
     ours = entry.sides[0].name
     ratios = {}
     for peer in entry.sides[1:]:
+        if not measure.includes(peer):
+            continue
         disturbed = any(row["warnings"] for name in (ours, peer.name) for row in runs.get(name, []))
         ratios[peer.name] = results.compare(
             values[ours], values[peer.name], more_is_better=measure.more_is_better, disturbed=disturbed
         )
-    return {**asdict(measure), "sides": sides, "ratios": ratios}
+    records = [_from_record(r, measure, sides, ours) for r in measure.recorded]
+    return {**asdict(measure), "sides": sides, "ratios": ratios, "recorded": records}
+
+
+def _from_record(record: Recorded, measure: Measure, sides: dict[str, Row], ours: str) -> Row:
+    """A recorded figure as this machine would give it, judged by the anchor, and runnel's ratio to that."""
+    anchor = sides[record.anchor]["summary"]["median"] if record.anchor in sides else None
+    scale = None if record.anchor and anchor is None else anchor / record.anchor_value if anchor is not None else 1.0
+    value = None if scale is None else record.value * scale
+    known = results.ratio(sides[ours]["summary"]["median"], value, more_is_better=measure.more_is_better)
+    beside = [ours, record.anchor] if record.anchor in sides else [ours]
+    disturbed = any(row["warnings"] for name in beside for row in sides[name]["runs"])
+    return {**asdict(record), "scale": scale, "scaled": value, "ratio": known, "disturbed": disturbed}
 
 
 def collect_warnings(measures: Sequence[Row]) -> list[str]:
@@ -186,7 +238,8 @@ def install(entry: Entry, given: dict[str, Path]) -> tuple[dict[str, Path], dict
     pythons, problems = {}, {}
     for side in entry.sides:
         try:
-            pythons[side.name] = given.get(side.name) or venvs.ensure(side.name, side.requirements)
+            name = side.venv or side.name
+            pythons[side.name] = given.get(side.name) or given.get(name) or venvs.ensure(name, side.requirements)
         except venvs.InstallError as error:
             problems[side.name] = f"not installed: {error}"
             print(f"{side.name} does not install, the run goes on without it: {error}", file=sys.stderr)
@@ -217,11 +270,13 @@ def run(entry: Entry, *, given: dict[str, Path], options: Options) -> Row:
 def main(entry: Entry, argv: Sequence[str] | None = None) -> int:
     """The command line of an entry. Returns 1 if runnel itself gave no number."""
     args = _parser(entry).parse_args(argv)
+    machine.adopt_orphans()
     chosen = [m for m in entry.measures if not args.measure or m.name in args.measure]
-    measures = tuple(replace(m, repeats=args.repeats or m.repeats, arguments=(*m.arguments, *args.extra)) for m in chosen)
+    measures = tuple(replace(m, repeats=args.pairs or m.repeats, arguments=(*m.arguments, *args.extra)) for m in chosen)
     given = {name: Path(path).absolute() for name, path in (text.split("=", 1) for text in args.python)}
     options = Options(idle_limit_s=args.idle_limit, idle_cores=args.idle_cores)
-    result = run(replace(entry, measures=measures), given=given, options=options)
+    sides = tuple(s for s in entry.sides if s is entry.sides[0] or not args.peer or s.name in args.peer)
+    result = run(replace(entry, measures=measures, sides=sides), given=given, options=options)
     folder = Path(args.out) if args.out else RESULTS / entry.name
     write(result, folder)
     print((folder / "table.md").read_text(encoding="utf-8"))
@@ -233,7 +288,10 @@ def _parser(entry: Entry) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=entry.title)
     names, sides = [m.name for m in entry.measures], ", ".join(s.name for s in entry.sides)
     parser.add_argument("--measure", action="append", choices=names, help="only this measure (may be given again)")
-    parser.add_argument("--repeats", type=int, help="measurements of each side; each has its own seed")
+    parser.add_argument(
+        "--peer", action="append", choices=[s.name for s in entry.sides[1:]], help="only this peer, beside runnel"
+    )
+    parser.add_argument("--pairs", "--repeats", type=int, help="measurements of each side, each with its own seed")
     parser.add_argument("--out", help=f"folder of the result (default: {RESULTS / entry.name})")
     parser.add_argument(
         "--python",

@@ -105,7 +105,20 @@ def measure_table(measure: Mapping[str, Any]) -> str:
         rows.append(
             [name, number(s["median"]), span, count, ahead, by_pair, *(_mean(side["runs"], k) for k in ("cores", "others"))]
         )
+    for record in measure.get("recorded", ()):
+        how = "as recorded" if not record["anchor"] else f"recorded, scaled by {record['anchor']}"
+        rows.append([f"{record['name']} ({how})", number(record["scaled"]), *["-"] * 2, _ahead(record), *["-"] * 3])
     return table(header, rows)
+
+
+def goals(measure: Mapping[str, Any]) -> str:
+    """What is asked for, and the least ratio that was measured: the fastest peer decides."""
+    if measure.get("must") is None:
+        return ""
+    ratios = [r for r in (*measure["ratios"].values(), *measure["recorded"]) if r["ratio"] is not None]
+    least = min(ratios, key=lambda r: r["ratio"], default=None)
+    wanted = f"Asked for: {measure['must']:g}x the fastest peer, aim {measure['aim']:g}x."
+    return wanted if least is None else f"{wanted} Least ratio: {_ahead(least)}."
 
 
 def _ahead(versus: Row) -> str:
@@ -130,7 +143,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         parts.append("**Not a result: something else was running on the machine (see the warnings). Measure again.**")
     parts.append(_versions(result))
     for measure in result["measures"]:
-        parts += [f"## {measure['title']}", measure_table(measure), _runs(measure)]
+        parts += [f"## {measure['title']}", measure_table(measure), goals(measure), _records(measure), _runs(measure)]
     parts.append("![ratios](ratios.svg)")
     for name in ("notes", "warnings"):
         if result[name]:
@@ -155,6 +168,15 @@ def _runs(measure: Mapping[str, Any]) -> str:
             error = f"failed: {run['error']}" if "error" in run else ""
             rows.append([name, str(run["seed"]), *(error or _cell(run.get(k)) for k in keys)])
     return table(["run of", "seed", *keys], rows) if rows else ""
+
+
+def _records(measure: Mapping[str, Any]) -> str:
+    """Where recorded figures come from."""
+    lines = []
+    for r in measure.get("recorded", ()):
+        scale = f", when {r['anchor']} had {number(r['anchor_value'])}" if r["anchor"] else ""
+        lines.append(f"- {r['name']}: {number(r['value'])} {measure['unit']} recorded{scale}. {r['note']}".rstrip())
+    return "\n".join(lines)
 
 
 def _cell(value: Any) -> str:

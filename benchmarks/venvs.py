@@ -26,20 +26,30 @@ class InstallError(Exception):
 def ensure(name: str, requirements: Sequence[str], *, root: Path = ROOT) -> Path:
     """The Python of `.venv-<name>`, with `requirements` installed under the constraints. Raises `InstallError`.
 
-    A stamp inside remembers what was asked for: the same request installs nothing, another one runs pip again.
+    A stamp inside remembers what was asked for: the same request installs nothing, another one runs pip again. A requirement
+    with a version of its own (`gymnasium==0.29.1`, for a peer that works with no other) wins over the constraint on it.
     """
     folder = root / f".venv-{name}"
     python, stamp = folder / "bin" / "python", folder / STAMP
-    wanted = {"requirements": list(requirements), "constraints": CONSTRAINTS.read_text()}
+    constraints = constraints_for(requirements)
+    wanted = {"requirements": list(requirements), "constraints": constraints}
     if python.is_file() and stamp.is_file() and json.loads(stamp.read_text()) == wanted:
         return python
     stamp.unlink(missing_ok=True)
     print(f"installing {', '.join(requirements)} into {folder.name} ...", file=sys.stderr, flush=True)
     if not python.is_file():
         _call([sys.executable, "-m", "venv", str(folder)], root)
-    _call([str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), *requirements], root)
+    limits = folder / CONSTRAINTS.name
+    limits.write_text(constraints)
+    _call([str(python), "-m", "pip", "install", "--quiet", "--constraint", str(limits), *requirements], root)
     stamp.write_text(json.dumps(wanted, indent=1) + "\n")
     return python
+
+
+def constraints_for(requirements: Sequence[str]) -> str:
+    """The common constraints without those that a requirement sets itself."""
+    own = {r.partition("==")[0].partition("[")[0] for r in requirements if "==" in r}
+    return "".join(line for line in CONSTRAINTS.read_text().splitlines(True) if line.partition("==")[0] not in own)
 
 
 def _call(command: Sequence[str], root: Path) -> None:

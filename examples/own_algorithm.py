@@ -113,7 +113,7 @@ def build(c: Config) -> rl.Experiment:
     )
 
     def network() -> rl.ActorCritic:
-        return rl.ActorCritic(task.spec, rl.MLPConfig().build(task.spec, c.seed))
+        return rl.ActorCritic(task.spec, rl.build_body(task.spec, rl.NetConfig(), seed=c.seed))
 
     return rl.Experiment(
         config=c,

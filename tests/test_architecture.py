@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": {"core"},
     "losses": {"core", "ops"},
     "nets": {"core", "ops"},
-    "envs": {"core"},
+    "envs": {"core", "ops"},
     "data": {"core", "ops"},
     "flow": {"core"},
     "agents": {"core", "ops", "losses", "nets", "data"},

@@ -1,132 +1,137 @@
-"""What runnel's recipes reach over seeds, with intervals and references: JSON and a table.
+"""What runnel's recipes reach over seeds, with intervals and references: a queue that can be broken off and started again.
 
-python -m benchmarks.learning.run cartpole reverse
+python -m benchmarks.learning.run --only ppo-cartpole 'sac-*' --seeds 1 2 3
+python -m benchmarks.learning.run --only 'ppo-minatar-*' --background     # goes on after the terminal is closed
+python -m benchmarks.learning.run --status                                # what was run, and what was not
 
-The Python that runs this trains the recipes, each run in a process of its own, one after the other.
+The Python that runs this trains the recipes, each run in a process of its own. A seed that has a result with the same
+settings is skipped; one that was broken off goes on from its newest checkpoint; one that another queue is at is left to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import fnmatch
 import json
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, venvs
 from benchmarks.harness import RESULTS, run_once
-from benchmarks.learning.entries import ENTRIES, Learning, Score
-from benchmarks.results import number, table
-
-import runnel as rl
+from benchmarks.learning import report
+from benchmarks.learning.entries import ENTRIES, Learning
+from benchmarks.results import number
 
 Row = dict[str, Any]
 ONE = Path(__file__).with_name("one.py")
+RUNS = venvs.ROOT / "runs" / "learning"
+OUT = RESULTS / "learning"
 
 
-def train_seeds(entry: Learning) -> list[Row]:
-    """One finished run for each seed."""
-    runs = []
-    for seed in range(1, entry.seeds + 1):
-        arguments = [entry.recipe, json.dumps(entry.settings), "--seed", str(seed)]
-        beside = machine.Neighbours()
+def choose(patterns: Sequence[str]) -> list[Learning]:
+    """Entries whose name matches a pattern, in the order of the file."""
+    return [e for e in ENTRIES if any(fnmatch.fnmatch(e.name, p) for p in patterns)]
+
+
+def is_done(entry: Learning, seed: int, out: Path) -> bool:
+    """Whether this seed has a result, made with these settings."""
+    row = report.read_seed(out / entry.name / f"seed-{seed}.json")
+    return row is not None and "error" not in row and row["settings"] == json.loads(json.dumps(entry.settings))
+
+
+def run_name(entry: Learning, seed: int) -> str:
+    """Other settings are another run: what they left behind must not be gone on with."""
+    return f"{entry.name}-seed-{seed}-{zlib.crc32(json.dumps(entry.settings).encode()):08x}"
+
+
+@contextmanager
+def claim(name: str, runs: Path) -> Iterator[bool]:
+    """Whether nobody else is at this run; the kernel gives the claim back however the process ends."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with open(runs / f"{name}.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def train_seed(entry: Learning, seed: int, *, out: Path = OUT, runs: Path = RUNS) -> str:
+    """Train one seed to its end and keep its result. Returns a line for the log."""
+    name = run_name(entry, seed)
+    with claim(name, runs) as mine:
+        if not mine:
+            return f"{name}: another queue is at it"
+        if is_done(entry, seed, out):
+            return f"{name}: done before"
+        code, made = machine.commit(venvs.ROOT), datetime.now().astimezone().isoformat(timespec="seconds")
+        arguments = [entry.recipe, json.dumps(entry.settings), "--seed", str(seed), "--folder", str(runs / name)]
         row = run_once(sys.executable, ONE, arguments, limit_s=entry.limit_s)
-        runs.append({**row, "seed": seed, "others": beside.cores()})
-        shown = row.get("error") or ", ".join(f"{s.key} {number(row[s.key])}" for s in entry.scores)
-        print(f"{entry.name} {seed}/{entry.seeds}: {shown}", file=sys.stderr, flush=True)
-    return runs
+        facts = {"seed": seed, "made": made, "code": code, "machine": machine.facts(), "settings": entry.settings}
+        report.write_seed(out / entry.name / f"seed-{seed}.json", {**row, **facts})
+        report.write(entry, out)
+    shown = row.get("error") or ", ".join(f"{s.key} {number(row[s.key])}" for s in entry.scores)
+    return f"{name}: {shown}"
 
 
-def judge(score: Score, runs: Sequence[Row]) -> Row:
-    """Mean over seeds with its 95 % bootstrap interval, interquartile mean, and whether the reference was reached.
-
-    Reached: the interval's upper end is not below the reference less its own spread. Runs without a value are counted,
-    and keep a reference from being reached.
-    """
-    values = [run[score.key] for run in runs if "error" not in run and run[score.key] is not None]
-    row: Row = {**asdict(score), "values": values, "num": len(runs), "num_known": len(values)}
-    if not values:
-        return {
-            **row,
-            "mean": None,
-            "low": None,
-            "high": None,
-            "iqm": None,
-            "reached": None if score.reference is None else False,
-        }
-    s = rl.summarise(values)
-    reached = None
-    if score.reference is not None:
-        reached = len(values) == len(runs) and s.high >= score.reference - score.spread
-    return {**row, "mean": s.mean, "low": s.low, "high": s.high, "iqm": s.iqm, "reached": reached}
+def work(queue: Sequence[tuple[Learning, int]], *, jobs: int, out: Path, runs: Path) -> None:
+    """All of the queue, `jobs` runs at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        for line in pool.map(lambda item: train_seed(*item, out=out, runs=runs), queue):
+            print(f"{datetime.now():%H:%M:%S} {line}", flush=True)
 
 
-def run_entry(entry: Learning) -> Row:
-    runs = train_seeds(entry)
-    return {
-        "name": entry.name,
-        "title": entry.title,
-        "recipe": entry.recipe,
-        "settings": entry.settings,
-        "scores": [judge(score, runs) for score in entry.scores],
-        "runs": runs,
-    }
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    m, c = result["machine"], result["code"]
-    rows = []
-    for s in result["scores"]:
-        goal = "" if s["reference"] is None else number(s["reference"]) + (f" ± {number(s['spread'])}" if s["spread"] else "")
-        verdict = "" if s["reached"] is None else "yes" if s["reached"] else "no"
-        interval = f"{number(s['low'])} - {number(s['high'])}" if s["num_known"] else "-"
-        rows.append(
-            [s["title"], number(s["mean"]), interval, number(s["iqm"]), f"{s['num_known']} of {s['num']}", goal, verdict]
+def detach(argv: Sequence[str], runs: Path) -> None:
+    """The same command in a process of its own, at low priority, with its words in a file."""
+    runs.mkdir(parents=True, exist_ok=True)
+    log = runs / f"queue-{datetime.now():%Y%m%d-%H%M%S}.log"
+    command = ["nice", "-n", "10", sys.executable, "-m", "benchmarks.learning.run", *(a for a in argv if a != "--background")]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=venvs.ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
-    header = ["", "mean", "95 % interval", "IQM", "seeds", "reference", "reached"]
-    sources = [f'- Reference of "{s["title"]}": {s["source"]}.' for s in result["scores"] if s["source"]]
-    errors = [f"- Seed {r['seed']} failed: {r['error']}." for r in result["runs"] if "error" in r]
-    which = f"commit {(c['commit'] or 'unknown')[:12]}{' with local changes' if c['dirty'] else ''}"
-    head = f"{result['made']}; {m['cores']} cores, {m['cpu']}; {which}."
-    parts = [f"# {result['title']}", head, table(header, rows), "\n".join(sources + errors)]
-    return "\n\n".join(p for p in parts if p) + "\n"
-
-
-def write(result: Row, folder: Path) -> None:
-    """`result.json` and `table.md`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / "table.md").write_text(markdown(result), encoding="utf-8")
+    print(f"process {process.pid} works through the queue; its log is {log}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 1 if a reference was not reached."""
-    names = [entry.name for entry in ENTRIES]
+    """Returns 1 if a reference was not reached by what was asked for."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(argv)
+    out, entries = Path(args.out), choose(args.only)
+    if not entries:
+        print(f"nothing is called {' or '.join(args.only)}; there are: {', '.join(e.name for e in ENTRIES)}", file=sys.stderr)
+        return 2
+    if args.background:
+        detach(argv, RUNS)
+        return 0
+    entries = [replace(e, settings={**e.settings, **json.loads(args.set)}) for e in entries]
+    if not args.status:
+        work([(e, s) for e in entries for s in args.seeds or range(1, e.seeds + 1)], jobs=args.jobs, out=out, runs=RUNS)
+    print(report.write_all(out))
+    judged = [s for e in entries for s in report.judge_entry(e, report.read_seeds(e.name, out))]
+    return int(not args.status and any(s["reached"] is False for s in judged))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("entry", nargs="+", choices=[*names, "all"], help="what to train")
-    parser.add_argument("--seeds", type=int, help="seeds of each entry")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names of entries (all)")
+    parser.add_argument("--seeds", nargs="+", type=int, help="these seeds (each entry's own number of them)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--background", action="store_true", help="go on without this terminal")
+    parser.add_argument("--status", action="store_true", help="train nothing; say what was run and what was not")
     parser.add_argument("--set", default="{}", help='JSON of more settings for the recipe, such as {"total_steps": 20000}')
-    parser.add_argument("--out", help=f"folder of the results (default: {RESULTS / 'learning'})")
-    args = parser.parse_args(argv)
-    missed = 0
-    for entry in ENTRIES:
-        if not {entry.name, "all"} & set(args.entry):
-            continue
-        entry = replace(entry, seeds=args.seeds or entry.seeds, settings={**entry.settings, **json.loads(args.set)})
-        facts = {"made": datetime.now().astimezone().isoformat(timespec="seconds"), "machine": machine.facts()}
-        result = {
-            **run_entry(entry),
-            **facts,
-            "code": machine.commit(venvs.ROOT),
-            "versions": venvs.versions(Path(sys.executable)),
-        }
-        write(result, Path(args.out or RESULTS / "learning") / entry.name)
-        print(markdown(result))
-        missed += any(s["reached"] is False for s in result["scores"])
-    return int(missed > 0)
+    parser.add_argument("--out", default=str(OUT), help=f"folder of the results ({OUT.relative_to(venvs.ROOT)})")
+    return parser
 
 
 if __name__ == "__main__":

@@ -9,8 +9,14 @@
 Everything a recipe, an example or your own file needs is a name of this module.
 """
 
+from runnel.agents.a2c import A2CConfig, A2CLearner
+from runnel.agents.appo import APPOConfig, APPOLearner
+from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
+from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.agents.sac import SACConfig, SACLearner
+from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.batch import Batch
 from runnel.core.errors import (
     CheckpointError,
@@ -53,11 +59,14 @@ from runnel.llm.algorithms import GRPO, GRPOConfig
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.tasks import Example, TextTask
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.bodies import build_body
 from runnel.nets.causal_lm import ModelConfig
+from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.inferencer import TorchInferencer
-from runnel.nets.mlp import MLPConfig
+from runnel.nets.mlp import NetConfig
 from runnel.nets.q_nets import QNet
 from runnel.run.api import Run, load, resume, train, train_config
+from runnel.run.env_config import EnvConfig, ReplayEnvConfig
 from runnel.run.env_task import EnvTask
 from runnel.run.experiment import (
     ActorSpec,
@@ -70,6 +79,7 @@ from runnel.run.experiment import (
     PlacementConfig,
     RunConfig,
 )
+from runnel.run.graphs import on_policy_graph, replay_graph
 from runnel.run.prompt_task import PromptTask
 from runnel.run.registry import resolve
 from runnel.testing.envs import check_env
@@ -80,6 +90,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GRPO",
+    "A2CConfig",
+    "A2CLearner",
+    "APPOConfig",
+    "APPOLearner",
     "ActionSpec",
     "ActorCritic",
     "ActorSpec",
@@ -87,14 +101,19 @@ __all__ = [
     "ArraySpec",
     "Batch",
     "BufferSpec",
+    "CategoricalActor",
     "CheckpointConfig",
     "CheckpointError",
     "Collective",
     "ConfigError",
+    "DDPGConfig",
+    "DDPGLearner",
     "DQNConfig",
     "DQNLearner",
     "DataError",
     "DeadlockError",
+    "DeterministicActor",
+    "EnvConfig",
     "EnvEvaluation",
     "EnvSpec",
     "EnvTask",
@@ -106,12 +125,14 @@ __all__ = [
     "Experiment",
     "FieldSpec",
     "GRPOConfig",
+    "IMPALAConfig",
+    "IMPALALearner",
     "InferenceStream",
     "Inferencer",
     "LagPolicy",
     "Learner",
-    "MLPConfig",
     "ModelConfig",
+    "NetConfig",
     "NonFiniteError",
     "OneProcess",
     "PPOConfig",
@@ -121,20 +142,27 @@ __all__ = [
     "PlacementConfig",
     "Policy",
     "PromptTask",
+    "QEnsemble",
     "QNet",
     "RatioPolicy",
     "ReplayConfig",
+    "ReplayEnvConfig",
     "ReplayStore",
     "Reply",
     "Request",
     "Run",
     "RunConfig",
     "RunnelError",
+    "SACConfig",
+    "SACLearner",
     "Sampler",
     "Segment",
+    "SquashedGaussianActor",
     "StalenessConfig",
     "StalenessPolicy",
     "StreamSpec",
+    "TD3Config",
+    "TD3Learner",
     "Task",
     "TaskSource",
     "TextTask",
@@ -145,6 +173,7 @@ __all__ = [
     "VecEnvSampler",
     "WorkerFailure",
     "__version__",
+    "build_body",
     "check_env",
     "check_reward",
     "evaluate",
@@ -152,6 +181,8 @@ __all__ = [
     "make_env",
     "make_rng",
     "make_seed",
+    "on_policy_graph",
+    "replay_graph",
     "replay_stream",
     "resolve",
     "resume",

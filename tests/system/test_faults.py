@@ -20,6 +20,7 @@ ENVS = Path(__file__).parent / "fault_envs.py"
 TINY: dict[str, Any] = {
     "num_envs": 2,
     "num_steps": 8,
+    "vector": {"backend": "serial"},
     "total_updates": 10_000,
     "track": (),
     "ppo": {"num_minibatches": 1, "num_epochs": 1},

@@ -69,7 +69,7 @@ def test_a_spent_budget_is_refused_before_the_folder_is_touched(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"mlp": {"hidden": (7,)}}, "mlp.hidden = [7]"),
+        ({"net": {"hidden": (7,)}}, "net.hidden = [7]"),
         ({"num_actors": 2}, "num_actors = 2 (was 1)"),
         ({"num_envs": 4}, "num_envs = 4 (was 2)"),
         ({"staleness": {"mode": "window"}}, "staleness.mode = 'window' (was 'sync')"),

@@ -1,6 +1,8 @@
-"""Deep Q-learning (Mnih et al. 2015) with double targets (van Hasselt et al. 2016, arXiv:1509.06461) from replay.
+"""Deep Q-learning (Mnih et al. 2015) from replay, with the options of Rainbow (Hessel et al. 2018, arXiv:1710.02298).
 
-Segments are batches of transitions that `data/replay.py` sampled; the absolute errors go back to it as priorities.
+Double targets (van Hasselt et al. 2016, arXiv:1509.06461), dueling networks, returns of several steps and priorities (both by
+the replay), values as distributions (C51, HL-Gauss), and recurrent networks on sequences with burn-in (R2D2, Kapturowski et
+al. 2019). Segments are batches that `data/replay.py` or `data/sequences.py` drew; errors go back to it as priorities.
 """
 
 from __future__ import annotations
@@ -8,20 +10,28 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from runnel.agents.transitions import Sizes, split_errors
 from runnel.core import schedule
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
-from runnel.losses.value import td_loss
+from runnel.core.spaces import EnvSpec
+from runnel.losses.td import Slope, categorical_td_loss, huber_td_loss
+from runnel.nets.mlp import NetConfig
 from runnel.nets.q_nets import QNet
+from runnel.ops.categorical import c51_target, hl_gauss_target
 from runnel.ops.distributions import mask_logits
-from runnel.ops.optimise import Adam
+from runnel.ops.optimise import Adam, Target
+
+METRICS = ("loss/td", "td_error", "q", "grad_norm")
+Outputs = tuple[Tensor, Any, Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,27 @@ class DQNConfig:
     gamma: float = 0.99
     """Discount of future rewards."""
     batch_size: int = 64
-    """Transitions in one update."""
+    """Transitions in one update; for a recurrent network, sequences of `num_steps` steps."""
     epsilon: float | str = "linear(1, 0.04, 0.16)"
     """Share of random actions: a number, or a schedule over the run."""
     double: bool = True
     """Choose the target's action by the online network (double Q-learning), not by the target network."""
+    dueling: bool = False
+    """Two networks, for the value of a state and for the advantages of actions (Wang et al. 2016, arXiv:1511.06581)."""
+    head: Literal["value", "c51", "hl_gauss"] = "value"
+    """value: Q and a Huber loss. c51, hl_gauss: a distribution over `num_atoms` values and a cross-entropy loss."""
+    num_atoms: int = 101
+    """c51, hl_gauss: values of the distribution."""
+    v_min: float = -100.0
+    """c51, hl_gauss: the lowest of them; returns below it cannot be told apart."""
+    v_max: float = 100.0
+    """c51, hl_gauss: the highest of them; returns above it cannot be told apart."""
+    sigma: float = 0.75
+    """hl_gauss: width of a target's Gaussian, in steps between two values."""
+    burn_in: int = 0
+    """Recurrent: first steps of a sequence that only bring the state up to date, and are not learned from."""
+    eta: float = 0.9
+    """Recurrent: a sequence's priority is eta times the largest error of its steps plus 1 - eta times their mean."""
     target_every: int = 32
     """Move the target network each this many updates."""
     target_tau: float = 1.0
@@ -45,89 +71,119 @@ class DQNConfig:
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this global norm."""
 
+    def network(self, env_spec: EnvSpec, net: NetConfig, *, seed: int) -> QNet:
+        """The network that fits these settings."""
+        atoms = {"num_atoms": self.num_atoms, "v_min": self.v_min, "v_max": self.v_max} if self.head != "value" else {}
+        return QNet(env_spec, net, seed=seed, dueling=self.dueling, **atoms)  # type: ignore[arg-type]
+
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot train."""
         schedule.parse(self.lr, "dqn.lr")
         schedule.parse(self.epsilon, "dqn.epsilon")
-        for name in ("batch_size", "target_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"dqn.{name}", value, "must be at least 1")
+        for name, least in (("batch_size", 1), ("target_every", 1), ("num_atoms", 2), ("burn_in", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"dqn.{name}", value, f"must be at least {least}")
         if not 0.0 < self.target_tau <= 1.0:
             raise ConfigError("dqn.target_tau", self.target_tau, "must be above 0 and at most 1")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError("dqn.gamma", self.gamma, "must be in [0, 1]")
+        for name in ("gamma", "eta"):
+            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
+                raise ConfigError(f"dqn.{name}", share, "must be in [0, 1]")
+        if not self.v_min < self.v_max:
+            raise ConfigError("dqn.v_max", self.v_max, f"must be above v_min ({self.v_min})")
+        if not self.sigma > 0.0:
+            raise ConfigError("dqn.sigma", self.sigma, "must be above 0")
 
 
 class DQNLearner:
-    """Consumes sampled transitions `[B]`, one batch a version; owns the network, its target and the optimiser."""
+    """Consumes one batch a version: transitions `[B]`, or sequences `[T, B]`. Owns network, target and optimiser."""
 
     def __init__(self, config: DQNConfig, net: QNet, *, collective: Collective | None = None, device: str = "cpu") -> None:
         config.check()
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
         self.collective: Collective = collective or OneProcess()
         self.version = 0
-        self._target = copy.deepcopy(net).requires_grad_(False)
         self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0))
+        self._target_net = copy.deepcopy(net)
+        self._target = Target(net, self._target_net)
         self._params = dict(net.state_dict())
-        self._sizes: dict[str, list[int]] = {}
-        net.epsilon.fill_(schedule.at(config.epsilon, 0.0))
+        self._sizes: Sizes = {}
+        self._skip = config.burn_in if net.state_spec else 0
+        self._epsilon = schedule.at(config.epsilon, 0.0)
+        net.epsilon.fill_(self._epsilon)
 
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
-        """All transitions in one batch `[B]`. The exploration rate moves here and is published after the update."""
+        """All rows in one batch. The exploration rate moves here and is published after the update."""
         self._sizes = {name: [s.num_rows for s in group] for name, group in segments.items()}
-        batch = Batch.cat([s.arrays for group in segments.values() for s in group]).to(self.device)
-        for key in (*batch.under("obs"), *batch.under("next_obs"), "rewards/env"):
-            if batch[key].is_floating_point() and not batch[key].isfinite().all():
-                raise NonFiniteError(key, self.version)
+        batch = Batch.cat([s.arrays for group in segments.values() for s in group])
         self._optimiser.lr = schedule.at(self.config.lr, progress)
-        self.net.epsilon.fill_(schedule.at(self.config.epsilon, progress))
-        return batch
+        self._epsilon = schedule.at(self.config.epsilon, progress)
+        self.net.epsilon.fill_(self._epsilon)
+        return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def update(self, batch: Batch) -> Update:
-        """One step on the Huber loss of `r + gamma (1 - terminated) Q_target(s', a') - Q(s, a)`."""
-        target = self._targets(batch)
-        values = self.net.q(batch)
-        q = values.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
-        count = len(q) * self.collective.world_size
-        loss = td_loss(q, target, weight=batch["weight"], denominator=count)
-        if not math.isfinite(loss.value.item()):
-            raise NonFiniteError("loss/td", self.version)
-        norm = self._optimiser.step(loss.value, max_norm=self.config.max_grad_norm, collective=self.collective)
+        """One step towards `reward + discount Q_target(s', a')`, a' best by Q, or by Q_target without `double`."""
+        numbers, priority = self._step(batch)
         self.version += 1
-        self._move_target()
-        metrics = {
-            "loss/td": loss.value.item(),
-            "td_error": loss.metrics["td_error"].item(),
-            "q": q.mean().item(),
-            "grad_norm": norm.item(),
-            "epsilon": self.net.epsilon.item(),
-            "lr": self._optimiser.lr,
-        }
-        return Update(metrics, self._feedback(batch["index"], (q - target).detach().abs()))
-
-    @torch.no_grad()
-    def _targets(self, batch: Batch) -> Tensor:
-        """`r + gamma (1 - terminated) Q_target(s', a')`, a' best by Q, or by Q_target without `double`. `[B]`"""
-        following = {k: batch["next_" + k] for k in self.net.env_spec.obs}
-        values = self._target.q(following)
-        scores = self.net.q(following) if self.config.double else values
-        action = mask_logits(scores, batch.get("next_action_mask")).argmax(-1, keepdim=True)
-        bootstrap = values.gather(-1, action).squeeze(-1).masked_fill(batch["terminated"], 0.0)
-        return batch["rewards/env"] + self.config.gamma * bootstrap
-
-    @torch.no_grad()
-    def _move_target(self) -> None:
         if self.version % self.config.target_every == 0:
-            for old, new in zip(self._target.parameters(), self.net.parameters(), strict=True):
-                old.lerp_(new, self.config.target_tau)
+            self._target.follow(self.config.target_tau)
+        found = numbers.tolist()
+        if not math.isfinite(found[0]):
+            raise NonFiniteError(self._culprit(batch), self.version)
+        metrics = dict(zip(METRICS, found, strict=True)) | {"epsilon": self._epsilon, "lr": self._optimiser.lr}
+        return Update(metrics, split_errors(self._sizes, batch["index"], priority))
 
-    def _feedback(self, index: Tensor, priority: Tensor) -> dict[str, list[Mapping[str, Tensor]]]:
-        """One mapping per segment: absolute error (`priority`) by transition (`index`, copied: its memory goes back)."""
-        sizes = [n for group in self._sizes.values() for n in group]
-        parts = zip(torch.split(index.clone(), sizes), torch.split(priority, sizes), strict=True)
-        words: list[Mapping[str, Tensor]] = [{"index": i, "priority": p} for i, p in parts]
-        return {name: [words.pop(0) for _ in group] for name, group in self._sizes.items()}
+    @torch.no_grad()
+    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The whole update on the device: the numbers of `METRICS`, and the priorities. `[4], [B]`"""
+        scores, tape, following, chooser, mask = self._sequences(batch) if self.net.state_spec else self._transitions(batch)
+        action, reward, discount = (batch[k] for k in ("action", "rewards/env", "discount"))
+        if self._skip:
+            action, reward, discount = (x[self._skip :] for x in (action, reward, discount))
+        best = mask_logits(self.net.expected(chooser), mask).argmax(-1)
+        at, at_best = (a[..., None, None].expand(*a.shape, 1, scores.shape[-1]) for a in (action, best))
+        out, after = scores.gather(-2, at).squeeze(-2), following.gather(-2, at_best).squeeze(-2)
+        slope, q = self._loss(out, after, reward, discount, batch["weight"])
+        if not slope.value.is_cuda and not math.isfinite(slope.value.item()):
+            raise NonFiniteError(self._culprit(batch), self.version)
+        grads = self.net.backward(tape, torch.zeros_like(scores).scatter_(-2, at, slope.grad.view_as(at)))
+        norm = self._optimiser.apply(grads, self.config.max_grad_norm, collective=self.collective)
+        numbers = torch.stack([slope.value, slope.error.mean(), q.mean(), norm])
+        error = slope.error
+        return numbers, error if error.dim() == 1 else torch.lerp(error.mean(0), error.amax(0), self.config.eta)
 
+    def _loss(self, out: Tensor, after: Tensor, reward: Tensor, discount: Tensor, weight: Tensor) -> tuple[Slope, Tensor]:
+        """Loss and Q `[...]` of the output `[..., N]` at (s, a), given that of the target network at (s', a')."""
+        c, support, count = self.config, self.net.support, reward.numel() * self.collective.world_size
+        weight, q = weight.expand_as(reward), self.net.expected(out)
+        if c.head == "c51":
+            wanted = c51_target(after.softmax(-1), reward, discount, support=support)
+            return categorical_td_loss(out, wanted, weight=weight, denominator=count), q
+        target = torch.addcmul(reward, discount, self.net.expected(after))
+        if c.head == "value":
+            return huber_td_loss(q, target, weight=weight, denominator=count), q
+        wanted = hl_gauss_target(target, support=support, sigma=c.sigma)
+        slope = categorical_td_loss(out, wanted, weight=weight, denominator=count)
+        return replace(slope, error=(q - target).abs()), q
+
+    def _transitions(self, batch: Batch) -> Outputs:
+        """Output at s `[B, A, N]` with its tape; output of the target and of who chooses a' at s'; and the mask at s'."""
+        next_obs = {k: batch["next_" + k] for k in self.net.env_spec.obs}
+        following = self._target_net.scores(next_obs)
+        chooser = self.net.scores(next_obs) if self.config.double else following
+        return *self.net.tape(batch), following, chooser, batch.get("next_action_mask")
+
+    def _sequences(self, batch: Batch) -> Outputs:
+        """The same for sequences, `[T - burn_in, B, A, N]`, each network with a state of its own."""
+        with torch.enable_grad():
+            scores, ours, mask = self.net.unroll_batch(batch, burn_in=self.config.burn_in)
+        _, following, _ = self._target_net.unroll_batch(batch, burn_in=self.config.burn_in)
+        return scores.detach(), scores, following, ours if self.config.double else following, mask
+
+    def _culprit(self, batch: Batch) -> str:
+        """What to name when the loss is not finite: data if it is bad, else the loss itself."""
+        return next((k for k, x in batch.items() if x.is_floating_point() and not x.isfinite().all()), METRICS[0])
+
+    # ------------------------------------------------------------------------------------------------------------ state
     def params(self) -> Mapping[str, Tensor]:
         """Weights and exploration rate: the same tensors at every call, updated in place."""
         return self._params
@@ -135,13 +191,13 @@ class DQNLearner:
     def state_dict(self) -> State:
         return {
             "net": {k: v.clone() for k, v in self._params.items()},
-            "target": {k: v.clone() for k, v in self._target.state_dict().items()},
+            "target": {k: v.clone() for k, v in self._target_net.state_dict().items()},
             "optimiser": self._optimiser.state_dict(),
             "version": self.version,
         }
 
     def load_state_dict(self, state: State) -> None:
         self.net.load_state_dict(state["net"])
-        self._target.load_state_dict(state["target"])
+        self._target_net.load_state_dict(state["target"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.version = state["version"]

@@ -1,4 +1,4 @@
-"""`runnel eval`, `runnel report` and `runnel list`."""
+"""`runnel eval`, `runnel report`, `runnel list` and `runnel check-env`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from runnel.envs.registry import list_envs
 from runnel.eval.statistics import summarise
 from runnel.run import api, registry
+from runnel.testing.envs import check_env
 from runnel.track.report import write_report
 
 
@@ -39,6 +40,17 @@ def report(args: list[str]) -> int:
     parsed = parser.parse_args(args)
     print(write_report(parsed.runs, parsed.out))
     return 0
+
+
+def check_environment(args: list[str]) -> int:
+    """Say what is wrong with an environment."""
+    parser = argparse.ArgumentParser(prog="runnel check-env", description="Say in words what is wrong with an environment.")
+    parser.add_argument("env", help="an id, module:Class or path/to/file.py:factory")
+    parser.add_argument("--env-kwargs", type=json.loads, default={}, help="arguments of its constructor, as JSON")
+    parsed = parser.parse_args(args)
+    found = check_env(parsed.env, kwargs=parsed.env_kwargs)
+    print(found)
+    return 1 if found else 0
 
 
 def list_all(args: list[str]) -> int:

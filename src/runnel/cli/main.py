@@ -1,4 +1,4 @@
-"""`runnel`: train, eval, resume, report, list, doctor."""
+"""`runnel`: train, eval, resume, report, list, doctor, check-env, bench."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ Reinforcement learning on one dataflow of workers and streams.
   report RUN [RUN ...]               write report.html: one run, or several compared
   list                               recipes, algorithms, environments, tasks and engines, a line each
   doctor                             what this machine has, and the command that installs what it lacks
+  check-env ENV                      what is wrong with an environment, in words
+  bench [--recipe NAME] [--profile]  how fast a recipe runs here, and where its time goes
 
 `runnel COMMAND --help` says more; `runnel train RECIPE --help` lists every field of that recipe.
 
@@ -53,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import commands, doctor, train
+    from runnel.cli import bench, commands, doctor, train
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
@@ -62,6 +64,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "report": commands.report,
         "list": commands.list_all,
         "doctor": doctor.doctor,
+        "check-env": commands.check_environment,
+        "bench": bench.bench,
     }
     if name not in known:
         raise ConfigError("command", name, f"unknown; use one of {', '.join(known)}")

@@ -6,7 +6,7 @@ and None, because a checkpoint holds data only. `restore(snapshot())` must give 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -70,6 +70,13 @@ class Inferencer(Protocol):
     def restore(self, state: State) -> None: ...
 
 
+@runtime_checkable
+class DirectInferencer(Inferencer, Protocol):
+    """An immediate inferencer that also answers rows without a request, for a sampler beside it."""
+
+    def answer(self, rows: Batch) -> Batch: ...
+
+
 class InferenceClient(Protocol):
     """A sampler's way to a policy. Inline or remote, by configuration.
 
@@ -89,6 +96,11 @@ class InferenceClient(Protocol):
     def abort(self, tickets: Sequence[int]) -> None: ...
 
     def pending(self) -> int: ...
+
+    def local(self) -> Callable[[Batch], Batch] | None:
+        """Where the policy lives beside its client and answers at once: its answer to rows, by the version that `sync` brought.
+        None elsewhere; then ask with `submit`."""
+        ...
 
     def sync(self, version: int = -1) -> bool:
         """Bring parameters up to date: to exactly `version`, or to the newest for -1. False: not there yet, ask again."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
@@ -84,6 +85,27 @@ class StreamSpec:
     def allocate(self) -> Batch:
         """Fresh memory for one segment at full size."""
         return Batch({k: torch.zeros(self.shape(k), dtype=f.dtype, device=self.device) for k, f in self.fields.items()})
+
+    @property
+    def side_by_side(self) -> int:
+        """Neighbouring slots whose rows lie side by side in memory, so that they already are the batch: those of one batch."""
+        return self.batch_segments if self.capacity % self.batch_segments == 0 else 1
+
+    def block_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a field over `side_by_side` slots; a field without rows has a leading dim of slots instead."""
+        dims, n = self.fields[name].dims, self.side_by_side
+        if self.rows not in dims:
+            return (n, *self.shape(name))
+        return tuple(n * size if dim == self.rows else size for dim, size in zip(dims, self.shape(name), strict=True))
+
+    def slots_of(self, block: Mapping[str, Tensor]) -> list[Batch]:
+        """The arrays of each slot as views of a block (`block_shape`)."""
+        slots = [Batch() for _ in range(self.side_by_side)]
+        for name, f in self.fields.items():
+            axis = f.dims.index(self.rows) if self.rows in f.dims else -1
+            for i, slot in enumerate(slots):
+                slot[name] = block[name][i] if axis < 0 else block[name].narrow(axis, i * self.num_rows, self.num_rows)
+        return slots
 
 
 @dataclass

@@ -5,7 +5,7 @@ Plain data, made by `envs` from Gymnasium spaces, so that `nets` and `agents` ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,13 +18,33 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    stack: int = 0
+    """Frames that lie side by side in the first dimension, oldest first; 0: it is not a stack. Replay may keep the newest."""
+
+
+@dataclass(frozen=True)
+class ActionLeaf:
+    """One array of a composite action: the next `num_parts` parts, at `path` of what `env.step` takes.
+
+    In a path a name enters a dict and a number a tuple; `()` is the action itself. A box is one part, an array of choices
+    has one part an entry.
+    """
+
+    path: tuple[str | int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    num_parts: int
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """One agent's action: `discrete` (a number below `num_actions`) or `continuous` (a box)."""
+    """One agent's action: `discrete` (a number below `num_actions`), `continuous` (a box), or `multi` (several of these).
 
-    kind: Literal["discrete", "continuous"]
+    A `multi` action is stored as one array `[K]`, the numbers of its parts side by side: int64 where all parts are discrete,
+    else float32, in which choices are whole numbers. `core/actions.py` makes what the environment takes of it.
+    """
+
+    kind: Literal["discrete", "continuous", "multi"]
     shape: tuple[int, ...] = ()
     num_actions: int = 0
     low: tuple[float, ...] = ()
@@ -33,14 +53,24 @@ class ActionSpec:
     """First value of a Gymnasium `Discrete` space; networks count from 0, the environment wrapper adds it."""
     env_dtype: str = "float32"
     """What `env.step` takes where the action is a box; a box of integers gets rounded values."""
+    parts: tuple[ActionSpec, ...] = ()
+    """The choices and boxes of a `multi` action, in the order of their numbers."""
+    leaves: tuple[ActionLeaf, ...] = ()
+    """Where the parts of a `multi` action go in the environment's own structure."""
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.int64 if self.kind == "discrete" else torch.float32
+        if self.kind == "multi":
+            discrete = all(part.kind == "discrete" for part in self.parts)
+        else:
+            discrete = self.kind == "discrete"
+        return torch.int64 if discrete else torch.float32
 
     @property
     def size(self) -> int:
-        """Width of a network's output head for this action: number of actions, or of coordinates."""
+        """Width of a network's output head for this action: number of actions, or of coordinates, over all parts."""
+        if self.kind == "multi":
+            return sum(part.size for part in self.parts)
         if self.kind == "discrete":
             return self.num_actions
         return int(torch.Size(self.shape).numel())
@@ -48,7 +78,28 @@ class ActionSpec:
     @property
     def noise_size(self) -> int:
         """Uniform numbers a policy needs to sample one action (see `Sampler`: noise travels with the request)."""
+        if self.kind == "multi":
+            return sum(part.noise_size for part in self.parts)
         return 1 if self.kind == "discrete" else self.size
+
+    @property
+    def mask_size(self) -> int:
+        """Flags of an `action_mask`: one for each choice of each discrete part, in order; boxes have none."""
+        if self.kind == "multi":
+            return sum(part.mask_size for part in self.parts)
+        return self.num_actions if self.kind == "discrete" else 0
+
+
+def multi_action(parts: Sequence[ActionSpec], leaves: Sequence[ActionLeaf]) -> ActionSpec:
+    """A composite action of `parts`, each discrete or continuous, laid out as `leaves`.
+
+    >>> choices = (ActionSpec("discrete", num_actions=3), ActionSpec("discrete", num_actions=2))
+    >>> spec = multi_action(choices, [ActionLeaf((), (2,), "int64", 2)])
+    >>> spec.shape, spec.size, spec.noise_size, spec.mask_size
+    ((2,), 5, 2, 5)
+    """
+    num_scalars = sum(part.noise_size for part in parts)
+    return ActionSpec("multi", shape=(num_scalars,), parts=tuple(parts), leaves=tuple(leaves))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Environments by name: a Gymnasium id, `module:Class`, `file.py:factory`, `tensor:CartPole-v1`, a class or a factory."""
+"""Environments by name: a Gymnasium id, `module:Class`, `file.py:factory`, `tensor:CartPole-v1`, `atari:Breakout`,
+`MinAtar/Breakout-v1`, `envpool:HalfCheetah-v4`, a class or a factory."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,12 +16,16 @@ from runnel.core.resolve import is_reference, load_object
 from runnel.core.spaces import EnvSpec
 from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
 from runnel.envs.spaces import flatten_obs
-from runnel.envs.vector import SerialVector, VectorEnv, look_at
+from runnel.envs.vector import VectorConfig, VectorEnv, look_at
+from runnel.envs.vector.build import Source, build_vector
+from runnel.envs.vector.build import choose_backend as choose_source_backend
+from runnel.envs.vector.choose import Choice
+from runnel.envs.vector.contract import mark_stack
 
 Target = str | Callable[..., Any]
 """What `env=` accepts."""
 
-_TENSOR = "tensor:"
+_TENSOR, _POOL, _ATARI, _MINATAR = "tensor:", "envpool:", "atari:", "MinAtar/"
 _MUJOCO = (
     "Ant",
     "HalfCheetah",
@@ -40,8 +46,14 @@ _KNOWN = {
     "MountainCarContinuous-v0": "drive out of a valley; continuous",
     "FrozenLake-v1": "cross the ice without falling in; discrete observation",
     "HalfCheetah-v5": 'run forward; continuous (pip install "runnel[mujoco]")',
-    "ALE/Pong-v5": 'Atari Pong from pixels (pip install "runnel[atari]")',
+    "atari:Breakout": 'Atari from pixels, 84 x 84 x 4 (pip install "runnel[atari]")',
+    "MinAtar/Breakout-v1": "a small Breakout on a 10 x 10 board (pip install minatar)",
+    "envpool:HalfCheetah-v4": "run forward, in C++ on threads (pip install envpool)",
     "tensor:CartPole-v1": "CartPole as tensors on any device, thousands at once",
+    "tensor:Pendulum-v1": "as tensors; so are Acrobot-v1, MountainCar-v0 and MountainCarContinuous-v0",
+    "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",
+    "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",
+    "runnel.envs.toy:Composite": "one decision of several parts: MultiDiscrete, MultiBinary, Tuple, Dict",
     "runnel.envs.toy:TruncationTrap": "constant reward, truncated only: tests bootstrapping",
     "runnel.envs.toy:MaskedBandit": "one decision with action masks",
     "runnel.envs.toy:DictGoal": "walk to a goal; Dict observation",
@@ -64,16 +76,63 @@ def env_name(target: Target) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__qualname__", target))
 
 
-def make_env(target: Target, *, kwargs: Mapping[str, Any] | None = None) -> Any:
+def make_env(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> Any:
     """One Gymnasium environment. Wrappers that only check the caller are left out: vectors never break their rules."""
     options = dict(kwargs or {})
     if is_tensor_env(target):
         raise ConfigError("env", target, "a tensor environment has no Gymnasium form; use make_vector, or the plain id")
+    special = _special(target)
+    if special:
+        return _make_special(special, str(target), _with_frames(special, options, frame_stack), frame_stack)
     if not isinstance(target, str):
-        return _construct(target, target, options)
-    if is_reference(target) and not _registered(target):
-        return _construct(load_object(target, "env"), target, options)
-    return _from_gymnasium(target, options)
+        env = _construct(target, target, options)
+    elif is_reference(target) and not _registered(target):
+        env = _construct(load_object(target, "env"), target, options)
+    else:
+        env = _from_gymnasium(target, options)
+    return _stacked(env, frame_stack)
+
+
+def _special(target: Target) -> str:
+    """The prefix of a name that has a file of its own here."""
+    return next((p for p in (_POOL, _ATARI, _MINATAR) if isinstance(target, str) and target.startswith(p)), "")
+
+
+def _with_frames(special: str, options: dict[str, Any], frame_stack: int) -> dict[str, Any]:
+    """Atari and EnvPool stack frames themselves."""
+    names = {_ATARI: "frame_stack", _POOL: "stack_num"}
+    return {**options, names[special]: frame_stack} if frame_stack and special in names else options
+
+
+def _make_special(special: str, target: str, options: dict[str, Any], frame_stack: int) -> Any:
+    if special == _POOL:
+        from runnel.envs.vector.envpool import OnePool
+
+        return OnePool(target, options)
+    if special == _ATARI:
+        from runnel.envs.atari import make_arcade
+        from runnel.envs.wrappers import OneOf
+
+        return OneOf(make_arcade(target, 1, threads=1, kwargs={**options, "episodic_life": False}))
+    from runnel.envs.minatar import MinAtar
+
+    return _stacked(MinAtar(target, **options), frame_stack)
+
+
+def _stacked(env: Any, frame_stack: int) -> Any:
+    if not frame_stack:
+        return env
+    from runnel.envs.wrappers import FrameStack
+
+    return FrameStack(env, frame_stack)
+
+
+def evaluation_kwargs(target: Target, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`kwargs` for measuring a policy: whole games and the score itself, where training cuts lives and clips rewards."""
+    options = dict(kwargs or {})
+    if _special(target) == _ATARI:
+        return {**options, "episodic_life": False, "reward_clip": False}
+    return {k: False if k in ("episodic_life", "reward_clip") else v for k, v in options.items()}
 
 
 def _construct(factory: Callable[..., Any], target: Target, options: dict[str, Any]) -> Any:
@@ -81,6 +140,10 @@ def _construct(factory: Callable[..., Any], target: Target, options: dict[str, A
 
     if not callable(factory):
         raise ConfigError("env", target, "it is not callable; give an environment class or a function that makes one")
+    if _is_vector_class(factory):
+        from runnel.envs.wrappers import OneOf
+
+        return OneOf(_vector_maker(factory, options)(1))
     env = factory(**options)
     if not isinstance(env, gym.Env):
         raise ConfigError("env", target, f"it made a {type(env).__name__}; give a class or factory of gymnasium.Env")
@@ -97,6 +160,8 @@ def _from_gymnasium(target: str, options: dict[str, Any]) -> Any:
     import gymnasium as gym
     from gymnasium import error
 
+    if target.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
+        importlib.import_module("ale_py")  # which registers its games
     try:
         if target not in gym.registry:
             return gym.make(target, disable_env_checker=True, **options)
@@ -135,6 +200,78 @@ def make_tensor_env(target: str, *, kwargs: Mapping[str, Any] | None = None) -> 
     return env
 
 
+def _is_vector_class(found: Any) -> bool:
+    """Whether a user gave a class of `gymnasium.vector.VectorEnv`."""
+    import gymnasium as gym
+
+    return isinstance(found, type) and issubclass(found, gym.vector.VectorEnv)
+
+
+def _vector_maker(found: Any, options: dict[str, Any]) -> Callable[[int], Any]:
+    """A maker of a user's vector class, in the mode that gives most: resets by mask, else in the same step, else its own."""
+    import inspect
+
+    from gymnasium.vector import AutoresetMode
+
+    def make(num_envs: int) -> Any:
+        if "autoreset_mode" in inspect.signature(found).parameters and "autoreset_mode" not in options:
+            for mode in (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
+                try:
+                    return found(num_envs=num_envs, autoreset_mode=mode, **options)
+                except (ValueError, AssertionError, NotImplementedError):
+                    continue
+        return found(num_envs=num_envs, **options)
+
+    return make
+
+
+def _own_vector(target: Target, options: dict[str, Any]) -> tuple[Callable[[int], Any] | None, bool]:
+    """A maker of the environment's own Gymnasium vector (None: it has none), and whether it is nothing else."""
+    import gymnasium as gym
+
+    if isinstance(target, str) and target in gym.registry:
+        if gym.spec(target).vector_entry_point is None:
+            return None, False
+        return lambda n: _own_of_gymnasium(target, n, options), False
+    found = target
+    if isinstance(target, str):
+        found = load_object(target, "env") if is_reference(target) else target
+    return (_vector_maker(found, options), True) if _is_vector_class(found) else (None, False)
+
+
+def _own_of_gymnasium(target: str, num_envs: int, options: dict[str, Any]) -> Any:
+    import gymnasium as gym
+    from gymnasium import error
+
+    try:
+        return gym.make_vec(target, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
+    except (error.Error, ImportError) as problem:
+        raise ConfigError("vector.backend", "gymnasium", f"the vector of {target} cannot be made: {problem}") from problem
+
+
+def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> Source:
+    """An environment as vectors need it: how to make one, or many at once."""
+    special = _special(target)
+    options = _with_frames(special, dict(kwargs or {}), frame_stack)
+
+    def look() -> EnvSpec:
+        return probe_env(target, kwargs=kwargs, frame_stack=frame_stack)
+
+    if special in (_POOL, _ATARI):
+        kind = "envpool" if special == _POOL else "atari"
+        return Source(str(target), kind, lambda: make_env(target, kwargs=options), look, kwargs=options)  # type: ignore[arg-type]
+    make_vec, only = (None, False) if special else _own_vector(target, options)
+    return Source(
+        env_name(target),
+        "plain",
+        lambda: make_env(target, kwargs=options, frame_stack=frame_stack),
+        look,
+        make_vec,
+        options,
+        only,
+    )
+
+
 def make_vector(
     target: Target,
     num_envs: int,
@@ -143,34 +280,76 @@ def make_vector(
     index0: int = 0,
     device: str = "cpu",
     kwargs: Mapping[str, Any] | None = None,
+    config: VectorConfig | None = None,
 ) -> VectorEnv:
-    """`num_envs` environments behind the vector contract; `device` places a tensor environment."""
+    """`num_envs` environments behind the vector contract; `device` places a tensor environment, `config` says what steps all
+    others (None: one after the other, or their own vector where they have nothing else)."""
     if num_envs < 1:
         raise ConfigError("num_envs", num_envs, "use at least one environment")
     if is_tensor_env(target):
         assert isinstance(target, str)
         return TensorVector(make_tensor_env(target, kwargs=kwargs), num_envs, seed=seed, index0=index0, device=device)
-    return SerialVector(lambda: make_env(target, kwargs=kwargs), num_envs, seed=seed, index0=index0, name=env_name(target))
+    frames = 0 if config is None else config.frame_stack
+    source = make_source(target, kwargs=kwargs, frame_stack=frames)
+    return build_vector(source, num_envs, config or _plainest(source), seed=seed, index0=index0)
 
 
-def probe_env(target: Target, *, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
+def _plainest(source: Source, config: VectorConfig | None = None) -> VectorConfig:
+    config = config or VectorConfig()
+    if source.kind != "plain":
+        return config.resolve("envpool" if source.kind == "envpool" else "gymnasium", threads=config.threads)
+    if source.needs_vec:
+        return config.resolve("gymnasium")
+    if config.step_timeout_s:
+        return config.resolve("processes", num_workers=config.num_workers)
+    return config.resolve("serial")
+
+
+def plainest_backend(target: Target, config: VectorConfig, *, kwargs: Mapping[str, Any] | None = None) -> VectorConfig:
+    """`config` with the simplest back end that can step `target`, without a measurement."""
+    if is_tensor_env(target):
+        return config.resolve("serial")
+    return _plainest(make_source(target, kwargs=kwargs, frame_stack=config.frame_stack), config)
+
+
+def choose_backend(
+    target: Target, num_envs: int, *, config: VectorConfig | None = None, kwargs: Mapping[str, Any] | None = None
+) -> Choice:
+    """What steps `num_envs` environments fastest here: a resolved config, and one line that says why. Takes under a second."""
+    config = config or VectorConfig()
+    config.check()
+    if is_tensor_env(target):
+        return Choice(config.resolve("serial"), f"{env_name(target)} x {num_envs}: tensors, all at once")
+    return choose_source_backend(make_source(target, kwargs=kwargs, frame_stack=config.frame_stack), num_envs, config)
+
+
+def probe_env(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> EnvSpec:
     """What the environment looks like, from one reset; it is closed again."""
     if is_tensor_env(target):
         assert isinstance(target, str)
         return make_tensor_env(target, kwargs=kwargs).spec
-    env = make_env(target, kwargs=kwargs)
+    env = make_env(target, kwargs=kwargs, frame_stack=frame_stack)
     try:
-        return look_at(env, env_name(target))
+        return mark_stack(look_at(env, env_name(target)), _native_stack(target, env))
     finally:
         env.close()
 
 
-def obs_flattener(target: Target, *, kwargs: Mapping[str, Any] | None = None) -> Callable[[Any], dict[str, Any]]:
+def _native_stack(target: Target, env: Any) -> int:
+    """How many frames an environment that stacks itself gives."""
+    if _special(target) == _ATARI:
+        return int(env.observation_space.shape[0])
+    return int(env.num_frames) if _special(target) == _POOL else 0
+
+
+def obs_flattener(
+    target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0
+) -> Callable[[Any], dict[str, Any]]:
     """`flatten_obs` for the observations of `target`."""
     if is_tensor_env(target):
         (key,) = probe_env(target, kwargs=kwargs).obs
         return lambda obs: {key: np.asarray(obs, dtype=np.float32)}
-    env = make_env(target, kwargs=kwargs)
+    env = make_env(target, kwargs=kwargs, frame_stack=frame_stack)
     try:
         return flatten_obs(env.observation_space)
     finally:

@@ -7,6 +7,7 @@ not deterministic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -40,20 +41,20 @@ def save_env(part: Stateful | None, actions: list[Any]) -> State:
     return {"actions": np.array(actions)}
 
 
-def load_env(env: Any, saved: State, *, seed: int, length: int, where: str) -> tuple[Any, list[Any]]:
-    """Bring `env` back to where it was. Returns its observation (None if it loaded itself) and the actions played."""
+def load_env(env: Any, state: Any, *, actions: Sequence[Any], seed: int, length: int, where: str) -> Any:
+    """Bring `env` back to where it was, by its own `state` or by playing `actions`. Returns its observation (None if it loaded
+    itself)."""
     from gymnasium.wrappers import TimeLimit
 
     obs, _ = env.reset(seed=seed)
     part = stateful_part(env)
     if part is not None:
-        part.set_state(saved["state"])
+        part.set_state(state)
         while env is not part:
             if isinstance(env, TimeLimit):
                 env._elapsed_steps = length
             env = env.env
-        return None, []
-    actions = list(np.asarray(saved["actions"]))
+        return None
     for step, action in enumerate(actions, start=1):
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
@@ -61,4 +62,4 @@ def load_env(env: Any, saved: State, *, seed: int, length: int, where: str) -> t
                 f"environment {where} is not deterministic: its episode (seed {seed}) ended at step {step} of a replay of "
                 f"{len(actions)}. Implement get_state() and set_state(state) on it"
             )
-    return obs, actions
+    return obs

@@ -2,44 +2,52 @@
 
 Consumes policy replies (inference stream) and produces `[T, B]` segments (sample stream). It waits for room on the sample
 stream (unblocked by the reader), for a policy version (unblocked by the trainer's publication) and for replies (unblocked
-by the policy worker); while one lane of the ring waits for its reply, the others step. An episode goes on across segments.
+by the policy worker); while one lane of the ring waits for its reply or
+its environments, the others step. An episode goes on across segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import AgentRoute, InferenceClient, Reply, SampleWriter, State
+from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State
 from runnel.core.records import Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.routes import route
+from runnel.core.spaces import ArraySpec
 from runnel.envs.segments import SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
-from runnel.envs.vector import VectorEnv
+from runnel.envs.vector import StepOut, VectorEnv
 
 AGENT = "agent"
+T = TypeVar("T")
 _SMALLEST_NOISE = 2.0**-25
 
 
 class _Lane:
-    """One vector of the ring with the segment it fills: its slot, its open ticket, its own noise."""
+    """One vector of the ring with the segment it fills: its slot, its open ticket, its own noise, the policy's state."""
 
-    def __init__(self, vector: VectorEnv, noise_size: int, rng: np.random.Generator) -> None:
+    def __init__(self, vector: VectorEnv, noise_size: int, rng: np.random.Generator, state: Mapping[str, ArraySpec]) -> None:
         self.vector, self._noise_size, self._rng = vector, noise_size, rng
         self.segment: SegmentWriter | None = None
         self.ticket: int | None = None
+        self.sent = False
         self.synced = False
         self.started = False
         self.waits = ""
         self._writers: dict[int, tuple[int, SegmentWriter]] = {}
         self._noise = torch.zeros(0)
         self._rows: list[Batch] = []
+        device = vector.out.reward.device
+        self._state = {
+            k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype, device=device) for k, leaf in state.items()
+        }
 
     def open(self, slot: Slot) -> None:
         """Begin a segment in `slot`."""
@@ -47,6 +55,8 @@ class _Lane:
             self.vector.reset()
             self.started = True
         self._bind(slot)
+        for key, now in self._state.items():
+            slot.arrays[key].copy_(now, non_blocking=True)
         self.synced = False
         self._draw_noise()
 
@@ -61,7 +71,7 @@ class _Lane:
             self._make_rows(slot.spec)
 
     def _make_rows(self, spec: StreamSpec) -> None:
-        """The request of every step of a segment, made once: observations and masks are fixed memory, noise is a view."""
+        """The request of every step of a segment, made once: all is fixed memory, the noise a view by step."""
         if spec.sizes["B"] != self.vector.num_envs:
             raise ConfigError(
                 "num_envs", self.vector.num_envs, f"stream {spec.name!r} has {spec.sizes['B']} rows; make them equal"
@@ -69,7 +79,7 @@ class _Lane:
         out = self.vector.out
         self._noise = torch.zeros(spec.sizes["T"], spec.sizes["B"], self._noise_size)
         self._sent = self._noise.to(out.reward.device)
-        fixed = dict(out.obs) if out.action_mask is None else {**out.obs, MASK: out.action_mask}
+        fixed = {**out.obs, **self._state} if out.action_mask is None else {**out.obs, **self._state, MASK: out.action_mask}
         self._rows = [Batch({**fixed, "noise": noise}) for noise in self._sent.unbind(0)]
 
     def _draw_noise(self) -> None:
@@ -81,7 +91,7 @@ class _Lane:
             self._sent.copy_(self._noise)
 
     def advance(self, client: InferenceClient) -> int:
-        """Play on until the segment is full (`full`) or a reply is missing. Returns the work done."""
+        """Play on until the segment is full (`full`), a reply is missing, or the environments are still at work."""
         segment = self.segment
         assert segment is not None
         need = segment.slot.header.required_version
@@ -89,35 +99,78 @@ class _Lane:
             self.waits = f"policy version {need}" if need >= 0 else "a first policy version"
             return 0
         self.synced = True
-        work, asked = 0, 0
-        for t in range(len(segment.versions), segment.num_steps):
-            if self.ticket is None:
+        answer = client.local()
+        before, asked = len(segment.versions), 0
+        while len(segment.versions) < segment.num_steps or self.sent:
+            if self.sent:
+                if not self.vector.ready():
+                    self.waits = "its environments"
+                    break
+                self.receive()
+                continue
+            if answer is not None:
+                t = len(segment.versions)
                 segment.ask(t)
-                self.ticket = client.submit(self._rows[t], version=need)
-                asked = 1
-            reply = client.ready(self.ticket)
-            if reply is None:
-                self.waits = "a reply of the policy"
-                return work or asked
-            self.ticket = None
-            self._play(t, reply, segment)
-            work += segment.num_envs
-        return work
+                self._act(t, answer(self._rows[t]), client.version)
+            else:
+                asked = int(self.ticket is None)
+                if not self._ask(client, need):
+                    self.waits = "a reply of the policy"
+                    break
+        return (len(segment.versions) - before) * segment.num_envs or asked
 
-    def _play(self, t: int, reply: Reply, segment: SegmentWriter) -> None:
-        segment.answer(t, reply)
-        self.vector.step(reply.rows["action"])
-        segment.outcome(t)
+    def _ask(self, client: InferenceClient, need: int) -> bool:
+        """Send a request, or act on its reply; False while there is none."""
+        assert self.segment is not None
+        t = len(self.segment.versions)
+        if self.ticket is None:
+            self.segment.ask(t)
+            self.ticket = client.submit(self._rows[t], version=need)
+        reply = client.ready(self.ticket)
+        if reply is None:
+            return False
+        self.ticket = None
+        self._act(t, reply.rows, reply.version)
+        return True
+
+    def _act(self, t: int, rows: Batch, version: int) -> None:
+        assert self.segment is not None
+        self.segment.answer(t, rows, version)
+        for key, now in self._state.items():
+            now.copy_(rows[key])
+        self.vector.send(rows["action"])
+        self.sent = True
+
+    def receive(self) -> None:
+        """Record what the environments did (waits for them if they are still at work)."""
+        assert self.segment is not None
+        out = self.vector.recv()
+        self.sent = False
+        self.segment.outcome(len(self.segment.versions) - 1)
+        if self._state:
+            self._forget(out)
+
+    def _forget(self, out: StepOut) -> None:
+        """The policy's state is zero where an episode just ended."""
+        for now in self._state.values():
+            if out.final_rows is None:
+                over = (out.terminated | out.truncated).view(-1, *([1] * (now.dim() - 1)))
+                now.masked_fill_(over, 0.0)
+            elif out.final_rows:
+                now[out.final_rows] = 0.0
 
     @property
     def full(self) -> bool:
-        return self.segment is not None and len(self.segment.versions) == self.segment.num_steps
+        return self.segment is not None and not self.sent and len(self.segment.versions) == self.segment.num_steps
 
     def close(self) -> None:
         self.segment = None
 
     def snapshot(self) -> State:
+        if self.sent:
+            self.receive()
         state: State = {"started": self.started, "rng": rng_state(self._rng), "ticket": self.ticket, "segment": None}
+        state["state"] = {k: x.clone() for k, x in self._state.items()}
         if self.started:
             state["vector"] = self.vector.snapshot()
         if self.segment is not None:
@@ -130,8 +183,10 @@ class _Lane:
         return state
 
     def restore(self, state: State, writer: SampleWriter) -> None:
-        self.started, self.ticket, self.segment = state["started"], state["ticket"], None
+        self.started, self.ticket, self.segment, self.sent = state["started"], state["ticket"], None, False
         set_rng_state(self._rng, state["rng"])
+        for key, now in self._state.items():
+            now.copy_(torch.as_tensor(state["state"][key]))
         if self.started:
             self.vector.restore(state["vector"])
         saved = state["segment"]
@@ -149,16 +204,24 @@ class VecEnvSampler:
     """Plays `vectors` in a ring. Lanes take their slots strictly in turn, so the order of segments never depends on timing.
 
     `noise_size` is the number of uniform numbers a policy needs per decision; they travel with the request (`noise`
-    `[B, noise_size]`), drawn from a generator that belongs to the lane.
+    `[B, noise_size]`), drawn from a generator that belongs to the lane. `state` names its recurrent state, which travels with
+    requests and replies.
     """
 
     def __init__(
-        self, vectors: Sequence[VectorEnv], *, routes: Sequence[AgentRoute], noise_size: int, seed: int, name: str
+        self,
+        vectors: Sequence[VectorEnv],
+        *,
+        routes: Sequence[AgentRoute],
+        noise_size: int,
+        seed: int,
+        name: str,
+        state: Mapping[str, ArraySpec] | None = None,
     ) -> None:
         if not vectors:
             raise ConfigError("ring", 0, "a sampler needs at least one vector of environments")
         self._route = route(routes, AGENT)
-        self._lanes = [_Lane(v, noise_size, make_rng(seed, name, "noise", i)) for i, v in enumerate(vectors)]
+        self._lanes = [_Lane(v, noise_size, make_rng(seed, name, "noise", i), state or {}) for i, v in enumerate(vectors)]
         self._turn = 0
         self._num_steps = 0
         self._events: list[dict[str, Any]] = []
@@ -177,7 +240,16 @@ class VecEnvSampler:
             work += self._advance(lane, client)
             if lane.full:
                 self._commit(lane, writer)
-        return work
+        return work or self._wait_for_environments()
+
+    def _wait_for_environments(self) -> int:
+        """Nothing else to do: wait for the vector that has been at work the longest."""
+        for offset in range(len(self._lanes)):
+            lane = self._lanes[(self._turn + offset) % len(self._lanes)]
+            if lane.sent:
+                self._guard(lane, lane.receive)
+                return lane.vector.num_envs
+        return 0
 
     def _reserve(self, lane: _Lane, index: int, writer: SampleWriter) -> bool:
         if index != self._turn:
@@ -192,8 +264,11 @@ class VecEnvSampler:
         return True
 
     def _advance(self, lane: _Lane, client: InferenceClient) -> int:
+        return self._guard(lane, lambda: lane.advance(client))
+
+    def _guard(self, lane: _Lane, work: Callable[[], T]) -> T:
         try:
-            return lane.advance(client)
+            return work()
         except Exception:
             self._check_finite(lane)  # a NaN upstream is the cause, whatever broke on it later
             raise
@@ -207,6 +282,7 @@ class VecEnvSampler:
         writer.commit(segment.slot, num_steps=num_steps)
         self._num_steps += num_steps
         lane.close()
+        self._events.extend(lane.vector.faults())
         for e in lane.vector.episodes():
             self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runnel.core.batch import Batch
 from runnel.core.errors import DataError
-from runnel.core.protocols import Reply, State
+from runnel.core.protocols import State
 from runnel.core.records import Slot
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
@@ -63,20 +64,19 @@ class SegmentWriter:
         for views, source in self._obs:
             views[t].copy_(source, non_blocking=True)
 
-    def answer(self, t: int, reply: Reply) -> None:
+    def answer(self, t: int, rows: Batch, version: int) -> None:
         """Record what it answered: the action, and every other field of the stream that it gives."""
-        rows = reply.rows
         if t == 0:
-            self._check_reply(reply)
+            self._check_reply(rows)
         for key, views in self._reply:
             views[t].copy_(rows[key], non_blocking=True)
-        self.versions.append(reply.version)
+        self.versions.append(version)
 
-    def _check_reply(self, reply: Reply) -> None:
-        missing = [key for key, _ in self._reply if key not in reply.rows]
+    def _check_reply(self, rows: Batch) -> None:
+        missing = [key for key, _ in self._reply if key not in rows]
         if missing:
             raise DataError(
-                f"stream {self.slot.spec.name!r} declares {missing}, but the policy answers only {sorted(reply.rows)}; "
+                f"stream {self.slot.spec.name!r} declares {missing}, but the policy answers only {sorted(rows)}; "
                 "return them from the policy, or leave them out of the stream"
             )
 
@@ -164,6 +164,14 @@ class HostWriter(SegmentWriter):
     def _bind(self, obs: list[tuple[Tensor, Tensor]], outcome: list[tuple[Tensor, Tensor]]) -> None:
         self._host_obs = [(to.numpy(), source.numpy()) for to, source in obs]
         self._host_outcome = [(to.numpy(), source.numpy()) for to, source in outcome]
+        self._host_reply = [(k, self.slot.arrays[k].numpy()) for k, _ in self._reply]
+
+    def answer(self, t: int, rows: Batch, version: int) -> None:
+        if t == 0:
+            self._check_reply(rows)
+        for key, view in self._host_reply:
+            view[t] = rows[key].numpy()
+        self.versions.append(version)
 
     def ask(self, t: int) -> None:
         for view, source in self._host_obs:

@@ -1,7 +1,8 @@
 """From Gymnasium spaces to flat arrays and back: what a network sees, and what `env.step` accepts.
 
 This is the only file that knows Gymnasium's space classes. Observations become flat leaves (`obs`, `obs/a/b`, `obs/0`),
-actions become one `ActionSpec`, and a mask (the key `action_mask` of a `Dict` observation) stands beside them.
+actions become one `ActionSpec`, and a mask (the key `action_mask` of a `Dict` observation) stands beside them. How a network's
+action becomes a nested one again, and what a mask looks like, is in `core/actions.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runnel.core.actions import env_action_rows, join_masks
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.spaces import ActionLeaf, ActionSpec, ArraySpec, EnvSpec, multi_action
 
 Array = NDArray[Any]
 MASK = "action_mask"
-_SUPPORTED_OBS = "supported: Box, Discrete, MultiBinary, MultiDiscrete, and Dict or Tuple of these; wrap the environment"
+_SUPPORTED = "supported: Box, Discrete, MultiBinary, MultiDiscrete, and Dict or Tuple of these; wrap the environment"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def obs_leaves(space: Any, key: str = "obs", path: tuple[str | int, ...] = ()) -
         return [ObsLeaf(key, path, ArraySpec(tuple(space.shape)))]
     if isinstance(space, spaces.MultiDiscrete):
         return [_multi_discrete(space, key, path)]
-    raise ConfigError("env", space, f"observation space {type(space).__name__} at {key!r} is not supported; {_SUPPORTED_OBS}")
+    raise ConfigError("env", space, f"observation space {type(space).__name__} at {key!r} is not supported; {_SUPPORTED}")
 
 
 def one_hot(index: Any, size: int) -> Array:
@@ -116,9 +118,10 @@ def flatten_obs(space: Any) -> Callable[[Any], dict[str, Array]]:
     leaves, masked = obs_leaves(space), mask_in_obs(space)
 
     def flatten(obs: Any) -> dict[str, Array]:
-        flat = {leaf.key: leaf.read(obs) for leaf in leaves}
+        flat: dict[str, Any] = {leaf.key: leaf.read(obs) for leaf in leaves}
         if masked:
-            flat[MASK] = np.asarray(obs[MASK], dtype=bool)
+            raw = obs[MASK]
+            flat[MASK] = raw if isinstance(raw, Mapping) else join_masks(raw)
         return flat
 
     return flatten
@@ -140,7 +143,7 @@ def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[
 
 
 def action_spec(space: Any) -> ActionSpec:
-    """A Gymnasium action space as core sees it: `Discrete` or `Box`."""
+    """A Gymnasium action space as core sees it: one choice, one box, or several of them (`multi`)."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -148,16 +151,48 @@ def action_spec(space: Any) -> ActionSpec:
     if isinstance(space, spaces.Box):
         low, high = (tuple(float(v) for v in np.asarray(x).reshape(-1)) for x in (space.low, space.high))
         return ActionSpec("continuous", shape=tuple(space.shape), low=low, high=high, env_dtype=str(space.dtype))
-    raise ConfigError(
-        "env", space, f"action space {type(space).__name__} is not supported; use Discrete or Box, or wrap the environment"
-    )
+    parts: list[ActionSpec] = []
+    leaves: list[ActionLeaf] = []
+    for path, leaf in _action_leaves(space, ()):
+        found = _leaf_parts(leaf)
+        parts += found
+        leaves.append(ActionLeaf(path, tuple(leaf.shape), str(leaf.dtype), len(found)))
+    if not parts:
+        raise ConfigError("env", space, "the action space is empty; give at least one choice or box")
+    return multi_action(parts, leaves)
+
+
+def _action_leaves(space: Any, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], Any]]:
+    """Every space inside a composite one that holds one array, with its path."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return [leaf for name, inner in space.spaces.items() for leaf in _action_leaves(inner, (*path, name))]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for i, inner in enumerate(space.spaces) for leaf in _action_leaves(inner, (*path, i))]
+    if isinstance(space, spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return [(path, space)]
+    where = f" at {'/'.join(map(str, path))!r}" if path else ""
+    raise ConfigError("env", space, f"action space {type(space).__name__}{where} is not supported; {_SUPPORTED}")
+
+
+def _leaf_parts(space: Any) -> list[ActionSpec]:
+    """The parts of one array: a choice for each entry of `MultiDiscrete` (n_i values) and `MultiBinary` (2 values)."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.MultiDiscrete):
+        pairs = zip(np.asarray(space.nvec).reshape(-1), np.asarray(space.start).reshape(-1), strict=True)
+        return [ActionSpec("discrete", num_actions=int(n), start=int(start)) for n, start in pairs]
+    if isinstance(space, spaces.MultiBinary):
+        return [ActionSpec("discrete", num_actions=2)] * int(np.prod(space.shape))
+    return [action_spec(space)]
 
 
 def env_spec(observation_space: Any, action_space: Any, *, has_mask: bool = False) -> EnvSpec:
-    """Both spaces as an `EnvSpec`; a mask needs discrete actions."""
+    """Both spaces as an `EnvSpec`; a mask needs a discrete action, or a discrete part."""
     action = action_spec(action_space)
     masked = has_mask or mask_in_obs(observation_space)
-    if masked and action.kind != "discrete":
+    if masked and not action.mask_size:
         raise ConfigError("env", action_space, "an action_mask needs a Discrete action space; drop the mask or the Box")
     leaves = obs_leaves(observation_space)
     if not leaves:
@@ -169,19 +204,13 @@ def action_converter(space: Any) -> Callable[[Tensor], list[Any]]:
     """A function from a batch of network actions `[B, ...]` to B actions that `env.step` accepts.
 
     `Discrete`: numpy integers, as Gymnasium's own vectors give, `start` added. `Box`: clipped to its bounds, in its dtype
-    and shape (rounded where it holds integers).
+    and shape (rounded where it holds integers). `MultiDiscrete`, `MultiBinary`: arrays in their dtype and shape. `Tuple` and
+    `Dict`: nested as the space is.
     """
     spec = action_spec(space)
-    if spec.kind == "discrete":
-        start = spec.start
-        if start == 0:
-            return lambda actions: list(actions.cpu().numpy())
-        return lambda actions: list(actions.cpu().numpy() + start)
-    low, high, dtype, shape = space.low, space.high, space.dtype, tuple(space.shape)
-    integers = np.issubdtype(dtype, np.integer)
-
-    def convert(actions: Tensor) -> list[Any]:
-        raw = actions.cpu().numpy().reshape(len(actions), *shape)
-        return list(np.clip(np.rint(raw) if integers else raw, low, high).astype(dtype))
-
-    return convert
+    if spec.kind == "discrete" and spec.start == 0:
+        return lambda actions: list(actions.cpu().numpy())
+    rows = env_action_rows(spec)
+    if spec.kind == "continuous":
+        return lambda actions: rows(actions.cpu().numpy().reshape(len(actions), *spec.shape))
+    return lambda actions: rows(actions.cpu().numpy())

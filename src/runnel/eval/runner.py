@@ -17,6 +17,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import EvalResult, InferenceClient, Policy, Progress, Reply
 from runnel.core.rng import make_rng, make_seed
+from runnel.core.spaces import ArraySpec
 from runnel.envs.registry import Target, make_env
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import Episode, StepOut, VectorEnv
@@ -30,14 +31,21 @@ class EnvEvaluation:
     """Plays exactly `episodes` episodes with the client's policy, on seeds that training never uses, new ones every round.
 
     `make_vector` is called once, at the first round. `noise_size` is as in the sampler (None: what the action needs); a
-    greedy policy ignores the noise, any other gets seeded noise.
+    greedy policy ignores the noise, any other gets seeded noise. `state` names the policy's recurrent state.
     """
 
     def __init__(
-        self, make_vector: Callable[[], VectorEnv], *, episodes: int, seed: int, noise_size: int | None = None
+        self,
+        make_vector: Callable[[], VectorEnv],
+        *,
+        episodes: int,
+        seed: int,
+        noise_size: int | None = None,
+        state: Mapping[str, ArraySpec] | None = None,
     ) -> None:
         if episodes < 1:
             raise ConfigError("eval.episodes", episodes, "play at least one episode")
+        self._state_spec = state or {}
         self._make, self._episodes, self._seed, self._noise_size = make_vector, episodes, seed, noise_size
         self._vector: VectorEnv | None = None
 
@@ -49,10 +57,15 @@ class EnvEvaluation:
         noise = torch.zeros(vector.num_envs, vector.spec.action.noise_size if size is None else size)
         tally = _Tally(self._episodes, vector.num_envs)
         out = vector.reset(seed)
+        state = {k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in self._state_spec.items()}
+        state = {k: x.to(out.reward.device) for k, x in state.items()}
         while tally.missing:
             for _ in range(_DRAIN_EVERY):
                 rng.random(dtype=np.float32, out=noise.numpy())
-                vector.step(_ask(client, out, noise).rows["action"])
+                rows = _ask(client, out, noise, state).rows
+                vector.step(rows["action"])
+                over = out.terminated | out.truncated
+                state = {k: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0.0, rows[k]) for k, x in state.items()}
             for e in vector.episodes():
                 tally.add(e.env - vector.index0, e)
             if progress is not None:
@@ -85,8 +98,8 @@ class _Tally:
         return [episode for found in self._found for episode in found]
 
 
-def _ask(client: InferenceClient, out: StepOut, noise: Tensor) -> Reply:
-    rows = Batch({**out.obs, "noise": noise.clamp_min(_SMALLEST_NOISE).to(out.reward.device)})
+def _ask(client: InferenceClient, out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Reply:
+    rows = Batch({**out.obs, **state, "noise": noise.clamp_min(_SMALLEST_NOISE).to(out.reward.device)})
     if out.action_mask is not None:
         rows[MASK] = out.action_mask
     ticket = client.submit(rows)

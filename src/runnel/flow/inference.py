@@ -18,7 +18,7 @@ import torch
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Inferencer, ParamSet, Reply, Request, State
+from runnel.core.protocols import DirectInferencer, Inferencer, ParamSet, Reply, Request, State
 from runnel.flow.params import ChannelSubscriber
 
 
@@ -63,6 +63,9 @@ class InlineClient:
 
     def ready(self, ticket: int) -> Reply | None:
         return self._replies.pop(ticket, None)
+
+    def local(self) -> Callable[[Batch], Batch] | None:
+        return self._inferencer.answer if isinstance(self._inferencer, DirectInferencer) else None
 
     def abort(self, tickets: Sequence[int]) -> None:
         self._inferencer.abort(tickets)
@@ -207,6 +210,9 @@ class BoardClient:
         if self._unsent:
             self._send()
         return num
+
+    def local(self) -> Callable[[Batch], Batch] | None:
+        return None
 
     def ready(self, ticket: int) -> Reply | None:
         reply = self._replies.pop(ticket, None)

@@ -86,7 +86,11 @@ class SlotMemory:
             for _ in range(spec.capacity)
         ]
         control = np.zeros(SlotMemory.control_size(spec), dtype=np.int64)
-        return SlotMemory(control, [spec.allocate() for _ in range(spec.capacity)], feedback)
+        arrays: list[Batch] = []
+        for _ in range(spec.capacity // spec.side_by_side):
+            shapes = {k: (spec.block_shape(k), f.dtype) for k, f in spec.fields.items()}
+            arrays += spec.slots_of({k: torch.zeros(s, dtype=d, device=spec.device) for k, (s, d) in shapes.items()})
+        return SlotMemory(control, arrays, feedback)
 
 
 class SlotTable:
@@ -127,7 +131,10 @@ class SlotTable:
             sequence = self._next_sequence(writer)
             if sequence is None:
                 return None
-            index, rows, count = int(free[0]), self.spec.num_rows, int(self.writer_count[writer])
+            # where it can be, a segment goes to the place of its number: those of one batch then lie side by side
+            place = sequence % self.spec.capacity
+            index = place if self.state[place] == FREE else int(free[0])
+            rows, count = self.spec.num_rows, int(self.writer_count[writer])
             self.writer_count[writer] += 1
             header = Header(
                 sequence=sequence,

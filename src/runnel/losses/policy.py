@@ -9,6 +9,18 @@ from runnel.losses.base import Loss
 from runnel.ops.masked import masked_mean
 
 
+def policy_gradient_loss(
+    logprob: Tensor, advantage: Tensor, *, denominator: Tensor | float, mask: Tensor | None = None
+) -> Loss:
+    """The policy gradient with a baseline (Sutton et al. 2000; Mnih et al. 2016, arXiv:1602.01783, sec. 4). All `[...]`.
+
+        L = -sum logprob * A / denominator
+
+    `advantage` carries no gradient. For data of another policy it includes the importance weight (IMPALA: rho A).
+    """
+    return Loss(masked_mean(logprob * -advantage.detach(), mask, denominator=denominator))
+
+
 def clipped_policy_loss(
     logprob: Tensor,
     behaviour_logprob: Tensor,
@@ -17,11 +29,15 @@ def clipped_policy_loss(
     clip: float,
     denominator: Tensor | float,
     mask: Tensor | None = None,
+    dual_clip: float | None = None,
 ) -> Loss:
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, eq. 7). All `[...]`, of one shape.
 
         r = exp(logprob - behaviour_logprob)
         L = -sum min(r A, clip(r, 1 - clip, 1 + clip) A) / denominator
+
+    With `dual_clip` c > 1, entries of negative advantage are bounded below as well, by c A (Ye et al. 2020,
+    arXiv:1912.09729, eq. 5): data of an old policy may have an r so large that one entry rules the gradient.
 
     Metrics: `kl`, the k3 estimate `r - 1 - log r` of KL(behaviour || policy) (Schulman 2020, "Approximating KL divergence"),
     and `clip_fraction`, the share of entries at which r left the interval.
@@ -34,5 +50,8 @@ def clipped_policy_loss(
         kl = masked_mean(ratio - 1.0 - log_ratio, mask, denominator=denominator)
         clip_fraction = masked_mean((ratio != clipped).to(ratio.dtype), mask, denominator=denominator)
     # the minimum, as a choice: where the clipped term is the smaller one it is a constant, and earns no gradient
-    value = masked_mean(torch.where(earns, ratio, clipped) * -advantage, mask, denominator=denominator)
+    chosen = torch.where(earns, ratio, clipped)
+    if dual_clip is not None:
+        chosen = torch.where(advantage < 0.0, chosen.clamp(max=dual_clip), chosen)
+    value = masked_mean(chosen * -advantage, mask, denominator=denominator)
     return Loss(value, {"kl": kl, "clip_fraction": clip_fraction})

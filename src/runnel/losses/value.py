@@ -1,4 +1,4 @@
-"""Value losses: regression of state values and of temporal-difference targets."""
+"""Value losses: regression of state values."""
 
 from __future__ import annotations
 
@@ -31,19 +31,3 @@ def value_loss(
         near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)
         error = torch.maximum(error, F.mse_loss(near, target, reduction="none"))
     return Loss(masked_mean(error, mask, denominator=2.0 * denominator))
-
-
-def td_loss(q: Tensor, target: Tensor, *, weight: Tensor, denominator: Tensor | float, delta: float = 1.0) -> Loss:
-    """Huber loss of a temporal-difference error with importance weights (Mnih et al. 2015; Schaul et al. 2016,
-    arXiv:1511.05952, eq. 1 and sec. 3.4). All `[B]`; `target` carries no gradient.
-
-        e = q - target,  h(e) = e^2 / 2 if |e| <= delta else delta (|e| - delta / 2)
-        L = sum weight * h(e) / denominator
-
-    Metrics: `td_error`, the mean of |e|.
-    """
-    target = target.detach()
-    huber = F.huber_loss(q, target, reduction="none", delta=delta)
-    with torch.no_grad():
-        error = masked_mean((q - target).abs(), denominator=denominator)
-    return Loss(masked_mean(weight * huber, denominator=denominator), {"td_error": error})

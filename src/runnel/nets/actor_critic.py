@@ -1,7 +1,8 @@
 """ActorCritic: a body that scores observations, made into a policy that acts and can be evaluated.
 
-The body is the network (see `mlp.py` for its contract). This module adds what is the same for every body: normalisation of
-observations, the action distribution, and sampling from the noise in the request.
+The body is the network (see `bodies.py` for its contract). This module adds what is the same for every body: normalisation of
+observations, the action distribution, sampling from the noise in the request, recurrent state, and the value of what followed
+each step of a segment.
 """
 
 from __future__ import annotations
@@ -14,65 +15,152 @@ from torch import Tensor, nn
 
 from runnel.core.batch import Batch
 from runnel.core.protocols import Collective
-from runnel.core.spaces import EnvSpec
-from runnel.nets.mlp import Body
-from runnel.ops import distributions as dist
+from runnel.core.spaces import ArraySpec, EnvSpec
+from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody
+from runnel.nets.heads import ContinuousHead, DiscreteHead, make_head
+from runnel.nets.host import HOST_ROWS, host_action
+from runnel.nets.mlp import Tape
 from runnel.ops.normalise import RunningMeanStd
+
+Obs = Mapping[str, Tensor]
 
 
 class ActorCritic(nn.Module):
     """A policy and a critic over `body`, for the observations and the action of `env_spec`."""
 
-    body: Body
-    log_std: Tensor
+    log_std: Tensor | None
     normalisers: Mapping[str, RunningMeanStd]
+    state_spec: Mapping[str, ArraySpec]
+    """Recurrent state of one row, by name; empty for a feedforward body."""
 
     def __init__(self, env_spec: EnvSpec, body: nn.Module, *, normalise_obs: bool = False) -> None:
         super().__init__()
-        action = env_spec.action
-        self.env_spec, self.noise_size, self.discrete = env_spec, action.noise_size, action.kind == "discrete"
-        self.body = cast(Body, body)
-        if not self.discrete:
-            self.log_std = nn.Parameter(torch.zeros(action.size))
+        self.env_spec, self.head = env_spec, make_head(env_spec.action)
+        self.noise_size = self.head.noise_size
+        self.body = body
+        self.state_spec = body.state_spec if isinstance(body, RecurrentBody) else {}
+        self.log_std = nn.Parameter(torch.zeros(self.head.num_log_std)) if self.head.num_log_std else None
         leaves = {k: leaf for k, leaf in env_spec.obs.items() if leaf.dtype.is_floating_point} if normalise_obs else {}
         statistics = nn.ModuleDict({k: RunningMeanStd(leaf.shape) for k, leaf in leaves.items()})
         self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
         self._normalises = bool(leaves)
 
+    # ----------------------------------------------------------------------------------------------------------- acting
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
-        """Choose actions for `rows`: obs leaves `[B, ...]`, `noise` `[B, noise_size]` (unless greedy), `action_mask` `[B, A]`.
+        """Choose actions for `rows`: obs leaves `[B, ...]`, `noise` `[B, noise_size]` (unless greedy), `action_mask` `[B, A]`,
+        and `state/...` where the body is recurrent.
 
-        The mask may be absent. Gives `action` `[B, *action.shape]` (continuous ones unclipped) and `logprob` `[B]`. The
-        critic does not run.
+        The mask may be absent. Gives `action` `[B, *action.shape]` (continuous ones unclipped), `logprob` `[B]` and the state
+        after the step. The critic does not run (but in a recurrent body, where it costs one row of a matrix).
         """
-        scores = self.body.policy(self._observe(rows))
-        if self.discrete:
-            scores = dist.mask_logits(scores, rows.get("action_mask"))
-            action, logprob = dist.categorical_mode(scores) if greedy else dist.categorical_sample(scores, rows["noise"])
-            return Batch(action=action, logprob=logprob)
-        log_std = self.log_std
+        obs = self._observe(rows)
+        if isinstance(self.body, SeparateBody) and not self._normalises:
+            first = next(iter(obs.values()))
+            scores = self.body.host(obs) if first.shape[0] <= HOST_ROWS and not first.is_cuda else None
+            if scores is not None:
+                answer = host_action(self.head, scores, rows, self.log_std, shape=self.env_spec.action.shape, greedy=greedy)
+                if answer is not None:
+                    return answer
+        after: Mapping[str, Tensor] = {}
+        if isinstance(self.body, RecurrentBody):
+            out, _, after = self.body.step(obs, {k: rows[k] for k in self.state_spec})
+        else:
+            out = cast(Body, self.body).policy(obs)
+        mask = rows.get("action_mask")
         action, logprob = (
-            dist.gaussian_mode(scores, log_std) if greedy else dist.gaussian_sample(scores, log_std, rows["noise"])
+            self.head.mode(out, mask, self.log_std) if greedy else self.head.sample(out, rows["noise"], mask, self.log_std)
         )
-        return Batch(action=action.reshape(-1, *self.env_spec.action.shape), logprob=logprob)
+        return Batch(action=action, logprob=logprob, **after)
 
-    def evaluate(self, obs: Mapping[str, Tensor], action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probability of `action` `[..., *action.shape]` at obs leaves `[..., *shape]`, and the entropy: `[...]` each."""
-        scores = self.body.policy(self._observe(obs))
-        if self.discrete:
-            return dist.categorical_evaluate(dist.mask_logits(scores, mask), action)
-        return dist.gaussian_evaluate(scores, self.log_std, action.reshape(scores.shape))
+    # --------------------------------------------------------------------------------------------------------- learning
+    def both(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Scores `[..., S]` and value `[...]` of obs leaves `[..., *shape]`, in one pass where the body can; feedforward."""
+        seen = self._observe(obs)
+        if isinstance(self.body, SeparateBody | SharedBody):
+            return self.body.both(seen)
+        body = cast(Body, self.body)
+        return body.policy(seen), body.value(seen)
 
-    def value(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """The critic's value. Obs leaves `[..., *shape]` -> `[...]`."""
-        return self.body.value(self._observe(obs))
+    @property
+    def taped(self) -> bool:
+        """Whether `tape` and `backward` serve this network: fully connected layers alone, and a plain action."""
+        plain = isinstance(self.head, DiscreteHead | ContinuousHead)
+        return plain and isinstance(self.body, SeparateBody) and not self.body.torso.convolves
 
-    def update_statistics(self, obs: Mapping[str, Tensor], collective: Collective) -> None:
+    def tape(self, obs: Obs) -> tuple[Tensor, Tensor, Tape]:
+        """`both` of `[N, ...]` leaves, and what `backward` needs; for a `taped` network, without automatic differentiation."""
+        assert isinstance(self.body, SeparateBody)
+        (scores, values), tape = self.body.nets.tape(self.body.torso(self._observe(obs)))
+        return scores, values.squeeze(-1), tape
+
+    def backward(self, tape: Tape, to_scores: Tensor, to_values: Tensor, to_log_std: Tensor | None) -> list[Tensor]:
+        """Gradients of all parameters, in the order of `parameters()`."""
+        assert isinstance(self.body, SeparateBody)
+        own = [] if to_log_std is None else [to_log_std]
+        return own + self.body.nets.grads(tape, (to_scores, to_values.unsqueeze(-1)))
+
+    def evaluate_scores(self, scores: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probability of `action` `[..., *action.shape]` under `scores` `[..., S]`, and the entropy: `[...]` each."""
+        return self.head.evaluate(scores, action, mask, self.log_std)
+
+    def evaluate(self, obs: Obs, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`evaluate_scores` at obs leaves `[..., *shape]`; feedforward."""
+        return self.evaluate_scores(cast(Body, self.body).policy(self._observe(obs)), action, mask)
+
+    def value(self, obs: Obs) -> Tensor:
+        """The critic's value. Obs leaves `[..., *shape]` -> `[...]`; feedforward."""
+        return cast(Body, self.body).value(self._observe(obs))
+
+    def sequence(self, data: Obs, resets: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores `[T, B, S]` and values `[T, B]` of a recurrent body from `state/...` `[B, ...]`; see `Core.unroll`."""
+        assert isinstance(self.body, RecurrentBody)
+        seen = self._observe(data)
+        state = {k: data[k] for k in self.state_spec}
+        scores, values, _ = self.body.unroll({k: seen[k] for k in self.env_spec.obs}, state, resets)
+        return scores, values
+
+    def unroll(self, data: Obs) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores `[T, B, S]`, values `[T, B]`, and the values of what followed each step `[T, B]` (without gradient).
+
+        `data` are the arrays of a segment (`core/trajectories.py`). What followed step t is obs[t + 1], or the final
+        observation of an episode that ended there, seen with the recurrent state of that episode.
+        """
+        num_steps = data["action"].shape[0]
+        if isinstance(self.body, RecurrentBody):
+            return self._unroll_recurrent(self.body, data, num_steps)
+        scores, values = self.both({k: data[k][:num_steps] for k in self.env_spec.obs})
+        with torch.no_grad():
+            rest = {k: torch.cat([data[k][num_steps], data["final_" + k]]) for k in self.env_spec.obs}
+            last, at_ends = torch.split(self.value(rest), [values.shape[1], len(data["final_index"])])
+        return scores, values, self._following(values.detach(), last, at_ends, data["final_index"])
+
+    def _unroll_recurrent(self, body: RecurrentBody, data: Obs, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        over = data["terminated"] | data["truncated"]
+        resets = torch.cat([torch.zeros_like(over[:1]), over])  # the state of a segment's first step is stored as it was
+        seen = self._observe(data)
+        scores, values, after = body.unroll(
+            {k: seen[k] for k in self.env_spec.obs}, {k: data[k] for k in self.state_spec}, resets
+        )
+        with torch.no_grad():
+            index = data["final_index"]
+            final = self._observe({k: data["final_" + k] for k in self.env_spec.obs})
+            state = {k: x[:num_steps].flatten(0, 1).index_select(0, index) for k, x in after.items()}
+            _, at_ends, _ = body.step(final, state)
+        following = self._following(values[:num_steps].detach(), values[num_steps].detach(), at_ends, index)
+        return scores[:num_steps], values[:num_steps], following
+
+    @staticmethod
+    def _following(values: Tensor, last: Tensor, at_ends: Tensor, final_index: Tensor) -> Tensor:
+        following = torch.cat([values[1:], last.unsqueeze(0)])
+        return following.flatten().index_copy(0, final_index, at_ends).view_as(following)
+
+    # ------------------------------------------------------------------------------------------------------- statistics
+    def update_statistics(self, obs: Obs, collective: Collective) -> None:
         """Take the rows of `obs` (`[N, *shape]`) into the running statistics, where normalisation is on."""
         for key, normaliser in self.normalisers.items():
             normaliser.update(obs[key], collective)
 
-    def _observe(self, obs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _observe(self, obs: Obs) -> Obs:
         if not self._normalises:
             return obs
         return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in self.env_spec.obs}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.core.spaces import ArraySpec
 
 
 class ActingNet(Protocol):
@@ -24,6 +25,12 @@ class ActingNet(Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> object: ...
 
     def to(self, device: torch.device) -> object: ...
+
+
+class AgentNet(ActingNet, Protocol):
+    """A network that plays environments; `state_spec` names its recurrent state, and is empty without one."""
+
+    state_spec: Mapping[str, ArraySpec]
 
 
 class TorchInferencer:
@@ -42,6 +49,11 @@ class TorchInferencer:
         self.version = -1
         self._pending: list[Request] = []
         self._bound: list[Tensor] | None = None
+
+    def answer(self, rows: Batch) -> Batch:
+        """The answer to rows, now, by the parameters that are loaded."""
+        with torch.inference_mode():
+            return self._forward(rows)
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._pending.extend(requests)

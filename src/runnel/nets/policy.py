@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from runnel.core.actions import env_action, flat_mask
 from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
-from runnel.core.spaces import EnvSpec
+from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.inferencer import ActingNet
 
 Flatten = Callable[[Any], Mapping[str, np.ndarray]]
@@ -20,15 +21,19 @@ Flatten = Callable[[Any], Mapping[str, np.ndarray]]
 class EnvPolicy:
     """Acts on observations as Gymnasium gives them: one, or a batch of them.
 
-    `flatten` turns a raw observation into the leaves of `env_spec.obs`; `seed` feeds the noise of stochastic acting.
+    `flatten` turns a raw observation into the leaves of `env_spec.obs`; `seed` feeds the noise of stochastic acting. A
+    network with recurrent state (`state_spec`, names `state/...`) remembers from call to call: `reset` before each episode.
     """
 
     def __init__(self, net: ActingNet, env_spec: EnvSpec, *, flatten: Flatten, seed: int = 0) -> None:
         self.net, self.env_spec = net, env_spec
         self._flatten, self._rng = flatten, make_rng(seed, "policy")
+        self._to_env = env_action(env_spec.action)
+        self._state_spec: Mapping[str, ArraySpec] = getattr(net, "state_spec", {})  # a user's own network may have none
+        self._state = Batch()
 
-    def act(self, obs: Any, *, deterministic: bool = True, action_mask: np.ndarray | None = None) -> Any:
-        """An int or array for one observation; an array with a leading dimension for a batch.
+    def act(self, obs: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
+        """One action for one observation; for a batch, what a vector environment takes (arrays with a leading dimension).
 
         `action_mask` is for environments that give it in `info`; one inside the observation is found by itself.
         """
@@ -37,17 +42,38 @@ class EnvPolicy:
         num_rows = len(next(iter(rows.values())))
         mask = leaves.get("action_mask", action_mask)
         if mask is not None:
-            rows["action_mask"] = torch.as_tensor(mask, dtype=torch.bool).reshape(num_rows, -1)
+            flags = flat_mask(mask, self.env_spec.action)
+            rows["action_mask"] = torch.as_tensor(flags, dtype=torch.bool).reshape(num_rows, -1)
         elif self.env_spec.has_mask:
             raise DataError("this policy was trained with action masks; pass action_mask=info['action_mask']")
         if not deterministic:
             rows["noise"] = torch.from_numpy(self._rng.random((num_rows, self.net.noise_size), dtype=np.float32))
+        rows.update(self._recall(num_rows))
         with torch.inference_mode():
-            action = self.net.act(rows, greedy=deterministic)["action"].numpy()
-        return self._to_env(action if batched else action[0])
+            reply = self.net.act(rows, greedy=deterministic)
+        self._state = Batch({key: reply[key] for key in self._state_spec})
+        action = reply["action"].numpy()
+        if batched:
+            return self._to_env(action)
+        one = self._to_env(action[0])
+        return int(one) if self.env_spec.action.kind == "discrete" else one
 
-    def reset(self) -> None:
-        """Nothing to forget: the network has no recurrent state."""
+    def reset(self, ended: np.ndarray | None = None) -> None:
+        """Forget recurrent state: all of it, or that of the rows of a batch where `ended` `[B]` is true."""
+        if ended is None:
+            self._state = Batch()
+            return
+        over = torch.as_tensor(np.asarray(ended, dtype=bool))
+        self._state = self._state.map(lambda x: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0, x))
+
+    def _recall(self, num_rows: int) -> Batch:
+        """Recurrent state as the last call left it; zeros after a reset."""
+        if not self._state:
+            return Batch({k: torch.zeros(num_rows, *s.shape, dtype=s.dtype) for k, s in self._state_spec.items()})
+        known = len(next(iter(self._state.values())))
+        if known != num_rows:
+            raise DataError(f"this policy remembers {known} rows and got {num_rows}; call reset() where the batch changes")
+        return self._state
 
     def _rows(self, leaves: Mapping[str, np.ndarray]) -> tuple[Batch, bool]:
         rows, batched = Batch(), False
@@ -58,11 +84,3 @@ class EnvPolicy:
                 raise DataError(f"observation {key!r} has shape {tuple(x.shape)}; expected {spec.shape}, or a batch of that")
             rows[key] = x if batched else x.unsqueeze(0)
         return rows, batched
-
-    def _to_env(self, action: np.ndarray) -> Any:
-        spec = self.env_spec.action
-        if spec.kind == "discrete":
-            return int(action) + spec.start if action.ndim == 0 else action + spec.start
-        low, high = (np.asarray(bound, dtype=np.float32).reshape(spec.shape) for bound in (spec.low, spec.high))
-        dtype = np.dtype(spec.env_dtype)
-        return np.clip(np.rint(action) if dtype.kind in "iu" else action, low, high).astype(dtype)

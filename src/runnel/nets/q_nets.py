@@ -1,51 +1,233 @@
-"""Action-value networks: epsilon-greedy acting from the noise in the request."""
+"""Action-value networks: epsilon-greedy acting from the noise in the request.
+
+The output is one number for each action, or the logits of a distribution over `num_atoms` values between `v_min` and `v_max`
+(C51, Bellemare et al. 2017, arXiv:1707.06887; HL-Gauss, Farebrother et al. 2024, arXiv:2403.03950), of which Q is the mean.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
-from runnel.core.spaces import EnvSpec
-from runnel.nets.mlp import MLP, MLPConfig, flatten_leaves, leaves_width
+from runnel.core.spaces import ArraySpec, EnvSpec
+from runnel.nets.host import HOST_ROWS
+from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
+from runnel.nets.rnn import Core
+from runnel.nets.torso import Torso
 from runnel.ops.distributions import UNIFORM_MARGIN, mask_logits
+
+Obs = Mapping[str, Tensor]
+Array = NDArray[Any]
 
 
 class QNet(nn.Module):
-    """Q(s, a) for every discrete action. `epsilon` is a buffer: the exploration rate is published with the weights."""
+    """Q(s, a) for every discrete action. `epsilon` is a buffer: the exploration rate is published with the weights.
+
+    `dueling`: a network for V and one for A, joined as Q = V + A - mean A (Wang et al. 2016, arXiv:1511.06581, eq. 9), for
+    each atom where there are several. With a core in `config`, the state of a row is `state/...` (`state_spec`).
+    """
 
     epsilon: Tensor
+    support: Tensor
     noise_size = 2
     """Per row: one uniform number decides whether to explore, the other picks the action."""
 
-    def __init__(self, env_spec: EnvSpec, config: MLPConfig, *, seed: int) -> None:
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        config: NetConfig,
+        *,
+        seed: int,
+        dueling: bool = False,
+        num_atoms: int = 1,
+        v_min: float = 0.0,
+        v_max: float = 0.0,
+    ) -> None:
         super().__init__()
         if env_spec.action.kind != "discrete":
             raise ConfigError(
                 "env", env_spec.action.kind, "Q-learning needs a discrete action space; use ppo for a continuous one"
             )
-        self.env_spec = env_spec
-        self._leaves = sorted(env_spec.obs.items())
-        width, num_actions = leaves_width(env_spec.obs), env_spec.action.num_actions
-        self.head = MLP(width, num_actions, config=config, head_gain=1.0, seed=make_seed(seed, "q"))
+        config.check()
+        self.env_spec, self.num_actions = env_spec, env_spec.action.num_actions
+        self.dueling, self.num_atoms = dueling, num_atoms
+        self.torso = Torso(env_spec.obs, config, seed=make_seed(seed, "torso"))
+        config = self.torso.settle(config)
+        self.trunk: MLP | None = None
+        self.core: Core | None = None
+        width = self.torso.width
+        if config.core != "none":
+            hidden = config.hidden or (width,)
+            inner = replace(config, hidden=hidden[:-1])
+            self.trunk = MLP(width, hidden[-1], config=inner, head_gain=2.0**0.5, seed=make_seed(seed, "trunk"))
+            self.core = Core(config.core, hidden[-1], config.core_size, seed=make_seed(seed, "core"))
+            width, config = config.core_size, replace(config, hidden=())
+        self._activation = ACTIVATIONS[config.activation]
+        self.state_spec: Mapping[str, ArraySpec] = self.core.state_spec if self.core is not None else {}
+        outputs = (num_atoms, self.num_actions * num_atoms) if dueling else self.num_actions * num_atoms
+        self.head = MLP(width, outputs, config=config, head_gain=1.0, seed=make_seed(seed, "q"), copies=2 if dueling else 0)
         self.register_buffer("epsilon", torch.ones(()))
+        self.register_buffer("support", torch.linspace(v_min, v_max, num_atoms), persistent=False)
+        plain = len(env_spec.obs) == 1 and not self.torso.convolves and self.core is None
+        (self._leaf,) = env_spec.obs if plain and next(iter(env_spec.obs.values())).dtype == torch.float32 else ("",)
 
-    def q(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Obs leaves `[..., *shape]` -> `[..., A]`."""
-        return self.head(flatten_leaves(obs, self._leaves))  # type: ignore[no-any-return]
+    # --------------------------------------------------------------------------------------------------------- learning
+    def scores(self, obs: Obs) -> Tensor:
+        """Obs leaves `[..., *shape]` -> `[..., A, num_atoms]`; feedforward."""
+        return self._join(self.head(self.torso(obs)))
 
+    def q(self, obs: Obs) -> Tensor:
+        """Obs leaves `[..., *shape]` -> `[..., A]`; feedforward."""
+        return self.expected(self.scores(obs))
+
+    def expected(self, scores: Tensor) -> Tensor:
+        """Q of the network's output. `[..., num_atoms] -> [...]`"""
+        return scores.squeeze(-1) if self.num_atoms == 1 else scores.softmax(-1) @ self.support
+
+    def tape(self, obs: Obs) -> tuple[Tensor, Any]:
+        """`scores`, and what `backward` needs to differentiate them; fully connected layers are differentiated by hand."""
+        if self.core is None and not self.torso.convolves:
+            out, tape = self.head.tape(self.torso(obs))
+            return self._join(out if self.dueling else out[0]), tape
+        with torch.enable_grad():
+            scores = self.scores(obs)
+        return scores.detach(), scores
+
+    def backward(self, tape: Any, grad: Tensor) -> Sequence[Tensor]:
+        """Gradients of all parameters from that of the scores `[..., A, num_atoms]`; a tape may be the scores themselves."""
+        if isinstance(tape, Tensor):
+            return torch.autograd.grad(tape, list(self.parameters()), grad)
+        if not self.dueling:
+            return self.head.grads(tape, (grad.flatten(-2),))
+        to_value = grad.sum(-2)
+        return self.head.grads(tape, (to_value, (grad - to_value.unsqueeze(-2) / self.num_actions).flatten(-2)))
+
+    def step(self, obs: Obs, state: Obs) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of `[B, ...]` leaves with a core: `[B, A, num_atoms]`, and the state after it."""
+        assert self.core is not None
+        y, after = self.core.step(self._features(obs), state)
+        return self._join(self.head(y)), after
+
+    def unroll(self, obs: Obs, state: Obs, resets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """`[T, B, ...]` leaves from `state`: `[T, B, A, num_atoms]`, and the states after each step `[T, B, ...]`."""
+        assert self.core is not None
+        y, after = self.core.unroll(self._features(obs), state, resets)
+        return self._join(self.head(y)), after
+
+    def unroll_batch(self, batch: Obs, *, burn_in: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Outputs at the steps of sequences (`data/sequences.py`) from `burn_in` on, outputs at what followed each one's
+        return (without gradient), and the mask there. `[T - burn_in, B, A, num_atoms]` twice, `[T - burn_in, B, A]`
+
+        The first `burn_in` steps bring the stored state up to date, without gradient.
+        """
+        obs, state = {k: batch[k] for k in self.env_spec.obs}, {k: batch[k] for k in self.state_spec}
+        resets = torch.cat([torch.zeros_like(batch["ended"][:1]), batch["ended"]])
+        parts: list[tuple[Tensor, dict[str, Tensor]]] = []
+        if burn_in:
+            with torch.no_grad():
+                parts.append(self.unroll({k: x[:burn_in] for k, x in obs.items()}, state, resets[:burn_in]))
+            state = {k: x[-1] for k, x in parts[0][1].items()}
+        parts.append(self.unroll({k: x[burn_in:] for k, x in obs.items()}, state, resets[burn_in:]))
+        with torch.no_grad():
+            scores = torch.cat([out.detach() for out, _ in parts])
+            after = {k: torch.cat([states[k] for _, states in parts])[:-1].flatten(0, 1) for k in state}
+            index = batch["final_index"]
+            final = {k: batch["final_" + k] for k in self.env_spec.obs}
+            at_ends, _ = self.step(final, {k: x.index_select(0, index) for k, x in after.items()})
+            following = _followed(scores[1:], at_ends, batch)[burn_in:]
+        mask = batch.get("action_mask")
+        if mask is not None:
+            mask = _followed(mask[1:], batch["final_action_mask"], batch)[burn_in:]
+        return parts[-1][0][:-1], following, mask
+
+    def _features(self, obs: Obs) -> Tensor:
+        assert self.trunk is not None
+        return self._activation(self.trunk(self.torso(obs)))
+
+    def _join(self, out: Any) -> Tensor:
+        joined: Tensor
+        if not self.dueling:
+            joined = out.unflatten(-1, (self.num_actions, self.num_atoms))
+            return joined
+        value, advantage = out
+        advantage = advantage.unflatten(-1, (self.num_actions, self.num_atoms))
+        joined = value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
+        return joined
+
+    # ----------------------------------------------------------------------------------------------------------- acting
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
-        """`action` `[B]`: the best one, or, with probability epsilon unless greedy, a uniform one among those allowed."""
-        scores = mask_logits(self.q(rows), rows.get("action_mask"))
-        best = scores.argmax(-1)
+        """`action` `[B]`: the best one, or, with probability epsilon unless greedy, a uniform one among those allowed; and
+        the state after the step where there is a core."""
+        if self._leaf and rows[self._leaf].shape[0] <= HOST_ROWS and not rows[self._leaf].is_cuda:
+            return self._act_on_host(rows, greedy=greedy)
+        after: Mapping[str, Tensor] = {}
+        if self.core is not None:
+            out, after = self.step(rows, {k: rows[k] for k in self.state_spec})
+            q = self.expected(out)
+        else:
+            q = self.q(rows)
+        mask = rows.get("action_mask")
+        action = mask_logits(q, mask).argmax(-1)
+        if not greedy:
+            explore, pick = rows["noise"].clamp(max=1.0 - UNIFORM_MARGIN).unbind(-1)
+            rank = (torch.ones_like(q) if mask is None else mask.to(q.dtype)).cumsum(-1)
+            random = torch.searchsorted(rank, (pick.unsqueeze(-1) * rank[..., -1:]).floor(), right=True).squeeze(-1)
+            action = torch.where(explore < self.epsilon, random, action)
+        return Batch(action=action, **after)
+
+    def _act_on_host(self, rows: Batch, *, greedy: bool) -> Batch:
+        """The same in numpy, where a few rows cost a third; rows that explore anyway are not scored."""
+        mask = rows["action_mask"].numpy() if "action_mask" in rows else None
         if greedy:
-            return Batch(action=best)
-        explore, pick = rows["noise"].clamp(max=1.0 - UNIFORM_MARGIN).unbind(-1)
-        allowed = torch.ones_like(scores) if "action_mask" not in rows else rows["action_mask"].to(scores.dtype)
-        rank = allowed.cumsum(-1)
-        random = torch.searchsorted(rank, (pick.unsqueeze(-1) * rank[..., -1:]).floor(), right=True).squeeze(-1)
-        return Batch(action=torch.where(explore < self.epsilon, random, best))
+            return Batch(action=torch.from_numpy(self._best_on_host(rows, mask)))
+        noise = rows["noise"].numpy()
+        explore = noise[:, 0] < self.epsilon.item()
+        num = np.count_nonzero(explore)
+        if num == 0:
+            return Batch(action=torch.from_numpy(self._best_on_host(rows, mask)))
+        random = self._random_on_host(noise[:, 1], mask)
+        return Batch(
+            action=torch.from_numpy(random if num == len(random) else np.where(explore, random, self._best_on_host(rows, mask)))
+        )
+
+    def _random_on_host(self, noise: Array, mask: Array | None) -> Array:
+        pick = np.minimum(noise, np.float32(1.0 - UNIFORM_MARGIN))
+        if mask is None:
+            return (pick * np.float32(self.num_actions)).astype(np.int64)
+        rank = mask.cumsum(-1)
+        random: Array = (rank <= np.floor(pick * rank[:, -1])[:, None]).sum(-1)
+        return random
+
+    def _best_on_host(self, rows: Batch, mask: Array | None) -> Array:
+        obs = rows[self._leaf].numpy()
+        x = obs if obs.ndim == 2 else obs.reshape(len(obs), -1)
+        out = self.head.host(x, copy=1) if self.dueling else self.head.host(x)  # V does not change which action is best
+        if self.num_atoms > 1:
+            out = self._expected_on_host(x, out)
+        best: Array = (out if mask is None else np.where(mask, out, np.finfo(np.float32).min)).argmax(-1)
+        return best
+
+    def _expected_on_host(self, x: Array, out: Array) -> Array:
+        logits = out.reshape(len(x), self.num_actions, self.num_atoms)
+        if self.dueling:
+            logits = logits - logits.mean(1, keepdims=True) + self.head.host(x, copy=0)[:, None, :]
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        q: Array = (weights @ self.support.numpy()) / weights.sum(-1)
+        return q
+
+
+def _followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:
+    """What followed the last step of each step's return: the entry behind it, or the final one. `[T, B, ...], [F, ...]`"""
+    flat, last = behind.flatten(0, 1), batch["last"]
+    flat = flat.index_copy(0, batch["final_index"], final)
+    columns = torch.arange(last.shape[1], device=last.device)
+    return flat.index_select(0, (last * last.shape[1] + columns).flatten()).view_as(behind)

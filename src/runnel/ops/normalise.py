@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.protocols import Collective
+from runnel.ops.returns import discounted_suffix_sum
 
 
 class RunningMeanStd(nn.Module):
@@ -47,3 +48,39 @@ class RunningMeanStd(nn.Module):
         self.mean.add_(delta * num_new / count)
         self.var.copy_(spread / count)
         self.count.add_(x.shape[0] * collective.world_size)
+
+
+class ReturnScale(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return, so that values stay near 1.
+
+        G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t,  r'_t = clip(r_t / sqrt(Var G))
+
+    The mean is not taken away: that would change what is best. What a segment begins in the middle of is not known here; it
+    starts from the mean of G.
+    """
+
+    def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.gamma, self.clip = gamma, clip
+        self.statistics = RunningMeanStd(())
+
+    def forward(self, rewards: Tensor, ended: Tensor, collective: Collective) -> Tensor:
+        """Take the rewards of a segment in, and scale them. `[T, B], [T, B] bool -> [T, B]`"""
+        decay = self.gamma * (~ended).to(rewards.dtype)
+        start = torch.cat([(rewards[:1] + self.gamma * self.statistics.mean.to(rewards.dtype)), rewards[1:]])
+        before = torch.cat([torch.zeros_like(decay[:1]), decay[:-1]])
+        returns = discounted_suffix_sum(start.flip(0), before.flip(0)).flip(0)
+        self.statistics.update(returns.flatten(), collective)
+        scale = (self.statistics.var + self.statistics.epsilon).rsqrt().to(rewards.dtype)
+        return (rewards * scale).clamp(-self.clip, self.clip)
+
+
+def standardise(x: Tensor, collective: Collective) -> Tensor:
+    """Mean 0 and standard deviation 1 over the entries of all ranks: the same however they are split. `[...] -> [...]`"""
+    local = x.double()
+    moments = torch.stack([local.sum(), local.square().sum(), torch.full_like(local.sum(), x.numel())])
+    total, square, count = collective.all_reduce(moments)
+    mean = total / count
+    std = (square / count - mean.square()).clamp(min=0.0).sqrt()
+    scaled: Tensor = (x - mean.to(x.dtype)) / (std.to(x.dtype) + 1e-8)
+    return scaled

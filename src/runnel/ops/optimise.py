@@ -6,7 +6,7 @@ operations whatever the number of layers. For small networks the usual loop over
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class Adam:
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        self.lr, self.betas, self.eps, self.num_steps = lr, betas, eps, 0
+        self.betas, self.eps, self.num_steps, self._rate = betas, eps, 0, lr
         self._weights = [p for p in parameters if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in self._weights}
         if len(kinds) != 1:
@@ -38,28 +38,93 @@ class Adam:
         self._mean, self._square = torch.zeros_like(self._vector), torch.zeros_like(self._vector)
         for weight, part in zip(self._weights, torch.split(self._vector, [p.numel() for p in self._weights]), strict=True):
             weight.data = part.view_as(weight)
+        # On an accelerator rate and step count are numbers of the device, so that a captured step can be replayed.
+        self._on_device = self._vector.new_tensor([lr, 0.0]) if self._vector.is_cuda else None
 
-    def step(self, loss: Tensor, *, max_norm: float, collective: Collective) -> Tensor:
-        """Differentiate `loss`, step, and return the gradient's norm before clipping. `[] -> []`"""
-        grads = torch.autograd.grad(loss, self._weights, materialize_grads=True)
-        with torch.no_grad():
-            grad = collective.all_reduce(torch.cat([g.reshape(-1) for g in grads]))
-            norm: Tensor = torch.linalg.vector_norm(grad)
-            self._apply(grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0)))
-        return norm
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next steps."""
+        return self._rate
 
-    def _apply(self, grad: Tensor) -> None:
-        self.num_steps += 1
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        self._rate = rate
+        if self._on_device is not None:
+            self._on_device[0].fill_(rate)
+
+    def step(self, loss: Tensor, *, max_norm: float | None, collective: Collective) -> Tensor:
+        """Differentiate `loss`, step, and return the gradient's norm before clipping (None: no clipping). `[] -> []`"""
+        return self.apply(torch.autograd.grad(loss, self._weights, materialize_grads=True), max_norm, collective=collective)
+
+    @torch.no_grad()
+    def apply(self, grads: Sequence[Tensor], max_norm: float | None, *, collective: Collective) -> Tensor:
+        """Step along gradients that are already there, one for each parameter; returns their norm before clipping."""
+        grad = collective.all_reduce(torch.cat([g.reshape(-1) for g in grads]))
+        norm: Tensor = torch.linalg.vector_norm(grad)
+        if max_norm is not None:
+            grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         b1, b2 = self.betas
         self._mean.lerp_(grad, 1.0 - b1)
         self._square.mul_(b2).addcmul_(grad, grad, value=1.0 - b2)
-        scale = self._square.sqrt().mul_((1.0 - b2**self.num_steps) ** -0.5).add_(self.eps)
-        self._vector.addcdiv_(self._mean, scale, value=-self.lr / (1.0 - b1**self.num_steps))
+        if self._on_device is None:
+            self.num_steps += 1
+            scale = self._square.sqrt().mul_((1.0 - b2**self.num_steps) ** -0.5).add_(self.eps)
+            self._vector.addcdiv_(self._mean, scale, value=-self._rate / (1.0 - b1**self.num_steps))
+        else:
+            self._step_on_device(self._on_device)
+        return norm
+
+    def _step_on_device(self, numbers: Tensor) -> None:
+        numbers[1].add_(1.0)
+        rate, count = numbers.unbind(0)
+        b1, b2 = self.betas
+        scale = self._square.sqrt().mul_((1.0 - b2**count).rsqrt()).add_(self.eps)
+        self._vector.sub_(self._mean * (rate / (1.0 - b1**count)) / scale)
 
     def state_dict(self) -> State:
+        if self._on_device is not None:
+            self.num_steps = int(self._on_device[1])
         return {"num_steps": self.num_steps, "mean": self._mean.clone(), "square": self._square.clone()}
 
     def load_state_dict(self, state: State) -> None:
         self.num_steps = int(state["num_steps"])
         self._mean.copy_(state["mean"])
         self._square.copy_(state["square"])
+        if self._on_device is not None:
+            self._on_device[1].fill_(self.num_steps)
+
+
+class Target:
+    """A target network that follows an online one: `w' = w' + tau (w - w')`, for all parameters in one operation.
+
+    Make it after the online network's optimiser, whose flat vector it then uses. Parameters only: buffers are not followed.
+    """
+
+    def __init__(self, online: nn.Module, target: nn.Module) -> None:
+        self.net = target.requires_grad_(False)
+        ours, theirs = list(target.parameters()), list(online.parameters())
+        source = _flat_view(theirs)
+        if source is None:
+            self._pairs: list[tuple[Tensor, Tensor]] = list(zip(ours, theirs, strict=True))
+            return
+        vector = torch.cat([p.detach().reshape(-1) for p in ours])
+        for weight, part in zip(ours, torch.split(vector, [p.numel() for p in ours]), strict=True):
+            weight.data = part.view_as(weight)
+        self._pairs = [(vector, source)]
+
+    @torch.no_grad()
+    def follow(self, tau: float) -> None:
+        """Move by the share `tau`; 1 copies."""
+        for old, new in self._pairs:
+            old.lerp_(new, tau)
+
+
+def _flat_view(parameters: Sequence[Tensor]) -> Tensor | None:
+    """One vector over parameters that lie one after the other in memory; None if they do not."""
+    start = at = parameters[0].storage_offset()
+    home = parameters[0].untyped_storage().data_ptr()
+    for p in parameters:
+        if p.untyped_storage().data_ptr() != home or p.storage_offset() != at or not p.is_contiguous():
+            return None
+        at += p.numel()
+    return parameters[0].detach().as_strided((at - start,), (1,), start)

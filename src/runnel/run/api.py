@@ -90,12 +90,15 @@ def train_config(
 ) -> Run:
     """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name."""
     with registry.live_objects(objects or {}, config.launcher):
+        config.check()
+        config, told = config.settle()
         experiment = registry.build(recipe, config)
         warm = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest_params() if config.init_from else None
         folder = _create_folder(recipe, experiment, command)
         with folder.held():
             session = _open_session(experiment, folder, callbacks)
             session.warm_params = None if warm is None else dict(warm.params)
+            session.notes = told
             return _run(session, live=live)
 
 
@@ -202,6 +205,8 @@ def _run(session: Session, *, live: bool) -> Run:
     experiment, folder, ledger = session.experiment, session.folder, session.ledger
     config = experiment.config
     ledger.attach([make_sink(name, folder.path, to_data(config)) for name in config.track], _view(experiment) if live else None)
+    for text in session.notes:
+        ledger.note(text)
     start, status = time.perf_counter(), "failed"
     try:
         with catch_signals(session.interrupted):

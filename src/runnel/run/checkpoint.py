@@ -2,6 +2,9 @@
 
 A checkpoint is a folder: one JSON file and one safetensors file per part (a worker, a stream, a channel), `params.safetensors`
 (what acting needs), and `manifest.json`, written last, with the SHA-256 of every file. No pickle anywhere.
+
+A piece of a state that never changes again (`core/frozen.py`) has a file of its own; where an earlier checkpoint has it
+already, the new one links to it. Tensors go to disk from where they lie, so a large replay memory is not copied to be saved.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,15 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError
+from runnel.core.frozen import Frozen
 from runnel.core.protocols import ParamSet, State
 
 MANIFEST = "manifest.json"
 
 
 # -------------------------------------------------------------------------------------------------------------- codec
-def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON-ready data; tensors and arrays go to `tensors` and leave a name behind.
+def encode(value: Any, tensors: dict[str, Tensor], frozen: dict[str, Frozen] | None = None) -> Any:
+    """JSON-ready data; tensors and arrays go to `tensors`, frozen pieces to `frozen`, and leave a name behind.
 
     >>> t = {}
     >>> encode({"a": torch.ones(1), 3: [1, None]}, t)
@@ -40,31 +44,36 @@ def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         name = f"t{len(tensors)}"
         tensors[name] = torch.from_numpy(value.copy(order="C"))
         return {"$array": name}
+    if isinstance(value, Frozen) and frozen is not None:
+        frozen[value.name] = value
+        return {"$frozen": value.name}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
         if all(isinstance(k, str) and not k.startswith("$") for k in value):
-            return {k: encode(v, tensors) for k, v in value.items()}
-        return {"$items": [[k, encode(v, tensors)] for k, v in value.items()]}
+            return {k: encode(v, tensors, frozen) for k, v in value.items()}
+        return {"$items": [[k, encode(v, tensors, frozen)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
-        return [encode(v, tensors) for v in value]
+        return [encode(v, tensors, frozen) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise CheckpointError(f"a checkpoint holds data only; {type(value).__name__} is not (snapshot plain values instead)")
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def decode(value: Any, tensors: Mapping[str, Tensor], frozen: Callable[[str], Frozen] | None = None) -> Any:
     """Undo `encode` (tuples come back as lists)."""
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]
         if "$array" in value:
             return tensors[value["$array"]].numpy()
+        if "$frozen" in value and frozen is not None:
+            return frozen(value["$frozen"])
         if "$items" in value:
-            return {k: decode(v, tensors) for k, v in value["$items"]}
-        return {k: decode(v, tensors) for k, v in value.items()}
+            return {k: decode(v, tensors, frozen) for k, v in value["$items"]}
+        return {k: decode(v, tensors, frozen) for k, v in value.items()}
     if isinstance(value, list):
-        return [decode(v, tensors) for v in value]
+        return [decode(v, tensors, frozen) for v in value]
     return value
 
 
@@ -74,18 +83,40 @@ def write_parts(folder: Path, parts: Mapping[str, State]) -> dict[str, str]:
     files: dict[str, str] = {}
     for part, state in parts.items():
         tensors: dict[str, Tensor] = {}
+        frozen: dict[str, Frozen] = {}
         if part == "params":
             tensors = {k: v.detach().cpu().contiguous() for k, v in state.items()}
         else:
-            text = json.dumps(encode(state, tensors)).encode()
+            text = json.dumps(encode(state, tensors, frozen)).encode()
             files[f"{part}.json"] = _write(folder / f"{part}.json", text)
         if tensors:
-            files[f"{part}.safetensors"] = _write(folder / f"{part}.safetensors", _serialise(tensors))
+            files[f"{part}.safetensors"] = _write_tensors(folder / f"{part}.safetensors", tensors)
+        for name, piece in frozen.items():
+            path = folder / _piece_name(part, name)
+            files[path.name] = _link(path) or _write_tensors(path, dict(piece.read()))
     return files
 
 
-def _serialise(tensors: dict[str, Tensor]) -> bytes:
-    from safetensors.torch import save
+def _piece_name(part: str, name: str) -> str:
+    return f"{part}.{name}.safetensors"
+
+
+def _link(path: Path) -> str | None:
+    """Make `path` another name of the file that the newest checkpoint beside it has under that name; its SHA-256, or None."""
+    for other in reversed(Checkpoints(path.parent.parent).finished()):
+        digest: str | None = json.loads((other / MANIFEST).read_bytes())["files"].get(path.name)
+        if digest is not None:
+            try:
+                os.link(other / path.name, path)
+            except OSError:  # no such file any more, or a file system without links
+                return None
+            return digest
+    return None
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """One safetensors file, written from where the tensors lie; returns its SHA-256."""
+    from safetensors.torch import save_file
 
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
@@ -93,7 +124,10 @@ def _serialise(tensors: dict[str, Tensor]) -> bytes:
         pointer = tensor.untyped_storage().data_ptr()
         own[name] = tensor.clone() if pointer in seen else tensor
         seen.add(pointer)
-    return bytes(save(own))
+    save_file(own, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: Path, data: bytes) -> str:
@@ -184,7 +218,8 @@ def verify(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {path} is damaged: its manifest is not what was written")
     for name, digest in files.items():
         try:
-            found = hashlib.sha256((path / name).read_bytes()).hexdigest()
+            with (path / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise CheckpointError(f"checkpoint {path} lacks {name}") from error
         if found != digest:
@@ -196,8 +231,11 @@ def read_part(path: Path, part: str) -> State:
     """One part of a checkpoint (verify the checkpoint first)."""
     from safetensors.torch import load_file
 
+    def piece(name: str) -> Frozen:
+        return Frozen(name, lambda: load_file(path / _piece_name(part, name)))
+
     tensors = load_file(path / f"{part}.safetensors") if (path / f"{part}.safetensors").exists() else {}
-    state: State = decode(json.loads((path / f"{part}.json").read_bytes()), tensors)
+    state: State = decode(json.loads((path / f"{part}.json").read_bytes()), tensors, piece)
     return state
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from runnel.core.protocols import AgentRoute, Inferencer, Policy
+from runnel.core.protocols import AgentRoute, Inferencer, Policy, Sampler
 from runnel.core.rng import make_seed
-from runnel.envs.registry import env_name, make_vector, obs_flattener, probe_env
+from runnel.core.spaces import ArraySpec
+from runnel.envs.device import TensorVector
+from runnel.envs.device.sampler import DeviceSampler
+from runnel.envs.registry import env_name, evaluation_kwargs, make_vector, obs_flattener, plainest_backend, probe_env
 from runnel.envs.sampler import VecEnvSampler
 from runnel.envs.vector import VectorEnv
+from runnel.envs.vector.config import VectorConfig
 from runnel.eval.runner import EnvEvaluation
-from runnel.nets.inferencer import ActingNet, TorchInferencer
+from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
+from runnel.run.env_config import EnvConfig
 from runnel.run.experiment import ActorSpec, EvaluationSpec, RunConfig
 from runnel.run.registry import resolve_live
 
@@ -25,40 +31,73 @@ class EnvTask:
     def __init__(self, env: str, config: RunConfig, *, kwargs: Mapping[str, Any] | None = None) -> None:
         self._target, self._config, self._kwargs = resolve_live(env, "env"), config, dict(kwargs or {})
         self.name = env_name(self._target)
-        self.spec = probe_env(self._target, kwargs=self._kwargs)
+        self._vector = config.vector if isinstance(config, EnvConfig) else VectorConfig()
+        if self._vector.backend == "auto":
+            self._vector = plainest_backend(self._target, self._vector, kwargs=self._kwargs)
+        self.spec = probe_env(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack)
 
-    def vector(self, num_envs: int, *, seed: int, index0: int = 0) -> VectorEnv:
-        """`num_envs` of the environment; `index0` is the number of the first among all of the run."""
-        device = self._config.device
-        return make_vector(self._target, num_envs, seed=seed, index0=index0, device=device, kwargs=self._kwargs)
+    def vector(self, num_envs: int, *, seed: int, index0: int = 0, evaluation: bool = False) -> VectorEnv:
+        """`num_envs` of the environment; `index0` is the number of the first among all of the run.
 
-    def actors(self, num_envs: int, *, noise_size: int, stream: str = "trajectories") -> tuple[ActorSpec, ...]:
-        """The actors of the run, each with its own environments, all writing `stream`."""
+        For `evaluation` they are in this process, and without what only helps training (clipped rewards).
+        """
+        device, kwargs, vector = self._config.device, self._kwargs, self._vector
+        if evaluation:
+            kwargs = evaluation_kwargs(self._target, kwargs)
+            if vector.backend == "processes":
+                vector = replace(vector, backend="serial", num_workers=0, step_timeout_s=0.0)
+        return make_vector(self._target, num_envs, seed=seed, index0=index0, device=device, kwargs=kwargs, config=vector)
 
-        def maker(index: int) -> Callable[[int], VecEnvSampler]:
-            def make(incarnation: int) -> VecEnvSampler:
-                seed = make_seed(self._config.seed, "actor", incarnation)
-                vector = self.vector(num_envs, seed=seed, index0=index * num_envs)
-                routes, name = [AgentRoute(samples=stream)], f"actor-{index}"
-                return VecEnvSampler([vector], routes=routes, noise_size=noise_size, seed=make_seed(seed, index), name=name)
+    def actors(
+        self,
+        num_envs: int,
+        *,
+        noise_size: int,
+        ring: int = 1,
+        state: Mapping[str, ArraySpec] | None = None,
+        stream: str = "trajectories",
+    ) -> tuple[ActorSpec, ...]:
+        """The actors of the run, each with its own environments in `ring` groups, all writing `stream`."""
+        width = num_envs // ring
+
+        def maker(index: int) -> Callable[[int], Sampler]:
+            def make(incarnation: int) -> Sampler:
+                seed, name = make_seed(self._config.seed, "actor", incarnation), f"actor-{index}"
+                routes, own = [AgentRoute(samples=stream)], make_seed(seed, index)
+                vectors = [self.vector(width, seed=seed, index0=index * num_envs + i * width) for i in range(ring)]
+                if ring == 1 and isinstance(vectors[0], TensorVector):
+                    return DeviceSampler(vectors[0], routes=routes, noise_size=noise_size, seed=own, name=name, state=state)
+                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, state=state)
 
             return make
 
         return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(self._config.num_actors))
 
-    def evaluation(self, make_net: Callable[[], ActingNet]) -> EvaluationSpec | None:
+    def evaluation(self, make_net: Callable[[], AgentNet]) -> EvaluationSpec | None:
         """Greedy episodes beside training, as `config.eval` says; None where it says none."""
         episodes, seed = self._config.eval.episodes, make_seed(self._config.seed, "evaluation")
         if not episodes:
             return None
+
+        def make() -> EnvEvaluation:
+            state = make_net().state_spec
+
+            def vector() -> VectorEnv:
+                return self.vector(min(episodes, EVAL_ENVS), seed=seed, evaluation=True)
+
+            return EnvEvaluation(vector, episodes=episodes, seed=seed, state=state)
+
         return EvaluationSpec(
-            make=lambda: EnvEvaluation(lambda: self.vector(min(episodes, EVAL_ENVS), seed=seed), episodes=episodes, seed=seed),
+            make=make,
             inferencer=lambda: TorchInferencer(make_net(), greedy=True, device=self._config.device),
         )
 
-    def policy(self, make_net: Callable[[], ActingNet]) -> tuple[Policy, Inferencer]:
+    def policy(self, make_net: Callable[[], AgentNet]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
         inferencer = TorchInferencer(make_net())
         return EnvPolicy(
-            inferencer.net, self.spec, flatten=obs_flattener(self._target, kwargs=self._kwargs), seed=self._config.seed
+            inferencer.net,
+            self.spec,
+            flatten=obs_flattener(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack),
+            seed=self._config.seed,
         ), inferencer

@@ -113,6 +113,10 @@ class RunConfig:
             max_concurrent=s.max_concurrent,
         )
 
+    def settle(self) -> tuple[RunConfig, list[str]]:
+        """Choose what the user left open, once, when a run is made: the config that is kept, and what to tell about it."""
+        return self, []
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         self.staleness.check()

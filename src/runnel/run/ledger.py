@@ -27,6 +27,10 @@ WINDOW_S = 5.0
 LUMP_S = 0.2
 
 
+ENV_FAULTS = ("env_failed", "env_lost", "env_restarted")
+"""Events of environments that broke and were survived; counted, and told."""
+
+
 @dataclass(frozen=True)
 class Callbacks:
     """Functions of a row that the run calls, on every launcher; one that returns False stops the run."""
@@ -67,6 +71,7 @@ class Ledger:
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._num_episodes = 0
+        self._faults: dict[str, int] = {}
         self._stages: dict[str, float] = {}
         self._start = clock.now()
         self._first = _Mark(self._start, 0, 0, {})
@@ -105,6 +110,10 @@ class Ledger:
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
             elif kind == "failure":
                 self.note(f"{event['worker']}: {event['rows']} rows cancelled: {event['reason']}", level="warning")
+            elif kind in ENV_FAULTS:
+                self._faults[kind] = self._faults.get(kind, 0) + 1
+                where = f"environment {event['env']}, episode {event['episode']}, step {event['step']}"
+                self.note(f"{event['worker']}: {kind.replace('_', ' ')} ({where}): {event['error']}", level="warning")
             else:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
 
@@ -122,6 +131,7 @@ class Ledger:
             metrics["return"] = sum(self._returns) / len(self._returns)
             metrics["episode_length"] = sum(self._lengths) / len(self._lengths)
             metrics["episodes"] = float(self._num_episodes)
+        metrics |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time()})
         self._call(self._callbacks.on_update, {**row, "metrics": metrics})
@@ -214,6 +224,7 @@ class Ledger:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "num_episodes": self._num_episodes,
+            "faults": dict(self._faults),
             "wall_s": self.wall_s(),
             "offsets": {"metrics": self._metrics.offset(), "samples": self._samples.offset()},
             "counts": [self.version, self.steps, self.tokens],
@@ -225,6 +236,7 @@ class Ledger:
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
+        self._faults = dict(state["faults"])
         self._metrics.truncate(state["offsets"]["metrics"])
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]

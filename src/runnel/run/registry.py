@@ -21,7 +21,13 @@ from runnel.run.experiment import Experiment, RunConfig, one_budget
 
 RECIPES = {
     "ppo": "runnel.recipes.ppo",
+    "a2c": "runnel.recipes.a2c",
+    "impala": "runnel.recipes.impala",
+    "appo": "runnel.recipes.appo",
     "dqn": "runnel.recipes.dqn",
+    "sac": "runnel.recipes.sac",
+    "td3": "runnel.recipes.td3",
+    "ddpg": "runnel.recipes.ddpg",
     "grpo": "runnel.recipes.grpo",
     "sft": "runnel.recipes.sft",
     "cartpole": "runnel.recipes.cartpole",
@@ -137,7 +143,13 @@ def resolve_live(target: str, field: str) -> Any:
 
 ALGORITHMS = {
     "ppo": "proximal policy optimisation: clipped ratio, GAE (agents/ppo.py)",
+    "a2c": "advantage actor-critic: one gradient a batch, GAE (agents/a2c.py)",
+    "impala": "actor-critic on asynchronous actors: V-trace (agents/impala.py)",
+    "appo": "PPO on asynchronous actors: clipped ratio, V-trace (agents/appo.py)",
     "dqn": "deep Q-learning: double, prioritised replay (agents/dqn.py)",
+    "sac": "soft actor-critic: twin critics, automatic temperature, continuous or discrete (agents/sac.py)",
+    "td3": "twin delayed deterministic policy gradient (agents/td3.py)",
+    "ddpg": "deep deterministic policy gradient (agents/ddpg.py)",
     "sft": "supervised fine-tuning on demonstrations (llm/algorithms.py)",
     "grpo": "group-relative policy optimisation of token sequences (llm/algorithms.py)",
 }

@@ -34,6 +34,8 @@ class Session:
     resume_from: Path | None = None
     states: dict[str, State] | None = None
     warm_params: dict[str, Tensor] | None = None
+    notes: list[str] = field(default_factory=list)
+    """What was chosen for the user when the run was made."""
     interrupted: threading.Event = field(default_factory=threading.Event)
     started: bool = False
     """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""

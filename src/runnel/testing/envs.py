@@ -2,166 +2,191 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from runnel.core.errors import ConfigError
 from runnel.envs.registry import Target, env_name, make_env
-from runnel.envs.spaces import MASK, env_spec, flatten_obs, mask_in_obs
+from runnel.envs.rewind import stateful_part
+from runnel.envs.spaces import env_spec
+from runnel.testing.env_play import SEED, Player, difference, step_seconds
+from runnel.testing.env_report import BrokenEnvError, EnvReport
+from runnel.testing.env_values import check_layout
 
-_SEED = 12345
+_EPISODES = 5
+_LONG_PLAY_S = 5.0
+_STATE_STEPS = 16
+_NOT_SEEDED = (
+    "{name} is not deterministic under a seed: after reset(seed={seed}) and the same actions, {other}; draw all randomness "
+    "from self.np_random, call super().reset(seed=seed), and set back every attribute in reset. A run on it cannot be resumed "
+    "exactly"
+)
+_NOT_RESET = (
+    "{name} is not deterministic under a seed once it was played: a fresh one repeats what this one did, but after another "
+    "reset(seed={seed}) and the same actions, {other}; set back every attribute in reset. A run on it cannot be resumed exactly"
+)
 
 
-def check_env(target: Any, *, kwargs: Mapping[str, Any] | None = None, num_steps: int = 64) -> list[str]:
-    """Everything that is wrong with an environment (an instance, or what `env=` takes); an empty list is a pass.
+def check_env(target: Any, *, kwargs: Mapping[str, Any] | None = None, num_steps: int = 64, max_steps: int = 2000) -> EnvReport:
+    """What is wrong with an environment (an instance, or what `env=` takes): a list of errors, empty for a pass.
 
-    It plays the same `num_steps` random actions twice under one seed: once to look at every value, once to compare.
+    The report also has `warnings` and `hints`, and prints all of them as text. The environment is played with random actions:
+    `num_steps` twice under one seed, to look at every value and to compare; then on, until a few episodes have ended, for at
+    most `max_steps` (or five seconds).
     """
     import gymnasium as gym
 
-    env = target if isinstance(target, gym.Env) else make_env(target, kwargs=kwargs)
-    found = _Findings()
-    missing = [name for name in ("observation_space", "action_space") if not hasattr(env, name)]
-    if missing:
-        return [f"{_name(target)} has no {' and no '.join(missing)}; set it in __init__"]
+    report = EnvReport(_name(target))
+    made = not isinstance(target, gym.Env)
     try:
-        env_spec(env.observation_space, env.action_space)
-        first, second = _play(env, found, num_steps), _play(env, _Findings(), num_steps)
-    except ConfigError as error:
-        return [str(error)]
-    except _BrokenError:
-        return found.texts
+        env = _make(target, kwargs, report) if made else target
+    except BrokenEnvError:
+        return report
+    try:
+        _examine(env, None if not made else lambda: make_env(target, kwargs=kwargs), report, num_steps, max_steps)
+    except BrokenEnvError:
+        pass
     finally:
-        if env is not target:
-            env.close()
-    if first != second:
-        found.add(
-            f"{_name(target)} is not deterministic under a seed: two episodes from reset(seed={_SEED}) with the same actions "
-            "differ; draw all randomness from self.np_random and call super().reset(seed=seed)"
-        )
-    return found.texts
-
-
-class _BrokenError(Exception):
-    """The environment cannot be played on; the findings say why."""
-
-
-class _Findings:
-    """Complaints, each said once."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def add(self, text: str) -> None:
-        if text not in self.texts:
-            self.texts.append(text)
-
-    def stop(self, text: str) -> _BrokenError:
-        self.add(text)
-        return _BrokenError(text)
+        if made:
+            _close(env, report)
+    return report
 
 
 def _name(target: Target | Any) -> str:
-    return env_name(target) if isinstance(target, str | type) else type(target).__name__
+    import gymnasium as gym
+
+    return type(target.unwrapped).__name__ if isinstance(target, gym.Env) else env_name(target).rpartition("<locals>.")[2]
 
 
-def _play(env: Any, found: _Findings, num_steps: int) -> list[Any]:
-    """One stretch of play under a fixed seed; returns what happened, in a form that compares exactly."""
-    env.action_space.seed(_SEED)
-    flatten = flatten_obs(env.observation_space)
-    history: list[Any] = []
-    obs, info = _reset(env, found)
-    for _ in range(num_steps):
-        _check_obs(env, obs, found)
-        history.append({k: v.tobytes() for k, v in flatten(obs).items()})
-        result = _step(env, _action(env, obs, info, found), found)
-        obs, reward, terminated, truncated, info = result
-        _check_outcome(reward, terminated, truncated, found)
-        history.append((str(reward), bool(terminated), bool(truncated)))
-        if terminated or truncated:
-            _check_obs(env, obs, found)
-            obs, info = _reset(env, found)
-    return history
-
-
-def _reset(env: Any, found: _Findings) -> tuple[Any, dict[str, Any]]:
+def _make(target: Any, kwargs: Mapping[str, Any] | None, report: EnvReport) -> Any:
     try:
-        result = env.reset(seed=_SEED)
-    except TypeError as error:
-        raise found.stop(f"reset(seed=...) raised {error}; its signature is reset(self, *, seed=None, options=None)") from error
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise found.stop(f"reset returned {_kind(result)}; it must return (observation, info), info being a dict")
-    return result
-
-
-def _step(env: Any, action: Any, found: _Findings) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    try:
-        result = env.step(action)
+        return make_env(target, kwargs=kwargs)
+    except ConfigError:
+        raise
     except Exception as error:
-        raise found.stop(f"step({action!r}) raised {type(error).__name__}: {error}") from error
-    if not (isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict)):
-        raise found.stop(
-            f"step returned {_kind(result)}; it must return (observation, reward, terminated, truncated, info), "
-            "info being a dict"
+        raise report.stop("make", f"making it raised {type(error).__name__}: {error}; arguments go into kwargs") from error
+
+
+def _close(env: Any, report: EnvReport) -> None:
+    try:
+        env.close()
+    except Exception as error:
+        report.warn("close", f"close() raised {type(error).__name__}: {error}; a run closes its environments at the end")
+
+
+def _examine(env: Any, again: Callable[[], Any] | None, report: EnvReport, num_steps: int, max_steps: int) -> None:
+    _check_spaces(env, report)
+    first, seconds = step_seconds(Player(env, report), num_steps)
+    _check_repeat(env, again, report, first, num_steps)
+    _check_state(env, report)
+    _play_on(env, report, min(max_steps, int(_LONG_PLAY_S / max(seconds, 1e-9))))
+    _check_outside(env, report)
+
+
+def _check_spaces(env: Any, report: EnvReport) -> None:
+    missing = [name for name in ("observation_space", "action_space") if not hasattr(env, name)]
+    if missing:
+        raise report.stop("spaces", f"{report.name} has no {' and no '.join(missing)}; set it in __init__")
+    try:
+        env_spec(env.observation_space, env.action_space)
+    except ConfigError as error:
+        raise report.stop("spaces", str(error)) from error
+    check_layout(env.observation_space, "the observation", report)
+    accepts = inspect.signature(env.unwrapped.reset).parameters
+    if "options" not in accepts and all(p.kind is not p.VAR_KEYWORD for p in accepts.values()):
+        report.hint("options", "reset takes no options; Gymnasium's wrappers pass it: reset(self, *, seed=None, options=None)")
+
+
+def _check_repeat(env: Any, again: Callable[[], Any] | None, report: EnvReport, first: list[Any], num_steps: int) -> None:
+    """The same seed and actions a second time; if that differs, in a fresh one too, to tell which of two mistakes it is."""
+    other = difference(first, Player(env, report).play(num_steps))
+    if other is None:
+        return
+    if again is not None:
+        fresh = again()
+        same = difference(first, Player(fresh, report).play(num_steps)) is None
+        fresh.close()
+        if same:
+            report.error("deterministic", _NOT_RESET.format(name=report.name, seed=SEED, other=other))
+            return
+    report.error("deterministic", _NOT_SEEDED.format(name=report.name, seed=SEED, other=other))
+
+
+def _check_state(env: Any, report: EnvReport) -> None:
+    """Where an environment saves itself: go on twice from the same saved state, with the same actions."""
+    part = stateful_part(env)
+    if part is None:
+        return
+    player = Player(part, EnvReport(report.name))
+    try:
+        _, here = player.go_on(player.reset(SEED), 2)
+        state = part.get_state()
+        first, _ = player.go_on(here, _STATE_STEPS)
+        part.set_state(state)
+        second, _ = player.go_on(here, _STATE_STEPS)
+    except BrokenEnvError as error:
+        raise report.stop("state", f"after set_state(get_state()), {error}") from error
+    except Exception as error:
+        report.error("state", f"get_state or set_state raised {type(error).__name__}: {error}")
+        return
+    other = difference(first, second)
+    if other is not None:
+        text = (
+            f"set_state(get_state()) does not bring {report.name} back: with the same actions {other}. The state must hold "
+            "everything, the generator self.np_random included, and share no memory with the environment"
         )
-    return result
+        report.error("state", text)
 
 
-def _kind(result: Any) -> str:
-    return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+def _play_on(env: Any, report: EnvReport, num_steps: int) -> None:
+    """Until a few episodes have ended, each under a seed of its own."""
+    player = Player(env, report, record=False)
+    player.play(num_steps, seed=SEED + 1, same_seed=False, until=lambda: len(player.episodes) >= _EPISODES)
+    ends = player.episodes
+    if not report.num_episodes and not _time_limit(env):
+        text = (
+            f"no episode ended within {report.num_steps} random steps. If none ever does, there are no returns to report: set "
+            "truncated=True after a number of steps, or wrap it in gymnasium.wrappers.TimeLimit"
+        )
+        report.warn("endless", text)
+    if len(ends) >= 3 and all(e.terminated for e in ends) and {e.length for e in ends} == {ends[0].length} != {1}:
+        text = (
+            f"{len(ends)} of {len(ends)} episodes ended as terminated after exactly {ends[0].length} steps. If that is a time "
+            "limit, say truncated=True instead: terminated tells the critic that nothing comes after"
+        )
+        report.hint("limit", text)
 
 
-def _action(env: Any, obs: Any, info: dict[str, Any], found: _Findings) -> Any:
-    """A random action that the mask, if there is one, allows."""
-    mask = obs[MASK] if mask_in_obs(env.observation_space) else info.get(MASK)
-    if mask is None:
-        return env.action_space.sample()
-    mask = np.asarray(mask)
-    if mask.shape != (int(env.action_space.n),):
-        raise found.stop(f"action_mask has shape {mask.shape}; it must have one entry per action, ({int(env.action_space.n)},)")
-    if not mask.any():
-        raise found.stop("action_mask allows no action at all; end the episode instead")
-    return env.action_space.sample(mask.astype(np.int8))
+def _time_limit(env: Any) -> bool:
+    """Whether a wrapper of Gymnasium's ends episodes, however long they are."""
+    from gymnasium import Wrapper
+    from gymnasium.wrappers import TimeLimit
+
+    while isinstance(env, Wrapper):
+        if isinstance(env, TimeLimit):
+            return True
+        env = env.env
+    return False
 
 
-def _check_obs(env: Any, obs: Any, found: _Findings) -> None:
-    _check_leaf(env.observation_space, obs, "the observation", found)
-
-
-def _check_leaf(space: Any, value: Any, name: str, found: _Findings) -> None:
+def _check_outside(env: Any, report: EnvReport) -> None:
+    """One action beyond the space, at the very end: it should raise. Boxes are left out, many clip."""
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        keys = list(space.spaces) if isinstance(space, spaces.Dict) else list(range(len(space.spaces)))
-        try:
-            parts = [(key, value[key]) for key in keys]
-        except (KeyError, IndexError, TypeError) as error:
-            raise found.stop(f"{name} lacks {error} of its space {space}") from error
-        for key, part in parts:
-            _check_leaf(space.spaces[key], part, f"{name}[{key!r}]", found)
-    elif not space.contains(value):
-        _complain(space, value, name, found)
-
-
-def _complain(space: Any, value: Any, name: str, found: _Findings) -> None:
-    array = np.asarray(value)
-    if array.shape != tuple(space.shape):
-        raise found.stop(f"{name} has shape {array.shape}, its space says {tuple(space.shape)}")
-    if not np.can_cast(array.dtype, space.dtype):
-        found.add(f"{name} has dtype {array.dtype}, its space says {space.dtype}")
-    elif array.dtype.kind == "f" and not np.isfinite(array).all():
-        found.add(f"{name} is not finite")
+    space = env.action_space
+    if isinstance(space, spaces.Discrete):
+        beyond: Any = np.int64(int(space.start) + int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
+        beyond = (space.start + space.nvec).astype(space.dtype)
     else:
-        found.add(f"{name} is outside of its space {space}")
-
-
-def _check_outcome(reward: Any, terminated: Any, truncated: Any, found: _Findings) -> None:
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(flag, bool | np.bool_):
-            found.add(f"{name} is a {type(flag).__name__}; it must be a bool")
-    if not isinstance(reward, float | int | np.floating | np.integer) or isinstance(reward, bool):
-        found.add(f"reward is a {type(reward).__name__}; it must be a float")
-    elif not np.isfinite(reward):
-        found.add("reward is not finite")
+        return
+    env.reset(seed=SEED)
+    try:
+        env.step(beyond)
+    except Exception:  # whatever it raises: it does not go on in silence
+        return
+    text = f"step accepted the action {beyond} in silence, outside of {space}; raise, so that a mistake elsewhere shows"
+    report.hint("outside", text)

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.agents.ppo import PPOConfig, PPOLearner, merge_segments
+from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Learner
 from runnel.core.records import Header, Segment, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import trajectory_stream
+from runnel.core.trajectories import merge_segments, trajectory_stream
 from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.mlp import MLPConfig
+from runnel.nets.bodies import build_body
+from runnel.nets.mlp import NetConfig
 
 SPEC = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
 BOX = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2))
@@ -22,7 +23,7 @@ MASKED = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2)
 
 def make(config=None, spec=SPEC, seed=0):
     config = config or PPOConfig()
-    net = ActorCritic(spec, MLPConfig(hidden=(16,)).build(spec, seed), normalise_obs=config.normalise_obs)
+    net = ActorCritic(spec, build_body(spec, NetConfig(hidden=(16,)), seed=seed), normalise_obs=config.normalise_obs)
     return PPOLearner(config, net, seed=seed)
 
 
@@ -150,7 +151,7 @@ def test_target_kl_ends_the_update_early():
     assert learner.update(learner.prepare({"trainer": [segment()]}, progress=0.0)).metrics["optimiser_steps"] < 16
 
 
-@pytest.mark.parametrize(("key", "name"), [("obs", "obs"), ("rewards/env", "rewards/env"), ("logprob", "loss/policy")])
+@pytest.mark.parametrize(("key", "name"), [("obs", "obs"), ("rewards/env", "rewards/env"), ("logprob", "logprob")])
 def test_bad_numbers_stop_before_the_step(key, name):
     learner, data = make(), segment()
     before = {k: v.clone() for k, v in learner.params().items()}

@@ -1,7 +1,9 @@
 """The benchmark harness without peers: ratio maths, load, turns, failures, and the files of a result."""
 
 import json
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmarks import harness, machine, results, venvs
-from benchmarks.classic.ppo_cartpole import clock
-from benchmarks.harness import Entry, Measure, Options, Side
+from benchmarks.classic import clock
+from benchmarks.harness import Entry, Measure, Options, Recorded, Side
 
 EAGER = Options(idle_limit_s=0.0, idle_cores=1e9, sample_s=0.02)
 PRINTS_SEED = """
@@ -162,11 +164,68 @@ def test_install_runs_once_for_one_request_and_names_what_pip_said(tmp_path, mon
 def test_window_counts_whole_updates_after_the_warm_up(monkeypatch):
     now = iter([1.0, 2.5, 3.5, 5.0])
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(now))
-    monkeypatch.setattr(clock.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(clock, "cpu_seconds", lambda: 0.0)
     watch = clock.WindowWatch(0.0, warmup_s=2.0, window_s=2.0)
     assert [watch.update(steps) for steps in (100, 200, 300, 400)] == [True, True, True, False]
     # from the update at 2.5 s (200 steps) to the one at 5 s (400 steps)
     assert watch.answer() == {"steps_per_s": 80.0, "steps": 200, "seconds": 2.5, "cores": 0.0}
+
+
+def test_window_waits_for_its_steps_too(monkeypatch):
+    now = iter([3.0, 4.0, 7.0])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(clock, "cpu_seconds", lambda: 0.0)
+    watch = clock.WindowWatch(0.0, warmup_s=1.0, window_s=2.0, warmup_steps=500)
+    assert [watch.update(steps) for steps in (400, 600, 900)] == [True, True, False]
+    assert watch.answer()["steps_per_s"] == 100.0
+
+
+def test_the_work_of_children_is_counted():
+    busy = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    before = clock.cpu_seconds()
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    assert clock.cpu_seconds() - before >= 0.25
+
+
+def test_a_recorded_figure_is_scaled_by_its_anchor(tmp_path):
+    scripts = {"runnel": PRINTS_SEED.replace("FACTOR", "30"), "peer": PRINTS_SEED.replace("FACTOR", "10")}
+    e = entry(tmp_path, scripts, repeats=1)
+    records = (
+        Recorded("absent", 40.0, "peer", 20.0, "on another day"),
+        Recorded("other", 60.0),
+        Recorded("lost", 1.0, "gone", 1.0),
+    )
+    e = replace(e, measures=(replace(e.measures[0], recorded=records, must=2.0, aim=4.0),))
+    result = play(e)
+    scaled, unscaled, lost = result["measures"][0]["recorded"]
+    # the peer gives 10 where it gave 20: 40 becomes 20, and runnel's 30 is 1.5 times that
+    assert (scaled["scaled"], scaled["ratio"]) == (20.0, 1.5)
+    assert (unscaled["scaled"], unscaled["ratio"]) == (60.0, 0.5)
+    assert (lost["scaled"], lost["ratio"]) == (None, None)
+    page = results.markdown(result)
+    assert "| absent (recorded, scaled by peer) | 20.0 |" in page
+    assert "Asked for: 2x the fastest peer, aim 4x. Least ratio: **0.50x**." in page
+    assert "- absent: 40.0 steps/s recorded, when peer had 20.0. on another day" in page
+
+
+def test_a_measure_may_leave_sides_out_and_has_the_last_word_on_settings(tmp_path):
+    tells = "import json, sys; print(json.dumps({'speed': 1.0, 'argv': sys.argv[1:]}))"
+    e = entry(tmp_path, {"runnel": tells, "peer": tells}, repeats=1)
+    sides = tuple(replace(s, arguments=("--num-envs", "8")) for s in e.sides)
+    e = replace(e, sides=sides, measures=(replace(e.measures[0], arguments=("--num-envs", "64"), sides=("runnel",)),))
+    measure = play(e)["measures"][0]
+    assert list(measure["sides"]) == ["runnel"]
+    assert measure["ratios"] == {}
+    (run,) = measure["sides"]["runnel"]["runs"]
+    assert run["argv"] == ["--num-envs", "8", "--num-envs", "64", "--seed", "1"]
+    assert run["command"].endswith("runnel.py --num-envs 8 --num-envs 64 --seed 1")
+
+
+def test_a_version_that_a_peer_needs_wins_over_the_constraint():
+    kept = venvs.constraints_for(("torch", "sample-factory==2.1.1", "gymnasium==0.29.1"))
+    assert "gymnasium" not in kept
+    assert "torch==2.13.0" in kept
+    assert venvs.constraints_for(("gymnasium[mujoco]",)) == venvs.CONSTRAINTS.read_text()
 
 
 def test_solved_needs_a_hundred_episodes(monkeypatch):

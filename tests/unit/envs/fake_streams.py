@@ -70,9 +70,12 @@ def continuous(rows: Batch) -> Batch:
 
 
 class FakeClient:
-    """Answers after `delay` polls (0: at once). `published` is the newest version that exists."""
+    """Answers after `delay` polls (0: at once), or beside the sampler (`direct`). `published` is the newest version."""
 
-    def __init__(self, policy: Callable[[Batch], Batch] = by_noise, delay: int = 0, published: int = 0) -> None:
+    def __init__(
+        self, policy: Callable[[Batch], Batch] = by_noise, delay: int = 0, published: int = 0, direct: bool = False
+    ) -> None:
+        self.direct = direct
         self.policy, self.delay, self.published, self.version = policy, delay, published, -1
         self.waiting: dict[int, tuple[int, Batch, int]] = {}
         self._next = 0
@@ -93,6 +96,9 @@ class FakeClient:
             return None
         del self.waiting[ticket]
         return Reply(ticket, self.policy(rows), version)
+
+    def local(self) -> Callable[[Batch], Batch] | None:
+        return self.policy if self.direct else None
 
     def abort(self, tickets: Sequence[int]) -> None:
         raise AssertionError

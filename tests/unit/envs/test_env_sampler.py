@@ -7,6 +7,7 @@ from fake_streams import FakeClient, FakeWriter, by_noise, continuous
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import AgentRoute, Sampler
+from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.registry import make_vector
 from runnel.envs.sampler import VecEnvSampler
@@ -156,6 +157,40 @@ def test_waiting_for_a_reply_lets_the_other_lanes_go_on():
     assert sampler.waits_for() == "a reply of the policy"
     drive(sampler, writer, client, 6)
     assert [h.sequence for h, _ in writer.committed] == list(range(6))
+
+
+def test_a_policy_beside_the_sampler_gives_the_same_segments():
+    found = []
+    for direct in (False, True):
+        sampler, writer = build(ring=2, steps=20)
+        drive(sampler, writer, FakeClient(published=3, direct=direct), 4)
+        found.append(writer.committed)
+    equal(*found)
+
+
+def carries_state(rows: Batch) -> Batch:
+    """Counts the steps of an episode in its state, and answers with the count."""
+    count = rows["state/h"] + 1.0
+    answer = by_noise(rows)
+    return Batch(action=answer["action"], logprob=count[:, 0], **{"state/h": count})
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_recurrent_state_travels_and_is_zero_where_an_episode_begins(direct):
+    vector = make_vector("CartPole-v1", 3, seed=5)
+    state = {"state/h": ArraySpec((2,))}
+    sampler = VecEnvSampler([vector], routes=ROUTES, noise_size=1, seed=5, name="actor0", state=state)
+    writer = FakeWriter(trajectory_stream(vector.spec, num_steps=16, num_envs=3, capacity=8, state=state))
+    drive(sampler, writer, FakeClient(carries_state, direct=direct), 3)
+    count, num_ends = torch.zeros(3), 0
+    for _, x in writer.committed:
+        assert torch.equal(x["state/h"], count.unsqueeze(-1).expand(3, 2))
+        for t in range(16):
+            count = count + 1.0
+            assert torch.equal(x["logprob"][t], count)
+            over = x["terminated"][t] | x["truncated"][t]
+            count, num_ends = count.masked_fill(over, 0.0), num_ends + int(over.sum())
+    assert num_ends > 2
 
 
 def test_lanes_take_their_turn_when_room_is_scarce():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runnel.losses.policy import clipped_policy_loss
-from runnel.losses.value import td_loss, value_loss
+from runnel.losses.value import value_loss
 
 
 def gradient_check(fn, x, atol=1e-6):
@@ -59,8 +59,6 @@ def test_gradients_by_finite_differences():
     gradient_check(lambda x: clipped_policy_loss(x, old, adv, clip=0.2, denominator=12).value, random(9))
     gradient_check(lambda x: value_loss(x, target, denominator=12).value, random(10))
     gradient_check(lambda x: value_loss(x, target, denominator=12, behaviour_value=old, clip=0.3).value, random(11))
-    weight = random(12).abs()
-    gradient_check(lambda x: td_loss(x, target, weight=weight, denominator=12, delta=0.4).value, random(13))
 
 
 def test_value_loss_by_hand_with_and_without_clip():
@@ -69,22 +67,3 @@ def test_value_loss_by_hand_with_and_without_clip():
     # held within 0.5 of old: [0.5, 1.5]; errors max(1, 0.25) and max(0, 2.25)
     clipped = value_loss(value, target, denominator=2, behaviour_value=old, clip=0.5)
     assert clipped.value.item() == pytest.approx(0.5 * (1.0 + 2.25) / 2)
-
-
-def test_td_loss_by_hand_and_numpy():
-    q, target, weight = torch.tensor([0.5, 3.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.5])
-    loss = td_loss(q, target, weight=weight, denominator=2)
-    assert loss.value.item() == pytest.approx((0.125 + 0.5 * 2.5) / 2)
-    assert loss.metrics["td_error"].item() == pytest.approx(1.75)
-    q, target, weight = random(14, scale=2.0), random(15), random(16).abs()
-    e = np.abs(q.numpy() - target.numpy())
-    huber = np.where(e <= 0.7, 0.5 * e**2, 0.7 * (e - 0.35))
-    assert td_loss(q, target, weight=weight, denominator=12, delta=0.7).value.item() == pytest.approx(
-        (weight.numpy() * huber).mean()
-    )
-
-
-def test_td_loss_gives_no_gradient_to_the_target():
-    q, target = random(17).requires_grad_(), random(18).requires_grad_()
-    td_loss(q, target, weight=torch.ones(12), denominator=12).value.backward()
-    assert target.grad is None

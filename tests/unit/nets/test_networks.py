@@ -10,7 +10,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.protocols import OneProcess
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.mlp import MLPConfig, flatten_leaves
+from runnel.nets.bodies import build_body
+from runnel.nets.mlp import NetConfig, flatten_leaves
 from runnel.nets.q_nets import QNet
 
 DISCRETE = EnvSpec({"obs": ArraySpec((4,))}, ActionSpec("discrete", num_actions=3))
@@ -23,7 +24,7 @@ def rows(num=6, seed=0, noise=1):
 
 
 def make(spec=DISCRETE, seed=0, **kwargs):
-    return ActorCritic(spec, MLPConfig().build(spec, seed), **kwargs)
+    return ActorCritic(spec, build_body(spec, NetConfig(), seed=seed), **kwargs)
 
 
 def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone():
@@ -31,16 +32,16 @@ def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone():
     one, two, other = make(seed=1), make(seed=1), make(seed=2)
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    assert not torch.equal(one.body.actor.layers[0].weight, other.body.actor.layers[0].weight)
+    assert not torch.equal(one.body.nets.weight[0], other.body.nets.weight[0])
 
 
 def test_orthogonal_gains():
-    body = MLPConfig().build(DISCRETE, 0)
-    hidden, head, value = body.actor.layers[1].weight, body.actor.layers[2].weight, body.critic.layers[2].weight
+    body = build_body(DISCRETE, NetConfig(), seed=0)
+    hidden, head, value = body.nets.weight[1][0], body.nets.weight[2], body.nets.weight[3]
     torch.testing.assert_close(hidden @ hidden.T, 2.0 * torch.eye(64), atol=1e-5, rtol=0)
-    torch.testing.assert_close(head @ head.T, 1e-4 * torch.eye(3), atol=1e-7, rtol=0)
+    torch.testing.assert_close(head.T @ head, 1e-4 * torch.eye(3), atol=1e-7, rtol=0)
     assert value.norm().item() == pytest.approx(1.0)
-    assert all(not layer.bias.any() for layer in body.actor.layers)
+    assert all(not bias.any() for bias in body.nets.bias)
 
 
 def test_leaves_are_joined_in_key_order_and_cast():
@@ -107,7 +108,7 @@ def test_a_users_network_plugs_in():
 
 
 def test_q_net_explores_at_its_rate_among_allowed_actions():
-    net = QNet(DISCRETE, MLPConfig(), seed=0)
+    net = QNet(DISCRETE, NetConfig(), seed=0)
     generator = np.random.default_rng(0)
     batch = Batch(obs=torch.zeros(4000, 4), noise=torch.from_numpy(generator.random((4000, 2), dtype=np.float32)))
     net.epsilon.fill_(0.6)
@@ -124,6 +125,6 @@ def test_q_net_explores_at_its_rate_among_allowed_actions():
 
 def test_impossible_networks_say_so():
     with pytest.raises(ConfigError, match="discrete"):
-        QNet(BOX, MLPConfig(), seed=0)
-    with pytest.raises(ConfigError, match=r"mlp\.hidden"):
-        MLPConfig(hidden=(0,)).build(DISCRETE, 0)
+        QNet(BOX, NetConfig(), seed=0)
+    with pytest.raises(ConfigError, match=r"net\.hidden"):
+        build_body(DISCRETE, NetConfig(hidden=(0,)), seed=0)

@@ -9,8 +9,9 @@ from runnel.core.errors import DataError
 from runnel.core.protocols import Inferencer, ParamSet, Request
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.bodies import build_body
 from runnel.nets.inferencer import TorchInferencer
-from runnel.nets.mlp import MLPConfig
+from runnel.nets.mlp import NetConfig
 from runnel.nets.policy import EnvPolicy
 
 SPEC = EnvSpec({"obs": ArraySpec((4,))}, ActionSpec("discrete", num_actions=3, start=5))
@@ -18,7 +19,7 @@ BOX = EnvSpec({"obs": ArraySpec((2,))}, ActionSpec("continuous", shape=(1,), low
 
 
 def net(seed=0, spec=SPEC):
-    return ActorCritic(spec, MLPConfig().build(spec, seed))
+    return ActorCritic(spec, build_body(spec, NetConfig(), seed=seed))
 
 
 def request(i, num=2, version=-1):
@@ -62,18 +63,18 @@ def test_shared_parameters_are_bound_and_copied_ones_keep_their_address():
     pointers = {k: v.data_ptr() for k, v in inferencer.net.state_dict().items()}
     assert pointers == {k: v.data_ptr() for k, v in params.items()}
     with torch.no_grad():
-        learner.body.actor.layers[2].bias.add_(torch.tensor([0.0, 100.0, 0.0]))
+        learner.body.nets.bias[2].add_(torch.tensor([0.0, 100.0, 0.0]))
     inferencer.load_params(ParamSet(4, params, shared=True))
     inferencer.submit([request(0)])
     (reply,) = inferencer.step()
     assert reply.version == 4
     assert reply.rows["action"].tolist() == [1, 1]
     inferencer.load_params(ParamSet(5, net(7).state_dict()))
-    assert not torch.equal(learner.body.actor.layers[0].weight, net(7).body.actor.layers[0].weight)
+    assert not torch.equal(learner.body.nets.weight[0], net(7).body.nets.weight[0])
     fixed = {k: v.data_ptr() for k, v in inferencer.net.state_dict().items()}
     inferencer.load_params(ParamSet(6, net(8).state_dict()))
     assert fixed == {k: v.data_ptr() for k, v in inferencer.net.state_dict().items()}
-    assert torch.equal(inferencer.net.body.actor.layers[0].weight, net(8).body.actor.layers[0].weight)
+    assert torch.equal(inferencer.net.body.nets.weight[0], net(8).body.nets.weight[0])
 
 
 def test_a_request_waits_for_its_version_and_can_be_aborted():

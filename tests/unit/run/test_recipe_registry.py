@@ -54,7 +54,7 @@ def test_a_file_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"recipe = 'pppo': unknown; use one of ppo, dqn.*or the path of your own .py file"):
+    with pytest.raises(ConfigError, match=r"recipe = 'pppo': unknown; use one of ppo, a2c.*or the path of your own .py file"):
         load_recipe("pppo")
     with pytest.raises(ConfigError, match="no such file"):
         load_recipe("nowhere.py")

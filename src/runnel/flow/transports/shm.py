@@ -126,7 +126,8 @@ class ShmTransport:
         layout, size = _stream_layout(spec)
         memory = mmap.mmap(fd, size)
         control = np.frombuffer(memory, np.int64, SlotMemory.control_size(spec))
-        slots = [Batch({k: _tensor(memory, *place) for k, place in fields.items()}) for fields in layout["arrays"]]
+        blocks = [{k: _tensor(memory, *place) for k, place in fields.items()} for fields in layout["blocks"]]
+        slots = [slot for block in blocks for slot in spec.slots_of(block)]
         feedback = [Batch({k: _tensor(memory, *place) for k, place in fields.items()}) for fields in layout["feedback"]]
         return SlotTable(spec, policy, SlotMemory(control, slots, feedback), lock=FileLock(fd), ring=self._bells.ring)
 
@@ -247,14 +248,15 @@ Place = tuple[torch.dtype, tuple[int, ...], int]
 def _stream_layout(spec: StreamSpec) -> tuple[dict[str, list[dict[str, Place]]], int]:
     """Where each array of each slot lies, and the bytes in all."""
     at = _aligned(8 * SlotMemory.control_size(spec))
-    layout: dict[str, list[dict[str, Place]]] = {"arrays": [], "feedback": []}
-    for _ in range(spec.capacity):
-        for part, fields in (("arrays", spec.fields), ("feedback", spec.feedback)):
+    layout: dict[str, list[dict[str, Place]]] = {"blocks": [], "feedback": []}
+    blocks = [{k: (f.dtype, spec.block_shape(k)) for k, f in spec.fields.items()}] * (spec.capacity // spec.side_by_side)
+    feedback = [{k: (f.dtype, spec.shape(k)) for k, f in spec.feedback.items()}] * spec.capacity
+    for part, groups in (("blocks", blocks), ("feedback", feedback)):
+        for fields in groups:
             places: dict[str, Place] = {}
-            for key, f in fields.items():
-                shape = spec.shape(key)
-                places[key] = (f.dtype, shape, at)
-                at = _aligned(at + int(np.prod(shape, dtype=np.int64)) * torch.empty(0, dtype=f.dtype).element_size())
+            for key, (dtype, shape) in fields.items():
+                places[key] = (dtype, shape, at)
+                at = _aligned(at + int(np.prod(shape, dtype=np.int64)) * torch.empty(0, dtype=dtype).element_size())
             layout[part].append(places)
     return layout, at
 

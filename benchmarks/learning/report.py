@@ -1,0 +1,137 @@
+"""Results of learning runs: one file a seed, a page for each entry, and one table of what was run and what was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning.entries import ENTRIES, Learning, Score
+from benchmarks.results import number, table
+
+import runnel as rl
+
+Row = dict[str, Any]
+
+
+def read_seed(path: Path) -> Row | None:
+    if not path.is_file():
+        return None
+    row: Row = json.loads(path.read_text(encoding="utf-8"))
+    return row
+
+
+def read_seeds(name: str, out: Path) -> list[Row]:
+    """Results of an entry, in the order of the seeds."""
+    rows = [read_seed(path) for path in (out / name).glob("seed-*.json")]
+    return sorted((r for r in rows if r is not None), key=lambda r: r["seed"])
+
+
+def write_seed(path: Path, row: Row) -> None:
+    """Whole or not at all: a queue may be broken off at any moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def judge(score: Score, runs: Sequence[Row]) -> Row:
+    """Mean over seeds with its 95 % bootstrap interval, interquartile mean, and whether the reference was reached.
+
+    Reached: the interval's upper end is not below the reference less its own spread. Runs without a value are counted,
+    and keep a reference from being reached.
+    """
+    values = [run[score.key] for run in runs if "error" not in run and run[score.key] is not None]
+    row: Row = {**asdict(score), "values": values, "num": len(runs), "num_known": len(values)}
+    if not values:
+        failed = None if score.reference is None or not runs else False
+        return {**row, "mean": None, "low": None, "high": None, "iqm": None, "reached": failed}
+    s = rl.summarise(values)
+    reached = None
+    if score.reference is not None:
+        reached = len(values) == len(runs) and s.high >= score.reference - score.spread
+    return {**row, "mean": s.mean, "low": s.low, "high": s.high, "iqm": s.iqm, "reached": reached}
+
+
+def judge_entry(entry: Learning, runs: Sequence[Row]) -> list[Row]:
+    return [judge(score, runs) for score in entry.scores]
+
+
+def _goal(s: Row) -> str:
+    return "" if s["reference"] is None else number(s["reference"]) + (f" ± {number(s['spread'])}" if s["spread"] else "")
+
+
+def _verdict(s: Row) -> str:
+    return "" if s["reached"] is None else "yes" if s["reached"] else "no"
+
+
+def _interval(s: Row) -> str:
+    return f"{number(s['low'])} - {number(s['high'])}" if s["num_known"] else "-"
+
+
+def page(entry: Learning, runs: Sequence[Row]) -> str:
+    """One entry: its scores, and the single runs behind them."""
+    header = ["", "mean", "95 % interval", "IQM", "seeds", "reference", "reached"]
+    rows = [
+        [
+            s["title"],
+            number(s["mean"]),
+            _interval(s),
+            number(s["iqm"]),
+            f"{s['num_known']} of {s['num']}",
+            _goal(s),
+            _verdict(s),
+        ]
+        for s in judge_entry(entry, runs)
+    ]
+    sources = "\n".join(f'- Reference of "{s.title}": {s.source}.' for s in entry.scores if s.source)
+    settings = "Recipe `{}` with `{}`.".format(entry.recipe, json.dumps(runs[-1]["settings"] if runs else entry.settings))
+    return "\n\n".join(p for p in (f"# {entry.title}", settings, table(header, rows), sources, _runs(entry, runs)) if p) + "\n"
+
+
+def _runs(entry: Learning, runs: Sequence[Row]) -> str:
+    keys = [s.key for s in entry.scores]
+    header = ["seed", *keys, "steps", "wall (s)", "commit", "made", "machine"]
+    rows = []
+    for r in runs:
+        values = ["failed: " + r["error"]] + ["-"] * (len(keys) + 1) if "error" in r else [number(r[k]) for k in keys]
+        values += [] if "error" in r else [f"{r['steps']:,}", number(r["wall_s"])]
+        m = r["machine"]
+        rows.append([str(r["seed"]), *values, _commit(r), r["made"], f"{m['cores']} cores, {m['cpu']}"])
+    return table(header, rows) if rows else ""
+
+
+def _commit(row: Row) -> str:
+    code = row["code"]
+    return (code["commit"] or "unknown")[:12] + (" with changes" if code["dirty"] else "")
+
+
+def overview(out: Path) -> str:
+    """Every entry on one line: its first score, or that it was not run."""
+    header = ["entry", "score", "seeds", "mean", "95 % interval", "reference", "reached", "hours", "commit"]
+    rows = []
+    for entry in ENTRIES:
+        runs = read_seeds(entry.name, out)
+        s = judge(entry.scores[0], runs)
+        ran = f"{s['num_known']} of {entry.seeds}" if runs else "not run"
+        hours = number(sum(r.get("wall_s", 0.0) for r in runs) / 3600.0) if runs else "-"
+        commits = ", ".join(dict.fromkeys(_commit(r) for r in runs)) or "-"
+        rows.append([entry.name, s["title"], ran, number(s["mean"]), _interval(s), _goal(s), _verdict(s), hours, commits])
+    why = "Each line: the first score of an entry over the seeds that have run; its folder has the rest."
+    return f"# What was run, and what was not\n\n{why}\n\n{table(header, rows)}\n"
+
+
+def write(entry: Learning, out: Path) -> None:
+    """The page of one entry."""
+    (out / entry.name).mkdir(parents=True, exist_ok=True)
+    (out / entry.name / "table.md").write_text(page(entry, read_seeds(entry.name, out)), encoding="utf-8")
+
+
+def write_all(out: Path) -> str:
+    """The table over all entries; returns it."""
+    text = overview(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(text, encoding="utf-8")
+    return text

@@ -1,0 +1,145 @@
+"""Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783), synchronous: its configuration and its update, written out.
+
+One batch of whole `[T, B]` segments (`core/trajectories.py`), one gradient, one step of Adam (the paper's is RMSProp). Losses
+are in `losses/`, returns in `ops/returns.py`, the network in `nets/actor_critic.py`. `agents/impala.py` is the same update
+with another credit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runnel.core import schedule
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.protocols import Collective, OneProcess, State, Update
+from runnel.core.records import Segment
+from runnel.core.trajectories import merge_segments
+from runnel.losses.policy import policy_gradient_loss
+from runnel.losses.value import value_loss
+from runnel.nets.actor_critic import ActorCritic
+from runnel.ops.optimise import Adam
+from runnel.ops.returns import gae
+
+METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "explained_variance", "grad_norm")
+
+
+@dataclass(frozen=True)
+class A2CConfig:
+    """Hyperparameters of A2C."""
+
+    lr: float | str = "linear(2e-3, 0)"
+    """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
+    gamma: float = 0.99
+    """Discount of future rewards."""
+    lam: float = 0.95
+    """Lambda of the return: 0 trusts the critic, 1 the observed rewards up to the end of the segment."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the critic's loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this global norm."""
+    normalise_obs: bool = False
+    """Normalise observations by running statistics that are published with the parameters."""
+
+    def check(self, name: str = "a2c") -> None:
+        """Raise a `ConfigError` for settings that cannot train; `name` is the field that holds this config."""
+        schedule.parse(self.lr, f"{name}.lr")
+        for field in ("gamma", "lam"):
+            if not 0.0 <= (value := getattr(self, field)) <= 1.0:
+                raise ConfigError(f"{name}.{field}", value, "must be in [0, 1]")
+        for field in ("entropy_coef", "value_coef"):
+            if not math.isfinite(value := getattr(self, field)):
+                raise ConfigError(f"{name}.{field}", value, "must be a finite number")
+        if not self.max_grad_norm > 0.0:
+            raise ConfigError(f"{name}.max_grad_norm", self.max_grad_norm, "must be above 0")
+
+
+class A2CLearner:
+    """Consumes `[T, B]` segments, one batch and one optimiser step a version; owns the network and its optimiser."""
+
+    def __init__(
+        self, config: A2CConfig, net: ActorCritic, *, collective: Collective | None = None, device: str = "cpu"
+    ) -> None:
+        self.config, self.net, self.device = config, net.to(device), torch.device(device)
+        self.collective: Collective = collective or OneProcess()
+        self.version = 0
+        self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
+        self._params = dict(net.state_dict())
+
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        """Segments of all readers side by side, `{...: [T, B, ...]}`. May be views: release their memory after `update`."""
+        self._optimiser.lr = schedule.at(self.config.lr, progress)
+        return merge_segments([s for group in segments.values() for s in group]).to(self.device)
+
+    def update(self, batch: Batch) -> Update:
+        """One optimiser step. The host waits for a device once, at the end, for the numbers."""
+        numbers = self._step(batch)
+        self.net.update_statistics({k: batch[k][:-1].flatten(0, 1) for k in self.net.env_spec.obs}, self.collective)
+        metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
+        if not math.isfinite(metrics["loss/total"]):
+            raise NonFiniteError(self._culprit(batch), self.version)
+        self.version += 1
+        return Update({**metrics, "lr": self._optimiser.lr})
+
+    def _step(self, batch: Batch) -> Tensor:
+        """The gradient of the whole batch, and the step; returns the numbers of `METRICS`. `[7]`"""
+        config, mask = self.config, batch.get("action_mask")
+        scores, values, next_values = self.net.unroll(batch)
+        logprob, entropy = self.net.evaluate_scores(scores, batch["action"], None if mask is None else mask[:-1])
+        count = logprob.numel() * self.collective.world_size
+        with torch.no_grad():
+            log_ratio = logprob - batch["logprob"]
+            kl = (log_ratio.exp() - 1.0 - log_ratio).sum() / count
+            targets, advantages = self._credit(batch, log_ratio, values.detach(), next_values)
+            explained = 1.0 - (targets - values).var() / targets.var().clamp(min=1e-12)
+        policy = policy_gradient_loss(logprob, advantages, denominator=count)
+        critic = value_loss(values, targets, denominator=count)
+        bonus = entropy.sum() / count
+        total = policy.value + config.value_coef * critic.value - config.entropy_coef * bonus
+        if not total.is_cuda and not math.isfinite(total.item()):  # a device is asked once, at the end of the update
+            raise NonFiniteError(self._culprit(batch), self.version)
+        norm = self._optimiser.step(total, max_norm=config.max_grad_norm, collective=self.collective)
+        return torch.stack([total, policy.value, critic.value, bonus, kl, explained, norm]).detach()
+
+    def _credit(self, batch: Batch, log_ratio: Tensor, values: Tensor, next_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets of the critic and advantages of the policy. `[T, B]` each"""
+        advantages, returns = gae(
+            batch["rewards/env"],
+            values,
+            next_values,
+            batch["terminated"],
+            batch["truncated"],
+            gamma=self.config.gamma,
+            lam=self.config.lam,
+        )
+        return returns, advantages
+
+    def _culprit(self, batch: Batch) -> str:
+        """What to name when the loss is not finite: data if it is bad, else the loss itself."""
+        for key in (*self.net.env_spec.obs, "rewards/env", "logprob"):
+            if batch[key].is_floating_point() and not batch[key].isfinite().all():
+                return key
+        return "loss/total"
+
+    def params(self) -> Mapping[str, Tensor]:
+        """Weights and normaliser statistics: the same tensors at every call, updated in place."""
+        return self._params
+
+    def state_dict(self) -> State:
+        return {
+            "net": {k: v.clone() for k, v in self._params.items()},
+            "optimiser": self._optimiser.state_dict(),
+            "version": self.version,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.net.load_state_dict(state["net"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self.version = state["version"]

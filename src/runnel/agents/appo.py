@@ -1,0 +1,96 @@
+"""Asynchronous PPO: the clipped surrogate on the data of older policies, with advantages by V-trace.
+
+As in Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) the ratio that is clipped is that of the learner's policy to the
+one that acted, so an action which the learner has already moved away from earns no more gradient. V-trace (Espeholt et al.
+2018, arXiv:1802.01561) estimates values and advantages of the learner's policy, not of the one that acted; the advantages
+carry no weights of their own, because the ratio is their importance weight. On data of the newest version all of this is
+PPO. `staleness.max_lag` bounds how old data may be.
+
+`prepare` is here; the update over shuffled minibatches is that of `agents/ppo.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.core import schedule
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.core.records import Segment
+from runnel.core.trajectories import merge_segments
+from runnel.ops.normalise import standardise
+from runnel.ops.returns import vtrace
+
+
+@dataclass(frozen=True)
+class APPOConfig(PPOConfig):
+    """Hyperparameters of asynchronous PPO: those of PPO, and the bars of V-trace."""
+
+    num_epochs: int = 4
+    """Passes over each batch; each ends with a policy that is further from the one that acted."""
+    rho_bar: float = 1.0
+    """Importance weights in the critic's targets are cut at this: 1 learns the value of a policy between the actors' and the
+    learner's; more, one nearer to the learner's, with more variance."""
+    c_bar: float = 1.0
+    """Weights by which later errors count for earlier steps are cut at this: less variance, slower correction."""
+
+    def check(self, batch_size: int) -> None:
+        """Raise a `ConfigError` for settings that cannot train on `batch_size` rows (steps; environments if recurrent)."""
+        try:
+            super().check(batch_size)
+        except ConfigError as error:
+            raise ConfigError(error.field.replace("ppo.", "appo.", 1), error.value, error.fix) from None
+        if not self.c_bar > 0.0:
+            raise ConfigError("appo.c_bar", self.c_bar, "must be above 0")
+        if not self.rho_bar >= self.c_bar:
+            raise ConfigError("appo.rho_bar", self.rho_bar, f"must be at least c_bar ({self.c_bar:g})")
+
+
+class APPOLearner(PPOLearner):
+    """Consumes `[T, B]` segments of older policies, one batch a version; owns the network and its optimiser."""
+
+    config: APPOConfig
+
+    @torch.no_grad()
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        """Rows of all readers side by side, with value, advantage and target by this learner's policy and critic.
+
+        `{...: [T * B, ...]}`, or `[B, T, ...]` for a recurrent network, as PPO's `update` takes them.
+        """
+        data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
+        self._optimiser.lr = schedule.at(self.config.lr, progress)
+        over = data["terminated"] | data["truncated"]
+        rewards = data["rewards/env"]
+        if self._reward_scale is not None:
+            rewards = self._reward_scale(rewards, over, self.collective)
+        scores, values, next_values = self.net.unroll(data)
+        mask = data["action_mask"][:-1] if "action_mask" in data else None
+        logprob, _ = self.net.evaluate_scores(scores, data["action"], mask)
+        found = vtrace(
+            rewards,
+            values,
+            next_values,
+            logprob - data["logprob"],
+            data["terminated"],
+            data["truncated"],
+            gamma=self.config.gamma,
+            lam=self.config.lam,
+            rho_bar=self.config.rho_bar,
+            c_bar=self.config.c_bar,
+        )
+        advantages = standardise(found.advantages, self.collective) if self.config.normalise_advantage else found.advantages
+        return self._rows(data, {"value": values, "advantage": advantages, "return": found.targets}, over)
+
+    def _rows(self, data: Batch, made: Mapping[str, Tensor], over: Tensor) -> Batch:
+        """The columns of `data` that an update needs and those that were `made`, one row a step (recurrent: a segment)."""
+        keys = [*self.net.env_spec.obs, "action", "logprob", *(["action_mask"] if "action_mask" in data else [])]
+        columns = {k: data[k][: len(over)] for k in keys} | dict(made)
+        if not self.net.state_spec:
+            return Batch({k: x.flatten(0, 1) for k, x in columns.items()})
+        columns["resets"] = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
+        return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | {k: data[k] for k in self.net.state_spec})

@@ -1,0 +1,229 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) from replay, for continuous and for discrete actions.
+
+An update is three steps: the critics towards `r + discount (min Q_target(s', a') - temperature log pi(a' | s'))`, the actor
+towards actions that the critics value and that keep its entropy up, and the temperature towards a set entropy. Discrete
+actions (Christodoulou 2019, arXiv:1910.07207) take expectations where continuous ones take samples. Losses and their
+gradients are in `losses/actor.py`, targets in `ops/targets.py`, the policy in `ops/squashed.py`, networks in
+`nets/continuous.py`; a network gives its output and a tape, from which it makes its gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from runnel.agents.transitions import Sizes, merge_transitions, split_errors
+from runnel.core import schedule
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.protocols import Collective, OneProcess, State, Update
+from runnel.core.records import Segment
+from runnel.core.rng import make_seed
+from runnel.core.spaces import ActionSpec
+from runnel.losses.actor import ActorSlope, ensemble_td_loss, soft_actor_loss, soft_actor_loss_discrete, temperature_loss
+from runnel.losses.td import Slope
+from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
+from runnel.ops.capture import Captured
+from runnel.ops.optimise import Adam, Target
+from runnel.ops.squashed import squash_backward
+from runnel.ops.targets import soft_target, soft_target_discrete
+
+METRICS = ("loss/critic", "loss/actor", "loss/temperature", "td_error", "q", "entropy", "temperature", "grad_norm")
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Hyperparameters of SAC. The defaults are those with which CleanRL reports MuJoCo tasks at a million steps."""
+
+    actor_lr: float | str = 3e-4
+    """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""
+    critic_lr: float | str = 1e-3
+    """Learning rate of the critics and of the temperature."""
+    gamma: float = 0.99
+    """Discount of future rewards; the replay buffer applies it."""
+    batch_size: int = 256
+    """Transitions in one update."""
+    tau: float = 0.005
+    """How far the target critics move to the online ones after each update."""
+    temperature: float = 1.0
+    """Weight of the entropy; the value to start from where it is automatic."""
+    auto_temperature: bool = True
+    """Move the temperature until the policy has its target entropy."""
+    target_entropy: float | None = None
+    """Entropy to hold, in nats. None: minus the number of action coordinates, or `entropy_share` of the most there can be."""
+    entropy_share: float = 0.98
+    """Discrete actions: the target entropy as a share of log(number of actions)."""
+    metrics_every: int = 1
+    """Read the metrics of each this many updates; on a GPU, reading them waits for the update."""
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for settings that cannot train."""
+        schedule.parse(self.actor_lr, "sac.actor_lr")
+        schedule.parse(self.critic_lr, "sac.critic_lr")
+        for name in ("batch_size", "metrics_every"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"sac.{name}", value, "must be at least 1")
+        for name in ("tau", "entropy_share"):
+            if not 0.0 < (value := getattr(self, name)) <= 1.0:
+                raise ConfigError(f"sac.{name}", value, "must be above 0 and at most 1")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError("sac.gamma", self.gamma, "must be in [0, 1]")
+        if not 0.0 < self.temperature < math.inf:
+            raise ConfigError("sac.temperature", self.temperature, "must be above 0; use ddpg or td3 to learn without entropy")
+
+    def entropy_for(self, action: ActionSpec) -> float:
+        """The entropy that the automatic temperature holds for `action`."""
+        if self.target_entropy is not None:
+            return self.target_entropy
+        return self.entropy_share * math.log(action.num_actions) if action.kind == "discrete" else -float(action.size)
+
+
+class SACLearner:
+    """Consumes sampled transitions `[B]`, one batch a version; owns actor, critics, their targets and the temperature."""
+
+    def __init__(
+        self,
+        config: SACConfig,
+        actor: SquashedGaussianActor | CategoricalActor,
+        critic: QEnsemble,
+        *,
+        seed: int,
+        collective: Collective | None = None,
+        device: str = "cpu",
+    ) -> None:
+        config.check()
+        self.config, self.device = config, torch.device(device)
+        self.actor, self.critic = actor.to(device), critic.to(device)
+        self.collective: Collective = collective or OneProcess()
+        self._log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=device))
+        self.target_entropy = config.entropy_for(actor.env_spec.action)
+        self.version = 0
+        lrs = schedule.at(config.actor_lr, 0.0), schedule.at(config.critic_lr, 0.0)
+        self._actor_adam, self._critic_adam = Adam(actor.parameters(), lr=lrs[0]), Adam(critic.parameters(), lr=lrs[1])
+        self._temperature_adam = Adam([self._log_temperature], lr=lrs[1])
+        self._target_critic = copy.deepcopy(critic).requires_grad_(False)
+        self._target = Target(critic, self._target_critic)
+        self._generator = torch.Generator(device).manual_seed(make_seed(seed, "sac", self.collective.rank))
+        self._params = dict(actor.state_dict())
+        self._sizes: Sizes = {}
+        self._home = Batch()
+        self._captured = Captured(self._step, generators=(self._generator,), name="an update of SAC")
+
+    # ----------------------------------------------------------------------------------------------------------- update
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        """All transitions in one batch `[B]`."""
+        batch, self._sizes = merge_transitions(segments, home=self._home, device=self.device, version=self.version)
+        self._actor_adam.lr = schedule.at(self.config.actor_lr, progress)
+        self._critic_adam.lr = self._temperature_adam.lr = schedule.at(self.config.critic_lr, progress)
+        return batch
+
+    def update(self, batch: Batch) -> Update:
+        """One step of the critics, the actor, the temperature and the targets; one version. Reads no number in between."""
+        numbers, errors = self._captured(batch)
+        self.version += 1
+        metrics = {}
+        if self.version % self.config.metrics_every == 0:
+            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
+            for name in METRICS[:3]:
+                if not math.isfinite(metrics[name]):
+                    raise NonFiniteError(name, self.version)
+        return Update(metrics, split_errors(self._sizes, batch["index"], errors))
+
+    @torch.no_grad()
+    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The whole update on the device: the numbers of `METRICS` and the errors by transition. `[8], [B]`"""
+        count = len(batch["discount"]) * self.collective.world_size
+        temperature = self._log_temperature.exp()
+        critic, q, norm = self._step_critics(batch, self._targets(batch, temperature), count)
+        actor = (self._step_actor if isinstance(self.actor, SquashedGaussianActor) else self._step_discrete_actor)(
+            batch, temperature, count
+        )
+        heat = temperature_loss(temperature, actor.entropy, target_entropy=self.target_entropy / self.collective.world_size)
+        if self.config.auto_temperature:
+            self._temperature_adam.apply([heat.value], None, collective=self.collective)
+        self._target.follow(self.config.tau)
+        self.actor.explore.zero_()
+        losses = critic.value, actor.value, heat.value
+        return torch.stack([*losses, critic.error.mean(), q, actor.entropy, temperature, norm]), critic.error
+
+    def _targets(self, batch: Batch, temperature: Tensor) -> Tensor:
+        """What the critics should say, by their targets and the policy at s'. `[B]`"""
+        following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
+        reward, discount = batch["rewards/env"], batch["discount"]
+        if isinstance(self.actor, SquashedGaussianActor):
+            policy, _ = self.actor.sample(following, self._noise(len(reward)))
+            next_q, _ = self._target_critic.q(following, policy.action)
+            return soft_target(reward, discount, next_q, next_logprob=policy.logprob, temperature=temperature)
+        logprobs, _ = self.actor.logprobs(following, batch.get("next_action_mask"))
+        next_q, _ = self._target_critic.values(following)
+        return soft_target_discrete(reward, discount, next_q, next_logprobs=logprobs, temperature=temperature)
+
+    def _step_critics(self, batch: Batch, target: Tensor, count: int) -> tuple[Slope, Tensor, Tensor]:
+        """Both critics towards `target` at the action that was taken: the loss, the mean of Q, the gradient's norm."""
+        if isinstance(self.actor, SquashedGaussianActor):
+            q, tape = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
+            slope = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
+            to_output = slope.grad.unsqueeze(-1)
+        else:
+            values, tape = self.critic.values(batch)
+            taken = batch["action"].expand(len(values), -1).unsqueeze(-1)
+            q = values.gather(-1, taken).squeeze(-1)
+            slope = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
+            to_output = torch.zeros_like(values).scatter_(-1, taken, slope.grad.unsqueeze(-1))
+        mean = q.mean()  # before another pass writes over it
+        return slope, mean, self._critic_adam.apply(self.critic.grads(tape, to_output), None, collective=self.collective)
+
+    def _step_actor(self, batch: Batch, temperature: Tensor, count: int) -> ActorSlope:
+        """The chain rule from the loss through the critics to the action, and through the action to the actor."""
+        assert isinstance(self.actor, SquashedGaussianActor)
+        policy, tape = self.actor.sample(batch, self._noise(len(batch["discount"])))
+        q, judged = self.critic.q(batch, policy.action)
+        slope = soft_actor_loss(q, logprob=policy.logprob, temperature=temperature, denominator=count)
+        to_action = self.critic.input_grad(judged, slope.to_q.unsqueeze(-1), policy.action.shape[-1])
+        to_scores = squash_backward(policy, to_action=to_action, to_logprob=slope.to_policy)
+        self._actor_adam.apply(self.actor.grads(tape, to_scores.unsqueeze(0)), None, collective=self.collective)
+        return slope
+
+    def _step_discrete_actor(self, batch: Batch, temperature: Tensor, count: int) -> ActorSlope:
+        """Every action's value is known, so nothing has to pass through the critics."""
+        assert isinstance(self.actor, CategoricalActor)
+        logprobs, tape = self.actor.logprobs(batch, batch.get("action_mask"))
+        values, _ = self.critic.values(batch)
+        slope = soft_actor_loss_discrete(values, logprobs=logprobs, temperature=temperature, denominator=count)
+        self._actor_adam.apply(self.actor.grads(tape, slope.to_policy.unsqueeze(0)), None, collective=self.collective)
+        return slope
+
+    def _noise(self, num_rows: int) -> Tensor:
+        return torch.randn(num_rows, self.actor.noise_size, generator=self._generator, device=self.device)
+
+    # ------------------------------------------------------------------------------------------------------------ state
+    def params(self) -> Mapping[str, Tensor]:
+        """The actor's weights and its exploration flag: the same tensors at every call, updated in place."""
+        return self._params
+
+    def state_dict(self) -> State:
+        nets = {"actor": self.actor, "critic": self.critic, "target": self._target_critic}
+        adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
+        return {
+            "nets": {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in nets.items()},
+            "adams": {name: adam.state_dict() for name, adam in adams.items()},
+            "log_temperature": self._log_temperature.detach().clone(),
+            "generator": self._generator.get_state(),
+            "version": self.version,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        for name, net in (("actor", self.actor), ("critic", self.critic), ("target", self._target_critic)):
+            net.load_state_dict(state["nets"][name])
+        adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
+        for name, adam in adams.items():
+            adam.load_state_dict(state["adams"][name])
+        with torch.no_grad():
+            self._log_temperature.copy_(state["log_temperature"])
+        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
+        self.version = state["version"]

@@ -1,0 +1,194 @@
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477) from replay.
+
+Three changes to DDPG (which runs on the same learner, see `ddpg.py`): the smaller of two target critics (alg. 1), noise on
+the target's action, and an actor that moves less often than its critics. Losses and their gradients are in
+`losses/actor.py`, targets in `ops/targets.py`, networks in `nets/continuous.py`; a network gives its output and a tape, from
+which it makes its gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runnel.agents.transitions import Sizes, merge_transitions, split_errors
+from runnel.core import schedule
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.protocols import Collective, OneProcess, State, Update
+from runnel.core.records import Segment
+from runnel.core.rng import make_seed
+from runnel.losses.actor import deterministic_actor_loss, ensemble_td_loss
+from runnel.nets.continuous import DeterministicActor, QEnsemble
+from runnel.ops.capture import Captured
+from runnel.ops.optimise import Adam, Target
+from runnel.ops.targets import min_target
+
+METRICS = ("loss/critic", "loss/actor", "td_error", "q", "grad_norm")
+
+
+@dataclass(frozen=True)
+class TD3Config:
+    """Hyperparameters of TD3. The defaults are those with which CleanRL reports MuJoCo tasks at a million steps."""
+
+    actor_lr: float | str = 3e-4
+    """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""
+    critic_lr: float | str = 3e-4
+    """Learning rate of the critics."""
+    gamma: float = 0.99
+    """Discount of future rewards; the replay buffer applies it."""
+    batch_size: int = 256
+    """Transitions in one update."""
+    tau: float = 0.005
+    """How far the target networks move to the online ones when they move."""
+    exploration_noise: float | str = 0.1
+    """Standard deviation of the noise on actions played, where the action's range is (-1, 1): a number or a schedule."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target's action; 0 adds none."""
+    target_noise_clip: float = 0.5
+    """The most by which that noise changes an action."""
+    actor_delay: int = 2
+    """Move actor and targets once in so many updates of the critics."""
+    metrics_every: int = 1
+    """Read the metrics of each this many updates; on a GPU, reading them waits for the update."""
+
+    def check(self, name: str = "td3") -> None:
+        """Raise a `ConfigError` for settings that cannot train; `name` is that of the algorithm."""
+        for field in ("actor_lr", "critic_lr", "exploration_noise"):
+            schedule.parse(getattr(self, field), f"{name}.{field}")
+        for field in ("batch_size", "actor_delay", "metrics_every"):
+            if (value := getattr(self, field)) < 1:
+                raise ConfigError(f"{name}.{field}", value, "must be at least 1")
+        for field in ("target_noise", "target_noise_clip"):
+            if not 0.0 <= (value := getattr(self, field)) < math.inf:
+                raise ConfigError(f"{name}.{field}", value, "must be 0 or above")
+        if not 0.0 < self.tau <= 1.0:
+            raise ConfigError(f"{name}.tau", self.tau, "must be above 0 and at most 1")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"{name}.gamma", self.gamma, "must be in [0, 1]")
+
+
+class TD3Learner:
+    """Consumes sampled transitions `[B]`, one batch a version; owns the actor, the critics and the targets of both."""
+
+    def __init__(
+        self,
+        config: TD3Config,
+        actor: DeterministicActor,
+        critic: QEnsemble,
+        *,
+        seed: int,
+        collective: Collective | None = None,
+        device: str = "cpu",
+    ) -> None:
+        config.check()
+        self.config, self.device = config, torch.device(device)
+        self.actor, self.critic = actor.to(device), critic.to(device)
+        self.collective: Collective = collective or OneProcess()
+        self.version = 0
+        self._actor_adam = Adam(actor.parameters(), lr=schedule.at(config.actor_lr, 0.0))
+        self._critic_adam = Adam(critic.parameters(), lr=schedule.at(config.critic_lr, 0.0))
+        self._target_actor = copy.deepcopy(actor).requires_grad_(False)
+        self._target_critic = copy.deepcopy(critic).requires_grad_(False)
+        self._targets = Target(actor, self._target_actor), Target(critic, self._target_critic)
+        self._generator = torch.Generator(device).manual_seed(make_seed(seed, "td3", self.collective.rank))
+        self._params = dict(actor.state_dict())
+        self._sizes: Sizes = {}
+        self._home = Batch()
+        self._captured = Captured(self._step, generators=(self._generator,), name="an update of TD3")
+        self._actor_loss = torch.zeros((), device=device)
+        actor.noise_scale.fill_(schedule.at(config.exploration_noise, 0.0))
+
+    # ----------------------------------------------------------------------------------------------------------- update
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        """All transitions in one batch `[B]`. The noise of exploration moves here and is published after the update."""
+        batch, self._sizes = merge_transitions(segments, home=self._home, device=self.device, version=self.version)
+        self._actor_adam.lr = schedule.at(self.config.actor_lr, progress)
+        self._critic_adam.lr = schedule.at(self.config.critic_lr, progress)
+        self.actor.noise_scale.fill_(schedule.at(self.config.exploration_noise, progress))
+        return batch
+
+    def update(self, batch: Batch) -> Update:
+        """One step of the critics and, each `actor_delay` updates, of the actor and the targets; one version."""
+        numbers, errors = self._captured(batch, (self.version + 1) % self.config.actor_delay == 0)
+        self.version += 1
+        metrics = {}
+        if self.version % self.config.metrics_every == 0:
+            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
+            for name in METRICS[:2]:
+                if not math.isfinite(metrics[name]):
+                    raise NonFiniteError(name, self.version)
+        return Update(metrics, split_errors(self._sizes, batch["index"], errors))
+
+    @torch.no_grad()
+    def _step(self, batch: Batch, move_actor: bool) -> tuple[Tensor, Tensor]:
+        """The whole update on the device: the numbers of `METRICS` and the errors by transition. `[5], [B]`"""
+        count = len(batch["discount"]) * self.collective.world_size
+        target = self._target_values(batch)
+        q, tape = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
+        mean = q.mean()  # before another pass writes over it
+        slope = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
+        grads = self.critic.grads(tape, slope.grad.unsqueeze(-1))
+        norm = self._critic_adam.apply(grads, None, collective=self.collective)
+        if move_actor:
+            self._step_actor(batch, count)
+            for target_net in self._targets:
+                target_net.follow(self.config.tau)
+        self.actor.explore.zero_()
+        return torch.stack([slope.value, self._actor_loss, slope.error.mean(), mean, norm]), slope.error
+
+    def _target_values(self, batch: Batch) -> Tensor:
+        """`r + discount min_i Q_i(s', a')` by the target networks, a' smoothed by clipped noise (eqs. 14 and 15). `[B]`"""
+        following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
+        action, _ = self._target_actor.action(following)
+        if self.config.target_noise:
+            noise = torch.randn(action.shape, generator=self._generator, device=self.device) * self.config.target_noise
+            action = (action + noise.clamp_(-self.config.target_noise_clip, self.config.target_noise_clip)).clamp_(-1.0, 1.0)
+        next_q, _ = self._target_critic.q(following, action)
+        return min_target(batch["rewards/env"], batch["discount"], next_q)
+
+    def _step_actor(self, batch: Batch, count: int) -> None:
+        """The chain rule from -Q_1 through the first critic to the action, and through tanh to the actor."""
+        action, tape = self.actor.action(batch)
+        q, judged = self.critic.q(batch, action, copies=1)
+        slope = deterministic_actor_loss(q, denominator=count)
+        to_action = self.critic.input_grad(judged, slope.grad.unsqueeze(-1), action.shape[-1])
+        to_scores = torch.ops.aten.tanh_backward(to_action, action)
+        self._actor_adam.apply(self.actor.grads(tape, to_scores.unsqueeze(0)), None, collective=self.collective)
+        self._actor_loss.copy_(slope.value)
+
+    # ------------------------------------------------------------------------------------------------------------ state
+    def params(self) -> Mapping[str, Tensor]:
+        """The actor's weights, its noise and its exploration flag: the same tensors at every call, updated in place."""
+        return self._params
+
+    def state_dict(self) -> State:
+        return {
+            "nets": {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in self._nets().items()},
+            "adams": {"actor": self._actor_adam.state_dict(), "critic": self._critic_adam.state_dict()},
+            "actor_loss": self._actor_loss.clone(),
+            "generator": self._generator.get_state(),
+            "version": self.version,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        for name, net in self._nets().items():
+            net.load_state_dict(state["nets"][name])
+        self._actor_adam.load_state_dict(state["adams"]["actor"])
+        self._critic_adam.load_state_dict(state["adams"]["critic"])
+        self._actor_loss.copy_(state["actor_loss"])
+        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
+        self.version = state["version"]
+
+    def _nets(self) -> dict[str, torch.nn.Module]:
+        return {
+            "actor": self.actor,
+            "critic": self.critic,
+            "target_actor": self._target_actor,
+            "target_critic": self._target_critic,
+        }

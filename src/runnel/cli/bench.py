@@ -1,0 +1,164 @@
+"""`runnel bench`: how fast a recipe runs here, and with `--profile` where its time goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from runnel.cli import train
+from runnel.cli.profiling import Bench, Parts, Window, machine_limits, split
+from runnel.core.config import override
+from runnel.core.errors import ConfigError
+from runnel.run import api, registry
+from runnel.run.experiment import RunConfig
+from runnel.run.ledger import Callbacks
+from runnel.run.wiring import available_cores
+from runnel.track.folder import RunFolder
+
+ENDLESS = 1_000_000_000
+PROFILED_S, PROFILED_UPDATES = 0.3, (3, 50)
+"""Operators are counted over so many seconds of updates, at least and at most so many updates."""
+Result = dict[str, Any]
+ABOUT = """Measure a recipe: steps and updates a second of a short run, after a warm-up.
+
+With --profile also where the time goes: by worker, stage and part of a stage, for each step and each update; the operators
+of the update; and what the machine can do at most. Every field of the recipe is a flag, as with `runnel train RECIPE`:
+
+  runnel bench --recipe ppo --env tensor:CartPole-v1 --num-envs 64
+  runnel bench --profile --recipe sac --env HalfCheetah-v5
+"""
+
+
+def bench(args: list[str]) -> int:
+    """Measure, and print a table or JSON."""
+    parser = argparse.ArgumentParser(
+        prog="runnel bench", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--recipe", default="ppo", help="a recipe's name, or the path of your own file (ppo)")
+    parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a measurement (5)")
+    parser.add_argument("--warmup", type=float, default=2.0, help="seconds before it, counted from the first update (2)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parsed, rest = parser.parse_known_args(args)
+    config = _config(parsed.recipe, rest)
+    measure = _inproc if config.launcher == "inproc" else _processes
+    result = measure(parsed.recipe, config, parsed)
+    if parsed.json:
+        print(json.dumps(result, indent=1))
+    else:
+        show(result, Console())
+    return 0
+
+
+def _config(name: str, flags: list[str]) -> RunConfig:
+    """The recipe's config with the user's flags, made endless and quiet."""
+    recipe = registry.load_recipe(name)
+    options, config = train.parse(recipe.Config(), flags, prog="runnel bench", about=recipe.module.__doc__ or "")
+    if options != train.Options():
+        raise ConfigError("bench", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
+    config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
+    return override(config, {"track": [], "eval": {"episodes": 0}, "checkpoint": {"every": 0}})
+
+
+def _inproc(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
+    """In this process, so that workers can be taken apart."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.placement.threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="runnel-bench-") as out:
+            run = Bench(registry.build(recipe, config), RunFolder.create(out, "bench"))
+            try:
+                return _measure(recipe, run, args)
+            finally:
+                run.close()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(recipe: str, run: Bench, args: argparse.Namespace) -> Result:
+    run.run(0.0)
+    run.run(args.warmup)
+    result: Result = {"recipe": recipe, "rates": run.run(args.seconds).rates()}
+    if args.profile:
+        parts = Parts()
+        with parts.opened(run.group.workers):
+            window = run.run(args.seconds)
+        result |= {"profiled_rates": window.rates(), "stages": split(window, parts)}
+        low, high = PROFILED_UPDATES
+        result["operators"] = run.operators(min(high, max(low, round(PROFILED_S * window.updates / window.wall_s))))
+        result["limits"] = dict(machine_limits(available_cores()))
+    return result
+
+
+def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
+    """A real run on its launcher; its workers report their stages and how much of the time they waited."""
+    state: dict[str, float] = {}
+
+    def look(row: Mapping[str, Any]) -> bool:
+        now = time.perf_counter()
+        return now < state.setdefault("end", now + args.warmup + args.seconds)
+
+    with tempfile.TemporaryDirectory(prefix="runnel-bench-") as out:
+        run = api.train_config(recipe, replace(config, out=out), callbacks=Callbacks(on_update=look))
+        rows = run.rows()
+    first = next((r for r in rows if r["time"]["wall_s"] >= rows[0]["time"]["wall_s"] + args.warmup), rows[0])
+    last = rows[-1]
+    window = Window(
+        wall_s=max(last["time"]["wall_s"] - first["time"]["wall_s"], 1e-9),
+        steps=last["steps"] - first["steps"],
+        tokens=last["tokens"] - first["tokens"],
+        updates=last["version"] - first["version"],
+    )
+    result: Result = {"recipe": recipe, "rates": window.rates()}
+    if args.profile:
+        stages: dict[str, float] = defaultdict(float)
+        for row in rows[rows.index(first) + 1 :]:
+            for name, seconds in row["time"]["stages"].items():
+                stages[name] += seconds
+        window.stages = stages
+        result["stages"] = [r for r in split(window, Parts()) if not r["part"] and r["worker"] != "run"]
+        result["idle"] = last["time"]["idle"]
+        result["limits"] = dict(machine_limits(available_cores()))
+    return result
+
+
+def show(result: Result, console: Console) -> None:
+    """The result as tables."""
+    rates = ", ".join(f"{value:,.0f} {name.removesuffix('_per_s')}/s" for name, value in result["rates"].items())
+    console.print(f"{result['recipe']}: {rates}")
+    if "stages" not in result:
+        return
+    if "profiled_rates" in result:
+        slower = ", ".join(f"{v:,.0f} {n.removesuffix('_per_s')}/s" for n, v in result["profiled_rates"].items())
+        console.print(f"while its parts were timed: {slower}")
+    table = Table("worker", "stage", "", title="where the time goes", title_justify="left")
+    for name in ("share", "us a step", "ms an update"):
+        table.add_column(name, justify="right")
+    for r in result["stages"]:
+        head = (r["worker"], r["stage"], "") if not r["part"] else ("", "", r["part"])
+        table.add_row(*head, f"{r['share']:.1%}", f"{r['us_per_step']:.2f}", f"{r['ms_per_update']:.3f}")
+    console.print(table)
+    if "idle" in result:
+        console.print("waiting: " + ", ".join(f"{name} {share:.0%}" for name, share in result["idle"].items()))
+    if "operators" in result:
+        console.print(_operators(result["operators"]))
+    console.print("limits of this machine: " + ", ".join(f"{k} {v:,.0f}" for k, v in result["limits"].items()))
+
+
+def _operators(rows: list[dict[str, Any]]) -> Table:
+    table = Table("operator", title="operators of the update, by their own time", title_justify="left")
+    for name in ("share", "us an update", "calls an update"):
+        table.add_column(name, justify="right")
+    for r in rows:
+        table.add_row(r["operator"], f"{r['share']:.1%}", f"{r['us_per_update']:,.0f}", f"{r['calls_per_update']:,.0f}")
+    return table

@@ -1,0 +1,274 @@
+"""Where the time of a run goes: a short run in this process whose workers are taken apart into stages and parts of stages.
+
+Workers time their own stages (`sample`, `prepare`, `update`, ...). Their parts (the environment's share of `sample`, the
+backward share of `update`) are timed here, by wrapping what the workers call while `Parts.opened` lasts; a normal run pays
+nothing for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from runnel.core.clock import WallClock
+from runnel.envs.vector import VectorEnv
+from runnel.flow.workers.actor import ActorWorker
+from runnel.flow.workers.trainer import TrainerWorker
+from runnel.ops.optimise import Adam, Target
+from runnel.run.experiment import Experiment
+from runnel.run.ledger import Ledger
+from runnel.run.wiring import place, wire
+from runnel.track.folder import RunFolder
+
+ENVIRONMENT, POLICY, BACKWARD, OPTIMISER, TARGETS = "environment", "policy", "backward", "optimiser", "targets"
+REST = {"sample": "writing", "update": "forward and losses"}
+"""What is left of a stage once its known parts are taken away."""
+VECTOR_CALLS = ("reset", "step", "send", "ready", "recv")
+CLIENT_CALLS = ("submit", "ready", "poll", "sync")
+BACKWARD_CALLS = ("backward", "grads", "input_grad")
+"""Networks that differentiate themselves do it by one of these names; the others go through `torch.autograd`."""
+
+
+class Parts:
+    """Seconds and calls by name. A wrapped call inside another counts for the inner name alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._inner = 0.0
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, with its time kept under `name`."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outer, self._inner, start = self._inner, 0.0, time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent = time.perf_counter() - start
+                self.seconds[name] += spent - self._inner
+                self.calls[name] += 1
+                self._inner = outer + spent
+
+        return call
+
+    @contextmanager
+    def opened(self, workers: list[Any]) -> Iterator[None]:
+        """Time the parts of these workers' stages until the end of the block."""
+        with ExitStack() as undo:
+            for worker in workers:
+                if isinstance(worker, ActorWorker):
+                    for vector in found_in(worker.sampler, VectorEnv):
+                        for call in VECTOR_CALLS:
+                            undo.enter_context(replaced(vector, call, self.timed(ENVIRONMENT, getattr(vector, call))))
+                    for client in worker.clients.values():
+                        self._open_client(client, undo)
+                if isinstance(worker, TrainerWorker):
+                    for net in found_in(worker.learner, torch.nn.Module):
+                        for call in BACKWARD_CALLS:
+                            if hasattr(net, call):
+                                undo.enter_context(replaced(net, call, self.timed(BACKWARD, getattr(net, call))))
+            for owner, call, name in (
+                (torch.autograd, "grad", BACKWARD),
+                (torch.autograd, "backward", BACKWARD),
+                (Adam, "step", OPTIMISER),
+                (Adam, "apply", OPTIMISER),
+                (Target, "follow", TARGETS),
+            ):
+                undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
+            yield
+
+    def _open_client(self, client: Any, undo: ExitStack) -> None:
+        for call in CLIENT_CALLS:
+            undo.enter_context(replaced(client, call, self.timed(POLICY, getattr(client, call))))
+        direct = client.local
+
+        def local() -> Any:
+            answer = direct()
+            return None if answer is None else self.timed(POLICY, answer)
+
+        undo.enter_context(replaced(client, "local", local))
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` inside the block."""
+    own = name in vars(owner)
+    before = vars(owner)[name] if own else None
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def found_in(owner: Any, kind: type, depth: int = 3) -> list[Any]:
+    """Everything of `kind` that `owner` holds, itself or in its lists and objects."""
+    if isinstance(owner, kind):
+        return [owner]
+    if depth == 0:
+        return []
+    if isinstance(owner, list | tuple):
+        held = list(owner)
+    elif type(owner).__module__.startswith("runnel."):
+        held = list(getattr(owner, "__dict__", {}).values())
+    else:
+        return []
+    return [x for part in held for x in found_in(part, kind, depth - 1)]
+
+
+@dataclass
+class Window:
+    """A stretch of whole updates."""
+
+    wall_s: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    updates: int = 0
+    stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds by `worker/stage`."""
+
+    def rates(self) -> dict[str, float]:
+        """Steps, tokens and updates a second; those that were counted."""
+        counts = {"steps_per_s": self.steps, "tokens_per_s": self.tokens, "updates_per_s": self.updates}
+        return {name: count / self.wall_s for name, count in counts.items() if count}
+
+
+class Bench:
+    """A run without an end in this process: workers, streams and the ledger's files, polled as `inproc` does."""
+
+    def __init__(self, experiment: Experiment, folder: RunFolder) -> None:
+        clock = WallClock()
+        self.group = wire(experiment, place(experiment), "main", clock=clock)
+        self._ledger = Ledger(folder, clock)
+        trainer = self.group.trainer
+        assert trainer is not None
+        self.trainer: TrainerWorker = trainer
+        self.group.start()
+
+    def run(self, seconds: float, *, min_updates: int = 1) -> Window:
+        """Play and learn for `seconds` and at least `min_updates`; ends with an update."""
+        window, start = Window(), time.perf_counter()
+        first = (self.trainer.steps, self.trainer.tokens, self.trainer.version)
+        while True:
+            before = self.trainer.version
+            self.group.round()
+            began = time.perf_counter()
+            stages = self.group.stages()
+            self._ledger.add_stages(stages)
+            self._ledger.add(self.group.collect())
+            now = time.perf_counter()
+            for name, spent in (*stages.items(), ("run/ledger", now - began)):
+                window.stages[name] += spent
+            updates = self.trainer.version - first[2]
+            if self.trainer.version > before and updates >= min_updates and now - start >= seconds:
+                break
+        window.wall_s = now - start
+        window.steps, window.tokens = self.trainer.steps - first[0], self.trainer.tokens - first[1]
+        window.updates = updates
+        return window
+
+    def operators(self, updates: int, *, most: int = 12) -> list[dict[str, Any]]:
+        """Torch operators of the next `updates` updates, by the time spent in them alone. The one before warms up."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its stages are nothing that a reader of the table needs
+        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        learner, original, first = self.trainer.learner, self.trainer.learner.update, self.trainer.version
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+
+        def update(batch: Any) -> Any:
+            with torch.profiler.profile(activities=activities) as profiler:
+                done = original(batch)
+            for row in profiler.key_averages() if self.trainer.version > first else ():
+                totals[row.key][0] += row.self_cpu_time_total + getattr(row, "self_device_time_total", 0.0)
+                totals[row.key][1] += row.count
+            return done
+
+        with replaced(learner, "update", update):
+            self.run(0.0, min_updates=updates + 1)
+        whole = sum(spent for spent, _ in totals.values()) or 1.0
+        ranked = sorted(totals.items(), key=lambda item: -item[1][0])[:most]
+        return [
+            {"operator": name, "us_per_update": spent / updates, "share": spent / whole, "calls_per_update": count / updates}
+            for name, (spent, count) in ranked
+        ]
+
+    def close(self) -> None:
+        self.group.close()
+        self._ledger.close()
+
+
+def split(window: Window, parts: Parts) -> list[dict[str, Any]]:
+    """Rows of the table: each worker's stages, the parts of `sample` and `update` beneath them, and what nobody timed."""
+    known = {"sample": (ENVIRONMENT, POLICY), "update": (BACKWARD, OPTIMISER, TARGETS)}
+    rows = []
+    for name, seconds in sorted(window.stages.items(), key=lambda item: -item[1]):
+        worker, _, stage = name.partition("/")
+        rows.append(_row(worker, stage, "", seconds, window))
+        alone = sum(n.endswith("/" + stage) for n in window.stages) == 1
+        if stage in known and alone:
+            inner = {part: parts.seconds[part] for part in known[stage] if part in parts.seconds}
+            inner[REST[stage]] = max(0.0, seconds - sum(inner.values()))
+            rows += [_row(worker, stage, part, spent, window) for part, spent in inner.items()]
+    rest = window.wall_s - sum(window.stages.values())
+    return [*rows, _row("run", "streams and rounds", "", max(0.0, rest), window)]
+
+
+def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> dict[str, Any]:
+    count = window.steps or window.tokens or 1
+    return {
+        "worker": worker,
+        "stage": stage,
+        "part": part,
+        "share": seconds / window.wall_s,
+        "us_per_step": 1e6 * seconds / count,
+        "ms_per_update": 1e3 * seconds / max(window.updates, 1),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- limits
+def machine_limits(threads: int) -> Mapping[str, float]:
+    """What this machine can do at most: matrix products on one and on all threads, and the price of a small network."""
+    before, limits = torch.get_num_threads(), {}
+    try:
+        for name, num in (("gemm_gflops_1_thread", 1), (f"gemm_gflops_{threads}_threads", threads)):
+            torch.set_num_threads(num)
+            limits[name] = _gemm_gflops()
+        torch.set_num_threads(1)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2)
+        )
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            limits["forward_2x64_batch_8_us"] = 1e6 * _median_s(lambda: net(x))
+        limits["forward_backward_2x64_batch_8_us"] = 1e6 * _median_s(lambda: net(x).sum().backward())
+    finally:
+        torch.set_num_threads(before)
+    return limits
+
+
+def _gemm_gflops(size: int = 1024) -> float:
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    return 2e-9 * size**3 / _median_s(lambda: a @ b)
+
+
+def _median_s(call: Callable[[], Any], seconds: float = 0.2) -> float:
+    spent: list[float] = []
+    end = time.perf_counter() + seconds
+    call()
+    while time.perf_counter() < end or len(spent) < 5:
+        start = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - start)
+    return sorted(spent)[len(spent) // 2]

@@ -1,0 +1,165 @@
+"""From a network's action to what `env.step` takes, and from an environment's masks to one row of flags.
+
+Both need nothing but an `ActionSpec`, so a policy that was loaded from a run rebuilds a nested action without the
+environment. A network counts choices from 0 and knows no bounds; here starts are added, boxes are clipped and rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runnel.core.errors import DataError
+from runnel.core.spaces import ActionSpec
+
+Array = NDArray[Any]
+Path = tuple[str | int, ...]
+
+
+def env_action(spec: ActionSpec) -> Callable[[Array], Any]:
+    """A function from network actions `[..., *spec.shape]` to the environment's form, the dimensions in front kept.
+
+    So one row gives one action, and `[B, ...]` gives what a Gymnasium vector environment takes: a dict or tuple of arrays
+    with B in front.
+
+    >>> env_action(ActionSpec("discrete", num_actions=3, start=5))(np.array([0, 2])).tolist()
+    [5, 7]
+    """
+    if spec.kind == "discrete":
+        return lambda actions: actions + spec.start
+    if spec.kind == "continuous":
+        return _box(spec)
+    split, nest = _splitter(spec), _nester([(leaf.path, i) for i, leaf in enumerate(spec.leaves)])
+    return lambda actions: nest(split(actions))
+
+
+def env_action_rows(spec: ActionSpec) -> Callable[[Array], list[Any]]:
+    """A function from `[B, *spec.shape]` to a list of B actions, each one that `env.step` takes."""
+    if spec.kind != "multi":
+        convert = env_action(spec)
+        return lambda actions: list(convert(actions))
+    split, nest = _splitter(spec), _nester([(leaf.path, i) for i, leaf in enumerate(spec.leaves)])
+    return lambda actions: [nest(values) for values in zip(*split(actions), strict=True)]
+
+
+def _box(spec: ActionSpec) -> Callable[[Array], Array]:
+    dtype = np.dtype(spec.env_dtype)
+    integers = dtype.kind in "iu"
+    bounds = np.float64 if integers else dtype
+    low, high = (np.asarray(x, dtype=bounds).reshape(spec.shape) for x in (spec.low, spec.high))
+
+    def convert(actions: Array) -> Array:
+        return np.clip(np.rint(actions) if integers else actions, low, high).astype(dtype)
+
+    return convert
+
+
+def _splitter(spec: ActionSpec) -> Callable[[Array], list[Array]]:
+    """`[..., K] ->` the array of each leaf, `[..., *leaf.shape]`."""
+    steps: list[Callable[[Array], Array]] = []
+    part, column = 0, 0
+    for leaf in spec.leaves:
+        parts = spec.parts[part : part + leaf.num_parts]
+        width = sum(p.noise_size for p in parts)
+        steps.append(_leaf_reader(parts, slice(column, column + width), leaf.shape, leaf.dtype))
+        part, column = part + leaf.num_parts, column + width
+    return lambda actions: [read(actions) for read in steps]
+
+
+def _leaf_reader(parts: Sequence[ActionSpec], columns: slice, shape: tuple[int, ...], dtype: str) -> Callable[[Array], Array]:
+    if parts[0].kind == "continuous":
+        box = _box(parts[0])
+        return lambda actions: box(actions[..., columns].reshape((*actions.shape[:-1], *shape)))
+    start = np.asarray([p.start for p in parts], dtype=np.int64).reshape(shape)
+
+    def choices(actions: Array) -> Array:
+        return (actions[..., columns].reshape((*actions.shape[:-1], *shape)).astype(np.int64) + start).astype(dtype)
+
+    return choices
+
+
+def _nester(paths: Sequence[tuple[Path, int]]) -> Callable[[Sequence[Any]], Any]:
+    """A function from the values of all leaves to the nested structure; `paths` has each leaf's path and number."""
+    if paths[0][0] == ():
+        return itemgetter(paths[0][1])
+    groups: dict[str | int, list[tuple[Path, int]]] = {}
+    for path, index in paths:
+        groups.setdefault(path[0], []).append((path[1:], index))
+    inner = {key: _nester(group) for key, group in groups.items()}
+    if isinstance(paths[0][0][0], int):
+        makers = tuple(inner.values())
+        return lambda values: tuple(make(values) for make in makers)
+    return lambda values: {key: make(values) for key, make in inner.items()}
+
+
+def join_masks(raw: Any) -> Array:
+    """An array of flags as it is, or the masks of parts (a tuple or list of arrays, nested or not) side by side.
+
+    >>> join_masks(([1, 0], [1, 1, 0])).tolist()
+    [True, False, True, True, False]
+    """
+    if isinstance(raw, tuple | list) and any(isinstance(part, tuple | list | np.ndarray) for part in raw):
+        return np.concatenate([join_masks(part) for part in raw], axis=-1)
+    return np.asarray(raw, dtype=bool)
+
+
+def flat_mask(raw: Any, spec: ActionSpec) -> Array:
+    """An `action_mask` as the environment gives it, as bool `[..., spec.mask_size]` (nothing is checked here).
+
+    Side by side stand the flags of all choices: `MultiDiscrete([2, 3])` has 5, `MultiBinary(2)` has 4 (off, on, off, on), a
+    box none. The environment may also give one mask a part, in a tuple or list; and, where the action is a dict, a dict of
+    masks under the same names, in which a part that is left out is open.
+    """
+    if not isinstance(raw, Mapping):
+        return join_masks(raw)
+    masks, part = [], 0
+    for leaf in spec.leaves:
+        size = sum(p.mask_size for p in spec.parts[part : part + leaf.num_parts])
+        part += leaf.num_parts
+        found = _follow(raw, leaf.path)
+        if size:
+            masks.append(np.ones(size, dtype=bool) if found is None else join_masks(found))
+    front = np.broadcast_shapes(*(mask.shape[:-1] for mask in masks))
+    return np.concatenate([np.broadcast_to(mask, (*front, mask.shape[-1])) for mask in masks], axis=-1)
+
+
+def _follow(raw: Any, path: Path) -> Any:
+    """What lies at `path` inside nested masks; None where a dict has no such name."""
+    for key in path:
+        if raw is None or (isinstance(raw, Mapping) and key not in raw):
+            return None
+        raw = raw[key]
+    return raw
+
+
+def read_mask(raw: Any, spec: ActionSpec) -> Array:
+    """`flat_mask` of one decision, held against the action: bool `[mask_size]`, each discrete part with an open choice."""
+    mask = flat_mask(raw, spec)
+    if mask.shape != (spec.mask_size,):
+        raise DataError(f"gave an action_mask of shape {mask.shape}; {_rule(spec)}")
+    shut = [i for i, part in enumerate(mask_parts(mask, spec)) if not part.any()]
+    if shut:
+        where = f" (part {shut[0]} of the action has none)" if spec.kind == "multi" else ""
+        raise DataError(f"gave the action_mask {mask.tolist()}{where}; {_rule(spec)}")
+    return mask
+
+
+def _rule(spec: ActionSpec) -> str:
+    each = " in each of its parts" if spec.kind == "multi" else ""
+    return (
+        f"it needs one flag for each of {spec.mask_size} actions, and at least one open action{each} (where none is left, end "
+        "the episode)"
+    )
+
+
+def mask_parts(mask: Array, spec: ActionSpec) -> list[Array]:
+    """The flags of each discrete part. `[..., mask_size] -> [..., n_i]` each, views."""
+    if spec.kind != "multi":
+        return [mask]
+    ends = list(accumulate(part.num_actions for part in spec.parts if part.kind == "discrete"))
+    return [mask[..., first:end] for first, end in zip([0, *ends], ends, strict=False)]

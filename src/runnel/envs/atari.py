@@ -1,0 +1,90 @@
+"""Atari by name (`atari:Breakout`), with the preprocessing of Machado et al. (2018) and Mnih et al. (2015), in ale-py's own
+compiled vector: up to 30 random no-ops, every action held for 4 frames, maximum of the last two, 84 x 84 grey, 4 frames.
+
+ale-py's `episodic_life` starts a new game at every lost life, so nothing after the first life is ever played. Here a lost life
+ends the episode and the game goes on (`life_loss_info`), as in the papers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from runnel.core.errors import ConfigError
+from runnel.envs.vector.batch import Rows
+from runnel.envs.vector.gym_vector import Flags, GymVector, Masked
+
+PREFIX = "atari:"
+STANDARD = {"episodic_life": True, "reward_clip": True, "frame_stack": 4}
+"""Training defaults; evaluation plays whole games for the score."""
+
+
+def is_atari(target: Any) -> bool:
+    """Whether `target` names a game under the preset (`ALE/Breakout-v5` is Gymnasium's own, without preprocessing)."""
+    return isinstance(target, str) and target.startswith(PREFIX)
+
+
+def rom_name(target: str) -> str:
+    """`atari:SpaceInvaders` as ale-py names its games.
+
+    >>> rom_name("atari:SpaceInvaders"), rom_name("atari:breakout")
+    ('space_invaders', 'breakout')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.removeprefix(PREFIX)).lower()
+
+
+def make_arcade(target: str, num_envs: int, *, threads: int = 0, kwargs: Mapping[str, Any] | None = None) -> Any:
+    """ale-py's vector of `num_envs` games. `kwargs`: `episodic_life`, `reward_clip`, `frame_stack`, and ale-py's own names."""
+    try:
+        from ale_py.vector_env import AtariVectorEnv
+    except ModuleNotFoundError as error:
+        raise ConfigError("env", target, 'Atari is not installed; pip install "runnel[atari]"') from error
+    options = {**STANDARD, **(kwargs or {})}
+    try:
+        return AtariVectorEnv(
+            rom_name(target),
+            num_envs,
+            num_threads=threads,
+            life_loss_info=options.pop("episodic_life"),
+            reward_clipping=options.pop("reward_clip"),
+            stack_num=options.pop("frame_stack"),
+            **options,
+        )
+    except (AssertionError, TypeError) as error:
+        raise ConfigError("env", target, f"{error}; games are named like atari:Breakout and atari:SpaceInvaders") from error
+
+
+class ArcadeResets(Masked):
+    """Resets of ale-py's vector: a game that goes on after a lost life needs none."""
+
+    def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Any, Any]:
+        mask = np.isin(np.arange(self.vec.num_envs), rows)
+        options = None if mask.all() else {"reset_mask": mask}
+        obs, info = self.vec.reset(seed=np.array(seeds), options=options)
+        return obs, info
+
+    def _over(self, rows: Rows, truncated: Flags, info: Any) -> Rows:
+        over: Rows = rows[(info["lives"][rows] == 0) | truncated[rows]]
+        return over
+
+
+class ArcadeVector(GymVector):
+    """`num_envs` Atari games; `threads` of ale-py step them (0: one a core)."""
+
+    def __init__(
+        self,
+        target: str,
+        num_envs: int,
+        *,
+        seed: int,
+        index0: int = 0,
+        threads: int = 0,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        vec = make_arcade(target, num_envs, threads=threads, kwargs=kwargs)
+        stack = {**STANDARD, **(kwargs or {})}["frame_stack"]
+        resets = ArcadeResets(vec, target, index0)
+        super().__init__(resets, seed=seed, index0=index0, name=target, has_mask=False, stack=int(stack))

@@ -1,0 +1,35 @@
+"""Environments whose state is arrays: stepped all at once, on the host or on a device without leaving it.
+
+`base.py` says what such an environment is, one file each holds ours, `vector.py` puts it behind the vector contract, and
+`sampler.py` plays whole segments of it.
+"""
+
+from runnel.envs.device.acrobot import Acrobot
+from runnel.envs.device.base import ArrayEnv, TensorEnv
+from runnel.envs.device.cartpole import CartPole
+from runnel.envs.device.grid import FourRooms
+from runnel.envs.device.mountain_car import MountainCar, MountainCarContinuous
+from runnel.envs.device.pendulum import Pendulum
+from runnel.envs.device.vector import TensorVector
+
+TENSOR_ENVS: dict[str, type[TensorEnv]] = {
+    "CartPole-v1": CartPole,
+    "Acrobot-v1": Acrobot,
+    "MountainCar-v0": MountainCar,
+    "MountainCarContinuous-v0": MountainCarContinuous,
+    "Pendulum-v1": Pendulum,
+    "FourRooms": FourRooms,
+}
+
+__all__ = [
+    "TENSOR_ENVS",
+    "Acrobot",
+    "ArrayEnv",
+    "CartPole",
+    "FourRooms",
+    "MountainCar",
+    "MountainCarContinuous",
+    "Pendulum",
+    "TensorEnv",
+    "TensorVector",
+]

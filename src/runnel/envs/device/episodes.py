@@ -1,0 +1,136 @@
+"""Records of finished episodes, with a bound: 65,536 environments must not make 100,000 Python objects a segment.
+
+Up to `MAX_RECORDS` episodes between two readings are given exactly; of more, that many evenly chosen ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runnel.core.protocols import State
+from runnel.envs.vector.contract import Episode
+
+MAX_RECORDS = 256
+_FIRST_ROWS, _FIRST_STEPS = 1024, 64
+
+Rows = NDArray[Any]
+
+
+class HostLog:
+    """Episodes in growing numpy columns: environment, return, length."""
+
+    def __init__(self) -> None:
+        self._columns = np.zeros((3, _FIRST_ROWS))
+        self._count = 0
+
+    def add(self, rows: Rows, totals: Rows, lengths: Rows) -> None:
+        stop = self._count + len(rows)
+        while stop > self._columns.shape[1]:
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
+        for column, x in zip(self._columns, (rows, totals, lengths), strict=True):
+            column[self._count : stop] = x
+        self._count = stop
+
+    def take(self, index0: int) -> list[Episode]:
+        """What was added since the last call, at most `MAX_RECORDS`."""
+        count, self._count = self._count, 0
+        return records(self._columns[:, evenly(count)], index0)
+
+    def clear(self) -> None:
+        self._count = 0
+
+    def save(self) -> State:
+        return {"columns": self._columns[:, : self._count].copy()}
+
+    def load(self, state: State) -> None:
+        self.clear()
+        self.add(*np.asarray(state["columns"]))
+
+
+class DeviceLog:
+    """Steps with what ended in them, in memory on a device that grows by doubling; nothing waits before `take`."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self._over = torch.zeros(_FIRST_STEPS, num_envs, dtype=torch.bool, device=device)
+        self._numbers = torch.zeros(2, _FIRST_STEPS, num_envs, dtype=torch.float64, device=device)
+        self._count = 0
+
+    def add(self, over: Tensor, total: Tensor, length: Tensor) -> None:
+        if self._count == len(self._over):
+            self._over = torch.cat([self._over, torch.zeros_like(self._over)])
+            self._numbers = torch.cat([self._numbers, torch.zeros_like(self._numbers)], dim=1)
+        self._over[self._count].copy_(over)
+        self._numbers[0, self._count].copy_(total)
+        self._numbers[1, self._count].copy_(length)
+        self._count += 1
+
+    def take(self, index0: int) -> list[Episode]:
+        """What ended since the last call, at most `MAX_RECORDS`; this waits for the device."""
+        count, self._count = self._count, 0
+        times, rows = self._over[:count].nonzero(as_tuple=True)
+        chosen = torch.from_numpy(evenly(len(times))).to(times.device)
+        times, rows = times[chosen], rows[chosen]
+        return records(torch.stack((rows.double(), *self._numbers[:, times, rows])), index0)
+
+    def clear(self) -> None:
+        self._count = 0
+
+    def save(self) -> State:
+        return {"over": self._over[: self._count].clone(), "numbers": self._numbers[:, : self._count].clone()}
+
+    def load(self, state: State) -> None:
+        self.clear()
+        over, numbers = (torch.as_tensor(state[k]).to(self._over.device) for k in ("over", "numbers"))
+        for t in range(len(over)):
+            self.add(over[t], numbers[0, t], numbers[1, t])
+
+
+def evenly(count: int) -> Rows:
+    """Which of `count` episodes to give."""
+    return np.arange(count) if count <= MAX_RECORDS else np.arange(MAX_RECORDS) * count // MAX_RECORDS
+
+
+def records(columns: Any, index0: int) -> list[Episode]:
+    """Episodes from columns `[3, n]`: environment, return, length."""
+    env, total, length = columns.tolist()
+    return [Episode(int(e) + index0, t, int(n)) for e, t, n in zip(env, total, length, strict=True)]
+
+
+def ended_episodes(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """At most `MAX_RECORDS` of the episodes that ended in a segment, without a wait for the device.
+
+    `reward` and `over` (bool) are `[T, B]`; `total` and `length` `[B]` say what its environments brought along. Gives
+    `[3, MAX_RECORDS]` (environment, return, length), in order of time, and how many of them count, `[]`.
+    """
+    num_steps, num_envs = over.shape
+    rank = over.flatten().cumsum(0, dtype=torch.int32)
+    count = rank[-1].long()
+    numbers = torch.arange(MAX_RECORDS, device=over.device)
+    wanted = torch.where(count > MAX_RECORDS, numbers * count // MAX_RECORDS, numbers) + 1
+    place = torch.searchsorted(rank, wanted.int()).clamp_(max=num_steps * num_envs - 1)
+    end, row = place // num_envs, place % num_envs
+    sums, steps = _since_the_last_end(reward[:, row], over[:, row], end)
+    fresh = steps <= end
+    sums = torch.where(fresh, sums, sums + total[row])
+    steps = torch.where(fresh, steps, steps + length[row])
+    return torch.stack((row.double(), sums, steps.double())), count.clamp(max=MAX_RECORDS)
+
+
+def carried(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Return and length so far of the episodes that go on after a segment; arguments as in `ended_episodes`. `[B], [B]`"""
+    sums, steps = _since_the_last_end(reward, over, torch.full_like(length, len(over)))
+    fresh = over.any(dim=0)
+    return torch.where(fresh, sums, sums + total), torch.where(fresh, steps - 1, steps - 1 + length)
+
+
+def _since_the_last_end(reward: Tensor, over: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum and number of the steps up to `end` (inclusive) that follow the last `over` before it. `[T, B], [T, B], [B]`"""
+    times = torch.arange(len(over), device=over.device).unsqueeze(1)
+    last = torch.where(over & (times < end), times, -1).amax(dim=0)
+    inside = (times > last) & (times <= end)
+    return (reward * inside).sum(dim=0, dtype=torch.float64), end - last

@@ -1,0 +1,212 @@
+"""The sampler of a lane that stays on one device: a whole segment of a tensor environment in one call.
+
+Consumes a policy that lives in this process and produces `[T, B]` segments (sample stream). It waits for room on the stream
+(unblocked by the reader) and for a policy version (unblocked by the trainer). On a CUDA device the segment is a graph, one for
+each slot, and the host runs ahead of the device: what a segment tells the host (its episodes, whether all was finite) is read
+when the next one has been started.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State
+from runnel.core.records import Slot, StreamSpec
+from runnel.core.rng import make_seed
+from runnel.core.routes import route
+from runnel.core.spaces import ArraySpec
+from runnel.envs.device.engines import Act, Played
+from runnel.envs.device.episodes import records
+from runnel.envs.device.vector import TensorVector
+from runnel.envs.sampler import AGENT, VecEnvSampler
+from runnel.ops.capture import Captured
+
+_SMALLEST_NOISE = 2.0**-25
+
+
+@dataclass
+class _Report:
+    """What a finished segment says to the host, on its way there."""
+
+    rows: Tensor | None
+    count: Tensor | None
+    total: Tensor
+    arrived: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+
+class DeviceSampler:
+    """Plays a `TensorVector` with a policy in the same process (`InferenceClient.local`). One segment a step.
+
+    Noise (`[T, B, noise_size]`, uniform) comes from a generator on the device. Final observations are kept of truncated
+    episodes alone where the vector is not in host memory (see `DeviceEngine`). A policy elsewhere, and a recurrent one (whose
+    `state` travels with requests), is asked step by step by a `VecEnvSampler`.
+    """
+
+    def __init__(
+        self,
+        vector: TensorVector,
+        *,
+        routes: Sequence[AgentRoute],
+        noise_size: int,
+        seed: int,
+        name: str,
+        state: Mapping[str, ArraySpec] | None = None,
+    ) -> None:
+        self._route = route(routes, AGENT)
+        self.vector, self._noise_size = vector, noise_size
+        self._by_step = VecEnvSampler([vector], routes=routes, noise_size=noise_size, seed=seed, name=name, state=state)
+        self._asks = bool(state)
+        self._generator = torch.Generator(device=vector.device)
+        self._generator.manual_seed(make_seed(seed, name, "noise"))
+        self._noise = torch.zeros(0)
+        self._act: Act | None = None
+        self._play: Captured[Played] | None = None
+        self._slot: Slot | None = None
+        self._started = False
+        self._waits = "nothing"
+        self._num_steps = 0
+        self._reports: list[_Report] = []
+        self._events: list[dict[str, Any]] = []
+
+    def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
+        client, writer = clients[self._route.inference], writers[self._route.samples]
+        if not self._started:
+            self._asks = self._asks or client.local() is None
+        if self._asks:
+            return self._by_step.step(clients, writers)
+        if self._slot is None:
+            self._slot = writer.reserve()
+        if self._slot is None:
+            self._waits = f"room on stream {writer.spec.name!r}"
+            return 0
+        need = self._slot.header.required_version
+        if not client.sync(need):
+            self._waits = f"policy version {need}" if need >= 0 else "a first policy version"
+            return 0
+        self._fill(self._slot, client)
+        self._read(keep=1 if self.vector.device.type == "cuda" else 0)
+        num_steps = self._slot.spec.sizes["T"] * self.vector.num_envs
+        writer.commit(self._slot, num_steps=num_steps)
+        self._slot, self._waits = None, "nothing"
+        self._num_steps += num_steps
+        return num_steps
+
+    def _player(self, client: InferenceClient) -> Captured[Played]:
+        """What plays a segment; made anew when the policy has moved."""
+        act = client.local()
+        assert act is not None, "the policy has left this process"
+        if self._play is None or act != self._act:
+            generators = [self._generator, self.vector.generator]
+            self._act, self._play = (
+                act,
+                Captured(lambda arrays: self._segment(arrays, act), generators=generators, name="a segment"),
+            )
+        return self._play
+
+    # -------------------------------------------------------------------------------------------------------- a segment
+    def _fill(self, slot: Slot, client: InferenceClient) -> None:
+        if not self._started:
+            self.vector.reset()
+            self._started = True
+        self._check(slot.spec)
+        with torch.no_grad():
+            played = self._player(client)(slot.arrays)
+        slot.arrays["policy_version"].fill_(client.version)
+        slot.header.version_min = slot.header.version_max = client.version
+        slot.header.used = {"F": played.num_final}
+        self._reports.append(_report(played, self.vector.device))
+
+    def _segment(self, arrays: Batch, act: Act) -> Played:
+        """The work of a segment, on the device alone. The noise is kept in fixed memory, so that requests can be made once."""
+        self._noise.uniform_(generator=self._generator).clamp_(min=_SMALLEST_NOISE)
+        return self.vector.play(arrays, act, self._noise)
+
+    def _check(self, spec: StreamSpec) -> None:
+        if self._noise.numel():
+            return
+        if spec.sizes["B"] != self.vector.num_envs:
+            raise ConfigError(
+                "num_envs", self.vector.num_envs, f"stream {spec.name!r} has {spec.sizes['B']} rows; make them equal"
+            )
+        self._noise = torch.zeros(spec.sizes["T"], self.vector.num_envs, self._noise_size, device=self.vector.device)
+
+    # --------------------------------------------------------------------------------------------------- for the host
+    def _read(self, *, keep: int) -> None:
+        """Turn all but the newest `keep` reports into events."""
+        while len(self._reports) > keep:
+            report = self._reports.pop(0)
+            report.wait()
+            if not math.isfinite(report.total.item()):
+                raise NonFiniteError("obs or rewards/env", self._num_steps, f"a segment of environment {self.vector.name!r}")
+            if report.rows is None or report.count is None:
+                episodes = self.vector.episodes()
+            else:
+                episodes = records(report.rows[:, : int(report.count)], self.vector.index0)
+            for e in episodes:
+                self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
+
+    def waits_for(self) -> str:
+        return self._by_step.waits_for() if self._asks else self._waits
+
+    def events(self) -> list[dict[str, Any]]:
+        if self._asks:
+            return self._by_step.events()
+        events, self._events = self._events, []
+        return events
+
+    def snapshot(self) -> State:
+        """Reads what segments still had to tell; those events are part of it."""
+        if self._asks:
+            return {"by_step": self._by_step.snapshot()}
+        self._read(keep=0)
+        return {
+            "by_step": None,
+            "started": self._started,
+            "vector": self.vector.snapshot() if self._started else None,
+            "generator": self._generator.get_state(),
+            "slot": None if self._slot is None else self._slot.index,
+            "num_steps": self._num_steps,
+            "events": [dict(e) for e in self._events],
+        }
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
+        self._asks = state["by_step"] is not None
+        if self._asks:
+            return self._by_step.restore(state["by_step"], writers)
+        self._started, self._num_steps = state["started"], state["num_steps"]
+        if self._started:
+            self.vector.restore(state["vector"])
+        self._generator.set_state(state["generator"])
+        self._slot = None if state["slot"] is None else writers[self._route.samples].reclaim(state["slot"])
+        self._reports, self._events = [], [dict(e) for e in state["events"]]
+
+    def close(self) -> None:
+        self.vector.close()
+
+
+def _report(played: Played, device: torch.device) -> _Report:
+    """Start the way of a segment's numbers to the host."""
+    rows, count = played.records if played.records is not None else (None, None)
+    if device.type != "cuda":
+        return _Report(rows, count, played.total, None)
+    sent = [None if x is None else _to_host(x) for x in (rows, count, played.total)]
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    assert sent[2] is not None
+    return _Report(sent[0], sent[1], sent[2], arrived)
+
+
+def _to_host(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)

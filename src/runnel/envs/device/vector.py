@@ -1,0 +1,90 @@
+"""TensorVector: a tensor environment behind the vector contract."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.protocols import State
+from runnel.core.rng import make_seed
+from runnel.envs.device.base import ArrayEnv, TensorEnv
+from runnel.envs.device.engines import Act, DeviceEngine, Played
+from runnel.envs.device.host import HostEngine
+from runnel.envs.vector.contract import Episode, Fault, StepOut
+
+
+class TensorVector:
+    """`num_envs` copies of a `TensorEnv` on `device`.
+
+    On the host, an environment that also takes numpy arrays is stepped in those, with sparse final observations. Elsewhere
+    everything is tensors, no call but `episodes` waits for the device, and final observations are dense.
+    """
+
+    def __init__(self, env: TensorEnv, num_envs: int, *, seed: int, index0: int = 0, device: str = "cpu") -> None:
+        self.num_envs, self._seed, self.index0 = num_envs, seed, index0
+        self.name, self.spec, self.device = env.name, env.spec, torch.device(device)
+        self.generator = torch.Generator(device=self.device)
+        self._seed_generator()
+        on_host = self.device.type == "cpu" and isinstance(env, ArrayEnv)
+        self._engine = (HostEngine if on_host else DeviceEngine)(env, num_envs, self.generator)
+        obs, final = (
+            Batch({k: torch.zeros(num_envs, *x.shape, dtype=x.dtype, device=self.device) for k, x in env.spec.obs.items()})
+            for _ in range(2)
+        )
+        flags = [torch.zeros(num_envs, dtype=torch.bool, device=self.device) for _ in range(2)]
+        reward = torch.zeros(num_envs, device=self.device)
+        self.out = StepOut(obs, reward, flags[0], flags[1], final, None if self._engine.dense else [])
+        self._engine.show(self.out.obs)
+
+    def _seed_generator(self) -> None:
+        self.generator.manual_seed(make_seed(self._seed, "tensor_env", self.index0))
+
+    def reset(self, seed: int | None = None) -> StepOut:
+        self._seed = self._seed if seed is None else seed
+        self._seed_generator()
+        self._engine.begin()
+        for x in (self.out.reward, self.out.terminated, self.out.truncated):
+            x.zero_()
+        self.out.final_rows = None if self._engine.dense else []
+        self._engine.show(self.out.obs)
+        return self.out
+
+    def send(self, actions: Tensor) -> None:
+        self._engine.step(actions, self.out)
+
+    def ready(self) -> bool:
+        return True
+
+    def recv(self) -> StepOut:
+        return self.out
+
+    def step(self, actions: Tensor) -> StepOut:
+        self._engine.step(actions, self.out)
+        return self.out
+
+    def play(self, arrays: Batch, act: Act, noise: Tensor) -> Played:
+        """Fill the arrays of a whole `[T, B]` segment with the policy `act` and `noise` `[T, B, n]`.
+
+        `out` is not kept up to date; `episodes` does not know of what `Played.records` holds.
+        """
+        return self._engine.play(arrays, act, noise)
+
+    def episodes(self) -> list[Episode]:
+        """Episodes that ended since the last call, a bounded number of them (`episodes.py`)."""
+        return self._engine.episodes(self.index0)
+
+    def faults(self) -> list[Fault]:
+        return []
+
+    def snapshot(self) -> State:
+        return {"seed": self._seed, "generator": self.generator.get_state(), "engine": self._engine.save()}
+
+    def restore(self, state: State) -> None:
+        self._seed = state["seed"]
+        self.generator.set_state(state["generator"])
+        self._engine.load(state["engine"])
+        self._engine.show(self.out.obs)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,68 @@
+"""MinAtar (Young and Tian 2019) by name: `MinAtar/Breakout-v1`, five small games on a 10 x 10 board.
+
+Boards are uint8 `[C, 10, 10]`, 255 where an object is, which networks scale to 1. The game remembers its last action (sticky
+actions) across episodes; here it forgets it on reset, so that a seed and the actions since give the same episode again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from runnel.core.errors import ConfigError
+
+PREFIX = "MinAtar/"
+GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+Board = NDArray[np.uint8]
+
+
+class MinAtar(gym.Env):  # type: ignore[misc]
+    """One game. `v0` has all 6 actions, `v1` only those that do something; episodes are cut after `max_steps` (0: never)."""
+
+    def __init__(
+        self, name: str, *, sticky_action_prob: float = 0.1, difficulty_ramping: bool = True, max_steps: int = 0
+    ) -> None:
+        found = re.fullmatch(rf"{PREFIX}({'|'.join(GAMES)})-v([01])", name)
+        if found is None:
+            raise ConfigError("env", name, f"MinAtar has {', '.join(PREFIX + game + '-v1' for game in GAMES)} (and -v0)")
+        game = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[1]).lower()
+        self._game = _environment()(game, sticky_action_prob=sticky_action_prob, difficulty_ramping=difficulty_ramping)
+        self._actions = self._game.minimal_action_set() if found[2] == "1" else list(range(self._game.num_actions()))
+        height, width, channels = self._game.state_shape()
+        self.observation_space = spaces.Box(0, 255, (channels, height, width), np.uint8)
+        self.action_space = spaces.Discrete(len(self._actions))
+        self._max_steps, self._t = max_steps, 0
+
+    def _obs(self) -> Board:
+        board: Board = self._game.state().transpose(2, 0, 1).astype(np.uint8) * np.uint8(255)
+        return board
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Board, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._game.seed(seed)
+        self._game.last_action, self._t = 0, 0
+        self._game.reset()
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Board, float, bool, bool, dict[str, Any]]:
+        reward, ended = self._game.act(self._actions[int(action)])
+        self._t += 1
+        return self._obs(), float(reward), bool(ended), bool(self._max_steps) and self._t >= self._max_steps, {}
+
+
+def _environment() -> Any:
+    """MinAtar's own class. Its import logs a warning about plotting libraries that play needs no part of."""
+    logging.disable(logging.WARNING)
+    try:
+        return importlib.import_module("minatar").Environment
+    except ModuleNotFoundError as error:
+        raise ConfigError("env", "MinAtar", "MinAtar is not installed; pip install minatar") from error
+    finally:
+        logging.disable(logging.NOTSET)

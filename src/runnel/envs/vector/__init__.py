@@ -1,0 +1,7 @@
+"""Vectors of environments: one contract (`contract.py`), several ways to step (`serial.py`, `processes.py`, ...)."""
+
+from runnel.envs.vector.config import VectorConfig
+from runnel.envs.vector.contract import Episode, Fault, StepOut, VectorEnv, episode_seed
+from runnel.envs.vector.serial import SerialVector, look_at
+
+__all__ = ["Episode", "Fault", "SerialVector", "StepOut", "VectorConfig", "VectorEnv", "episode_seed", "look_at"]

@@ -1,0 +1,56 @@
+"""How a vector of environments is stepped. A setting of speed: the episodes stay the same, save where a back end says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from runnel.core.errors import ConfigError
+
+Backend = Literal["auto", "serial", "gymnasium", "processes", "envpool"]
+BACKENDS = ("auto", "serial", "gymnasium", "processes", "envpool")
+
+
+@dataclass(frozen=True)
+class VectorConfig:
+    """The back end of a vector, its processes and threads, and what happens when an environment breaks."""
+
+    backend: Backend = "auto"
+    """What steps the environments: `serial` (one after the other), `gymnasium` (the environment's own vector), `processes`
+    (over shared memory), `envpool`, or `auto`, which measures for less than a second."""
+    num_workers: int = 0
+    """Processes that share the environments of one vector (`processes`); 0: as measured, or one a core."""
+    threads: int = 0
+    """Threads of a compiled back end (`envpool`, Atari); 0: as measured, or one a core."""
+    on_error: Literal["stop", "restart"] = "stop"
+    """When an environment raises, dies or hangs: stop the run, or make it anew, cut its episode and count it."""
+    step_timeout_s: float = 0.0
+    """A step that takes longer than this counts as hung (`processes` only); 0: wait for ever."""
+    frame_stack: int = 0
+    """How many frames an image observation shows, oldest first; 0: as the environment gives it."""
+
+    def check(self) -> None:
+        """Refuse what cannot work."""
+        if self.backend not in BACKENDS:
+            raise ConfigError("vector.backend", self.backend, f"use one of {', '.join(BACKENDS)}")
+        if self.on_error not in ("stop", "restart"):
+            raise ConfigError("vector.on_error", self.on_error, "use stop or restart")
+        for name in ("num_workers", "threads", "frame_stack", "step_timeout_s"):
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ConfigError(f"vector.{name}", value, "use 0 (no limit, or chosen for you) or more")
+        if self.num_workers and self.backend not in ("auto", "processes"):
+            raise ConfigError("vector.num_workers", self.num_workers, f"{self.backend} has no processes; use backend=processes")
+        if self.threads and self.backend in ("serial", "processes"):
+            raise ConfigError("vector.threads", self.threads, f"{self.backend} has no threads; use num_workers and processes")
+        if self.step_timeout_s and self.backend not in ("auto", "processes"):
+            raise ConfigError(
+                "vector.step_timeout_s", self.step_timeout_s, "only another process can be stopped; use backend=processes"
+            )
+        if self.on_error == "restart" and self.backend in ("gymnasium", "envpool"):
+            raise ConfigError("vector.on_error", "restart", f"{self.backend} steps all as one; use serial or processes")
+
+    def resolve(self, backend: Backend, *, num_workers: int = 0, threads: int = 0) -> VectorConfig:
+        """The same with a back end, and without what that back end has no use for."""
+        timeout_s = self.step_timeout_s if backend == "processes" else 0.0
+        return replace(self, backend=backend, num_workers=num_workers, threads=threads, step_timeout_s=timeout_s)

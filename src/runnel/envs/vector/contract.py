@@ -1,0 +1,155 @@
+"""The vector contract: B environments that step together, whatever steps them.
+
+A vector steps B environments in lock-step with same-step autoreset: where an episode ends, `obs` is already the next
+episode's first observation, and the observation that ended it is in `final_obs`. The tensors of a `StepOut` are the same
+memory at every step, so that a sampler looks them up once.
+
+A step has two halves. `send` starts it and may return before it is done; `recv` waits for it. Between the two, `out` belongs
+to the vector. So an actor that holds several vectors keeps their simulators busy while it asks its policy for the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.protocols import State
+from runnel.core.rng import seed_sequence
+from runnel.core.spaces import EnvSpec
+
+_SEED_BLOCK = 64
+
+
+@dataclass
+class Episode:
+    """A finished episode of environment `env`: the sum of its rewards and its number of steps."""
+
+    env: int
+    total: float
+    length: int
+
+
+@dataclass
+class StepOut:
+    """What a step left behind: fixed memory, overwritten by the next step.
+
+    `obs` leaves `[B, ...]` and `action_mask` `[B, A]` belong to the next decision; `reward` (float32), `terminated` and
+    `truncated` (bool) are `[B]`. `final_rows` names the environments whose episode just ended, and `final_obs[key][f]`
+    is the last observation of `final_rows[f]`. Dense vectors (`final_rows` None) give `final_obs` `[B, ...]` for every
+    row: the observation that followed the action, before any reset.
+    """
+
+    obs: Batch
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Batch
+    final_rows: list[int] | None
+    action_mask: Tensor | None = None
+
+
+Fault = dict[str, Any]
+"""What went wrong and was survived: `kind`, `env`, `episode`, `step`, `seed`, `error`. Kinds: `env_failed` (it raised, died or
+hung), `env_lost` (its process ended with another's), `env_restarted` (a resume could not bring back `num_envs` of them)."""
+
+
+@runtime_checkable
+class VectorEnv(Protocol):
+    """B environments that step together. `out` is the fixed memory that `reset` and a step fill and return;
+    `index0` is the global number of the first one."""
+
+    name: str
+    num_envs: int
+    index0: int
+    spec: EnvSpec
+    out: StepOut
+
+    def reset(self, seed: int | None = None) -> StepOut:
+        """Start every environment anew, at episode 0 of `seed` (None: of the seed it was made with)."""
+        ...
+
+    def send(self, actions: Tensor) -> None:
+        """Start one step of every environment with network actions `[B, ...]` (counted from 0, not clipped).
+
+        The memory of `actions` may be used again when this returns.
+        """
+        ...
+
+    def ready(self) -> bool:
+        """Whether `recv` would return without waiting."""
+        ...
+
+    def recv(self) -> StepOut:
+        """Wait for the step that `send` started."""
+        ...
+
+    def step(self, actions: Tensor) -> StepOut:
+        """`send`, then `recv`."""
+        ...
+
+    def episodes(self) -> list[Episode]:
+        """Episodes that ended since the last call."""
+        ...
+
+    def faults(self) -> list[Fault]:
+        """What went wrong since the last call and was survived."""
+        ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def episode_seed(seed: int, env: int, episode: int) -> int:
+    """The seed that environment `env` is reset with for its `episode`; `env.reset(seed=...)` replays it anywhere.
+
+    Seeds are drawn in blocks, because making a seed sequence costs as much as a few environment steps.
+
+    >>> episode_seed(1, 0, 0) != episode_seed(1, 0, 1) != episode_seed(1, 1, 0)
+    True
+    """
+    return seed_block(seed, env, episode // _SEED_BLOCK)[episode % _SEED_BLOCK]
+
+
+def seed_block(seed: int, env: int, block: int) -> list[int]:
+    """The seeds of 64 episodes in a row."""
+    words = seed_sequence(seed, "env", env, block).generate_state(_SEED_BLOCK, np.uint32)
+    return [int(w) for w in words >> 1]
+
+
+class EpisodeSeeds:
+    """`episode_seed` of one environment, with the block in use kept at hand."""
+
+    def __init__(self, env: int) -> None:
+        self._env = env
+        self._block: tuple[int, int, list[int]] = (-1, -1, [])
+
+    def __call__(self, seed: int, episode: int) -> int:
+        block, offset = divmod(episode, _SEED_BLOCK)
+        if self._block[:2] != (seed, block):
+            self._block = (seed, block, seed_block(seed, self._env, block))
+        return self._block[2][offset]
+
+
+def allocate(spec: EnvSpec, num_envs: int) -> StepOut:
+    """The memory of a vector on the host."""
+    obs, final = (
+        Batch({k: torch.zeros(num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in spec.obs.items()}) for _ in range(2)
+    )
+    mask = torch.ones(num_envs, spec.action.mask_size, dtype=torch.bool) if spec.has_mask else None
+    flags = [torch.zeros(num_envs, dtype=torch.bool) for _ in range(2)]
+    return StepOut(obs, torch.zeros(num_envs), flags[0], flags[1], final, [], mask)
+
+
+def mark_stack(spec: EnvSpec, num_frames: int) -> EnvSpec:
+    """The same spec, its images known as stacks of `num_frames` frames."""
+    if not num_frames:
+        return spec
+    return replace(spec, obs={k: replace(x, stack=num_frames) if len(x.shape) == 3 else x for k, x in spec.obs.items()})

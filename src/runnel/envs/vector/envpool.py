@@ -1,0 +1,157 @@
+"""EnvPool behind the contract (`envpool:HalfCheetah-v4`): C++ environments on threads of their own.
+
+`send` hands the actions to EnvPool's threads and returns at once; `recv` waits for them. EnvPool resets on the step after an
+end; here that step is made at once, for the rows that ended alone, so it never becomes a transition. EnvPool cannot save its
+state: on resume, episodes begin anew, which is counted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import State
+from runnel.core.rng import make_seed
+from runnel.envs.spaces import env_spec
+from runnel.envs.vector.batch import BatchVector, take
+from runnel.envs.vector.contract import StepOut, mark_stack
+from runnel.envs.wrappers import batch_of_one, first_row
+
+PREFIX = "envpool:"
+
+
+def make_pool(target: str, num_envs: int, *, seed: int, threads: int = 0, kwargs: Mapping[str, Any] | None = None) -> Any:
+    """EnvPool's environments of `target` (with or without the prefix)."""
+    try:
+        import envpool
+    except ModuleNotFoundError as error:
+        raise ConfigError("env", target, "EnvPool is not installed; pip install envpool") from error
+    name = target.removeprefix(PREFIX)
+    if name not in envpool.list_all_envs():
+        raise ConfigError("env", target, "EnvPool has no such environment; see envpool.list_all_envs()")
+    options = {"num_envs": num_envs, "num_threads": min(threads or num_envs, num_envs), "seed": seed, **(kwargs or {})}
+    try:
+        return envpool.make(name, env_type="gymnasium", **options)
+    except (TypeError, AssertionError, KeyError) as error:
+        raise ConfigError("env_kwargs", dict(kwargs or {}), f"EnvPool's {name} does not take this: {error}") from error
+
+
+def spaces_of(pool: Any) -> tuple[Any, Any]:
+    """Its observation and action space. EnvPool declares bounds in double precision, of which Gymnasium would warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pool.observation_space, pool.action_space
+
+
+class PoolVector(BatchVector):
+    """`num_envs` environments of EnvPool, stepped by `threads` threads."""
+
+    def __init__(
+        self,
+        target: str,
+        num_envs: int,
+        *,
+        seed: int,
+        index0: int = 0,
+        threads: int = 0,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._target, self._threads, self._kwargs = target, threads, dict(kwargs or {})
+        self._size, self._first = num_envs, index0
+        pool = self._make(seed)
+        space, action_space = spaces_of(pool)
+        spec = mark_stack(env_spec(space, action_space), int(pool.config.get("stack_num", 0)))
+        super().__init__(spec, space, num_envs, seed=seed, index0=index0, name=target)
+        self._pool, self._fresh = pool, True
+        self._ids = np.arange(num_envs, dtype=np.int32)
+        self._idle = np.zeros((num_envs, *action_space.shape), action_space.dtype)
+
+    def _make(self, seed: int) -> Any:
+        pool_seed = make_seed(seed, "envpool", self._first)
+        return make_pool(self._target, self._size, seed=pool_seed, threads=self._threads, kwargs=self._kwargs)
+
+    def _renew(self, seed: int) -> tuple[Any, Any]:
+        """Begin under `seed`; EnvPool takes one only when it is made."""
+        if not self._fresh or seed != self._seed:
+            self._pool.close()
+            self._pool = self._make(seed)
+        self._fresh = False
+        obs, info = self._pool.reset()
+        return obs, info
+
+    def reset(self, seed: int | None = None) -> StepOut:
+        seed = self._seed if seed is None else seed
+        self._clock, self._ended, self._cut = 0, [], False
+        obs, info = self._renew(seed)
+        self._seed = seed
+        self._begin(obs, info)
+        return self.out
+
+    def send(self, actions: Tensor) -> None:
+        self._clock += 1
+        if not self._cut:
+            raw = actions.cpu().numpy()
+            self._check_actions(raw)
+            self._pool.send(self._env_actions(raw))
+
+    def recv(self) -> StepOut:
+        if self._cut:
+            self._cut_all(*self._renew(self._new_seed))
+            return self.out
+        obs, reward, terminated, truncated, info = self._pool.recv()
+        rows = self._outcome(reward, terminated, truncated)
+        if len(rows):
+            self._end(rows, take(obs, rows))
+            young = self._pool.step(self._idle[: len(rows)], self._ids[rows])[0]
+            self._show(obs, info, slice(None))
+            self._show_young(young, rows)
+        else:
+            self._show(obs, info, slice(None))
+        return self.out
+
+    def _show_young(self, young: Any, rows: NDArray[np.int64]) -> None:
+        for leaf in self._leaves:
+            raw = leaf.pick(young)
+            self._obs[leaf.key][rows] = raw if leaf.encode is None else leaf.encode(raw)
+
+    def snapshot(self) -> State:
+        return self._save_batch()
+
+    def restore(self, state: State) -> None:
+        self._load_batch(state)
+        self._new_seed = self._begin_anew("EnvPool cannot save its state")
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class OnePool(gym.Env):  # type: ignore[misc]
+    """One environment of EnvPool as a plain environment; a seed makes the pool anew."""
+
+    def __init__(self, target: str, kwargs: Mapping[str, Any] | None = None) -> None:
+        self._target, self._kwargs = target, kwargs
+        self._pool = make_pool(target, 1, seed=0, kwargs=kwargs)
+        self.observation_space, self.action_space = spaces_of(self._pool)
+        self.num_frames = int(self._pool.config.get("stack_num", 0))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._pool.close()
+            self._pool = make_pool(self._target, 1, seed=seed, kwargs=self._kwargs)
+        obs, _ = self._pool.reset()
+        return first_row(obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = self._pool.step(batch_of_one(self.action_space, action))
+        return first_row(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,308 @@
+"""Gymnasium's own vector environments behind the contract, whichever way they reset.
+
+Gymnasium knows three ways. SAME_STEP is ours: the final observation comes in `info`. DISABLED leaves resets to the caller, with
+a mask and seeds: the episodes are then those of `serial`, and a resume replays them. NEXT_STEP spends the step after an end on
+the reset and ignores its action; such a step must never be trained on, so rows that ended are renewed at once (`array_state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runnel.core.errors import DataError
+from runnel.core.protocols import State
+from runnel.core.rng import make_seed
+from runnel.envs.spaces import MASK, env_spec
+from runnel.envs.trust import trusting_vector
+from runnel.envs.vector.array_state import ArrayState, check_arrays
+from runnel.envs.vector.batch import BatchVector, Rows, take
+from runnel.envs.vector.contract import EpisodeSeeds, StepOut, mark_stack
+
+MakeVec = Callable[[int], Any]
+"""`make(num_envs)` gives a `gymnasium.vector.VectorEnv`."""
+Flags = NDArray[np.bool_]
+Convert = Callable[[NDArray[Any]], Any]
+_NURSERY = 64
+
+
+class Resets(Protocol):
+    """How a vector environment gets from an episode's end to the next one."""
+
+    vec: Any
+
+    def begin(self, seed: int) -> tuple[Any, Any]:
+        """Reset all; `(obs, info)`."""
+        ...
+
+    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
+        """Episodes of `rows` ended (`truncated` `[B]` says which by a limit): their final observations, and `(obs, info)` of
+        all rows for the next decision."""
+        ...
+
+    def after_step(self, actions: NDArray[Any]) -> None:
+        """What was played, as the network gave it."""
+        ...
+
+    def save(self) -> State | None:
+        """What brings the environments back, or None where nothing can."""
+        ...
+
+    def load(self, state: State, convert: Convert) -> Any:
+        """Undo `save`. Returns the observations it arrived at, where it played to get there; `convert` makes its actions."""
+        ...
+
+
+class SameStep:
+    """The environment resets itself at once, and puts what ended into `info["final_obs"]`."""
+
+    def __init__(self, vec: Any) -> None:
+        self.vec = vec
+
+    def begin(self, seed: int) -> tuple[Any, Any]:
+        obs, info = self.vec.reset(seed=seed)
+        return obs, info
+
+    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
+        if "final_obs" not in info:
+            raise DataError("ended an episode in SAME_STEP mode, but gave no info['final_obs']")
+        return take(info["final_obs"], rows), obs, info
+
+    def after_step(self, actions: NDArray[Any]) -> None:
+        """Nothing is replayed."""
+
+    def save(self) -> State | None:
+        return {"state": self.vec.get_state()} if hasattr(self.vec, "get_state") else None
+
+    def load(self, state: State, convert: Convert) -> Any:
+        self.vec.reset(seed=0)
+        self.vec.set_state(state["state"])
+
+
+class Nursery:
+    """The environment would reset one step late: rows that ended are filled from a second instance that was just reset."""
+
+    def __init__(self, make: MakeVec, num_envs: int, name: str, index0: int) -> None:
+        self.vec = make(num_envs)
+        check_arrays(self.vec, name)
+        self._young = make(max(_NURSERY, num_envs) + 1)
+        self._index0, self._seed, self._block, self._used = index0, 0, -1, 0
+        self._obs: Any = None
+        self.vec.reset(seed=1)
+        self._young.reset(seed=2)
+        self._state = ArrayState(self.vec, self._young, name)
+        self._young.action_space.seed(0)
+        self._state.prove(np.asarray(self._young.action_space.sample()))
+
+    def begin(self, seed: int) -> tuple[Any, Any]:
+        self._seed, self._block = seed, -1
+        self._refill()
+        obs, info = self.vec.reset(seed=make_seed(seed, "first", self._index0))
+        return obs, info
+
+    def _refill(self) -> None:
+        self._block, self._used = self._block + 1, 0
+        self._obs, _ = self._young.reset(seed=make_seed(self._seed, "nursery", self._index0, self._block))
+
+    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
+        final, obs = take(obs, rows), np.array(obs)  # a copy: the environment may keep its own
+        while len(rows):
+            if self._used == self._young.num_envs:
+                self._refill()
+            count = min(len(rows), self._young.num_envs - self._used)
+            source = np.arange(self._used, self._used + count)
+            self._state.move(rows[:count], source)
+            obs[rows[:count]] = self._obs[source]
+            rows, self._used = rows[count:], self._used + count
+        return final, obs, info
+
+    def after_step(self, actions: NDArray[Any]) -> None:
+        """Nothing is replayed."""
+
+    def save(self) -> State | None:
+        return {**self._state.save(), "seed": self._seed, "block": self._block, "used": self._used}
+
+    def load(self, state: State, convert: Convert) -> Any:
+        self._seed, self._block = state["seed"], state["block"] - 1
+        self._refill()
+        self._used = state["used"]
+        self.vec.reset(seed=0)
+        self._state.load(state)
+
+
+class Masked:
+    """The caller resets: rows that ended get `reset(seed=..., options={"reset_mask": ...})`, seeded as `serial` seeds them."""
+
+    def __init__(self, vec: Any, name: str, index0: int) -> None:
+        self.vec, self._name, self._index0 = vec, name, index0
+        b = vec.num_envs
+        self._seeds = [EpisodeSeeds(index0 + i) for i in range(b)]
+        self._seed, self._clock = 0, 0
+        self._episode, self._start, self._used = (np.zeros(b, np.int64) for _ in range(3))
+        self._history: list[NDArray[Any]] = []
+
+    def begin(self, seed: int) -> tuple[Any, Any]:
+        self._seed, self._clock, self._history = seed, 0, []
+        self._episode.fill(-1)
+        return self._reset(np.arange(self.vec.num_envs))
+
+    def _reset(self, rows: Rows) -> tuple[Any, Any]:
+        self._episode[rows] += 1
+        self._start[rows] = self._clock
+        for row in rows.tolist():
+            self._used[row] = self._seeds[row](self._seed, int(self._episode[row]))
+        return self._reset_to(rows, self._used[rows].tolist())
+
+    def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Any, Any]:
+        """Ask the environment; a full reset comes without a mask."""
+        b = self.vec.num_envs
+        every: list[int | None] = [None] * b
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            every[row] = seed
+        options = None if len(rows) == b else {"reset_mask": np.isin(np.arange(b), rows)}
+        obs, info = self.vec.reset(seed=every, options=options)
+        return obs, info
+
+    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
+        final = take(obs, rows)
+        over = self._over(rows, truncated, info)
+        if not len(over):
+            return final, obs, info
+        return final, *self._reset(over)
+
+    def _over(self, rows: Rows, truncated: Flags, info: Any) -> Rows:
+        """Those of `rows` that need a reset."""
+        return rows
+
+    def after_step(self, actions: NDArray[Any]) -> None:
+        self._clock += 1
+        self._history.append(actions.copy())
+        if len(self._history) > 2 * (self._clock - int(self._start.min())) + 1024:
+            del self._history[: len(self._history) - (self._clock - int(self._start.min()))]
+
+    def save(self) -> State | None:
+        length = self._clock - int(self._start.min())
+        counters = {"episode": self._episode.copy(), "start": self._start.copy(), "used": self._used.copy()}
+        played = np.array(self._history[len(self._history) - length :])
+        return {**counters, "seed": self._seed, "clock": self._clock, "actions": played}
+
+    def load(self, state: State, convert: Convert) -> Any:
+        """Play all environments again, each from its own reset on; before that they play anything."""
+        self._seed, self._clock = state["seed"], state["clock"]
+        for name in ("episode", "start", "used"):
+            getattr(self, f"_{name}")[:] = state[name]
+        self._history = list(np.asarray(state["actions"]))
+        first, every = self._clock - len(self._history), np.arange(self.vec.num_envs)
+        obs, _ = self._reset_to(every, self._used.tolist())
+        for clock, actions in enumerate(self._history, start=first):
+            due = np.flatnonzero(self._start == clock)
+            if len(due) and clock > first:
+                obs, _ = self._reset_to(due, self._used[due].tolist())
+            obs, _, terminated, truncated, info = self.vec.step(convert(actions))
+            ended = np.flatnonzero(terminated | truncated)
+            over = self._over(ended, truncated, info)
+            if len(over):
+                self._check_over(over, clock)
+                obs, _ = self._reset_to(over, self._used[over].tolist())
+        due = np.flatnonzero(self._start == self._clock)
+        if len(due) and self._history:
+            obs, _ = self._reset_to(due, self._used[due].tolist())
+        return obs
+
+    def _check_over(self, over: Rows, clock: int) -> None:
+        wrong = [row for row in over.tolist() if self._start[row] <= clock]
+        if wrong:
+            raise DataError(
+                f"environment {self._name!r} (index {self._index0 + wrong[0]}) is not deterministic: its episode (seed "
+                f"{self._used[wrong[0]]}) ended early in a replay of its actions"
+            )
+
+
+def choose_resets(make: MakeVec, num_envs: int, *, name: str, index0: int) -> Resets:
+    """What fits the mode that the environment declares (`metadata["autoreset_mode"]`)."""
+    from gymnasium.vector import AutoresetMode
+
+    vec = make(num_envs)
+    mode = AutoresetMode(vec.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+    if mode == AutoresetMode.SAME_STEP:
+        return SameStep(vec)
+    if mode == AutoresetMode.DISABLED:
+        return Masked(vec, name, index0)
+    vec.close()
+    return Nursery(make, num_envs, name, index0)
+
+
+class GymVector(BatchVector):
+    """A `gymnasium.vector.VectorEnv` as a vector of ours; `resets` says how its episodes begin."""
+
+    def __init__(
+        self, resets: Resets, *, seed: int, index0: int = 0, name: str = "", has_mask: bool | None = None, stack: int = 0
+    ) -> None:
+        """`has_mask` None asks a reset whether masks come in `info`."""
+        vec = self._vec = trusting_vector(resets.vec)
+        self._resets, self._new_seed = resets, seed
+        has_mask = MASK in resets.begin(seed)[1] if has_mask is None else has_mask
+        space = vec.single_observation_space
+        spec = mark_stack(env_spec(space, vec.single_action_space, has_mask=has_mask), stack)
+        super().__init__(spec, space, vec.num_envs, seed=seed, index0=index0, name=name)
+
+    def reset(self, seed: int | None = None) -> StepOut:
+        self._seed = self._seed if seed is None else seed
+        self._clock, self._ended, self._cut = 0, [], False
+        self._begin(*self._resets.begin(self._seed))
+        return self.out
+
+    def send(self, actions: Tensor) -> None:
+        self._clock += 1
+        if self._cut:
+            self._cut_all(*self._resets.begin(self._new_seed))
+            return
+        played = actions.cpu().numpy()
+        self._check_actions(played)
+        try:
+            self._step(played)
+        except Exception as error:
+            raise DataError(
+                f"environment {self.name!r} (one of {self.num_envs} from index {self.index0} on, step {self._clock}) "
+                f"raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _step(self, played: NDArray[Any]) -> None:
+        obs, reward, terminated, truncated, info = self._vec.step(self._env_actions(played))
+        self._resets.after_step(played)
+        if self._clock == 1:
+            for leaf in self._leaves:
+                self._check_shape(leaf, obs)
+        rows = self._outcome(reward, terminated, truncated)
+        if len(rows):
+            final, obs, info = self._resets.renew(rows, self._truncated, obs, info)
+            self._end(rows, final)
+        self._show(obs, info, slice(None))
+
+    def snapshot(self) -> State:
+        return {**self._save_batch(), "cut": self._cut, "vec": self._resets.save()}
+
+    def restore(self, state: State) -> None:
+        self._load_batch(state)
+        if state["vec"] is None or state["cut"]:
+            self._new_seed = self._begin_anew("it cannot save its state; implement get_state() and set_state(state)")
+            return
+        obs = self._resets.load(state["vec"], self._env_actions)
+        if obs is not None:
+            self._verify(obs)
+
+    def _verify(self, obs: Any) -> None:
+        for leaf in self._leaves:
+            stored = self._obs[leaf.key]
+            if not np.array_equal(leaf.read(obs).astype(stored.dtype), stored, equal_nan=stored.dtype == np.float32):
+                raise DataError(
+                    f"environment {self.name!r} is not deterministic: a replay gave another {leaf.key!r}. Draw all its "
+                    "randomness from the seeds of reset, or use vector.backend=serial"
+                )
+
+    def close(self) -> None:
+        self._vec.close()

@@ -1,0 +1,88 @@
+"""Whether environments fit into memory, asked before they are made: too many end in a run that the system kills unasked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runnel.core.errors import ConfigError
+from runnel.core.spaces import EnvSpec
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+_SHARE = 0.9
+PROCESS_BYTES = 20_000_000
+"""What a forked worker adds for itself; all else it shares with its parent."""
+
+
+def free_bytes() -> int | None:
+    """Memory that can still be used, as the system and the container's limit say; None where neither does."""
+    found = []
+    if Path("/proc/meminfo").is_file():
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    for limit, used in zip(_LIMITS, _USED, strict=True):
+        if Path(limit).is_file() and Path(used).is_file() and Path(limit).read_text().strip() != "max":
+            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0, min(found)) if found else None
+
+
+def obs_bytes(spec: EnvSpec) -> int:
+    """Bytes of one observation.
+
+    >>> from runnel.core.spaces import ActionSpec, ArraySpec
+    >>> obs_bytes(EnvSpec({"obs": ArraySpec((4, 84, 84), torch.uint8)}, ActionSpec("discrete", num_actions=2)))
+    28224
+    """
+    return sum(int(np.prod(leaf.shape)) * torch.empty(0, dtype=leaf.dtype).element_size() for leaf in spec.obs.values())
+
+
+def env_bytes(make: Callable[[], Any]) -> int:
+    """What one more environment takes, measured on the second (the first loads libraries)."""
+    first = make()
+    first.reset(seed=0)
+    before = _resident()
+    second = make()
+    second.reset(seed=0)
+    used = _resident() - before
+    first.close()
+    second.close()
+    return max(used, 0)
+
+
+def _resident() -> int:
+    path = Path("/proc/self/statm")
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.is_file() else 0
+
+
+def check_memory(
+    spec: EnvSpec,
+    num_envs: int,
+    *,
+    num_steps: int,
+    num_segments: int = 2,
+    per_env: int = 0,
+    num_workers: int = 0,
+    free: int | None = None,
+) -> int:
+    """Bytes that `num_envs` environments with `num_segments` segments of `num_steps` will take; refuses what does not fit.
+
+    A segment holds `num_steps + 1` observations and up to as many final ones; `per_env` is what an environment itself takes.
+    """
+    one = obs_bytes(spec) * (2 * num_segments * (num_steps + 1) + 2) + per_env
+    fixed = num_workers * PROCESS_BYTES
+    need, free = one * num_envs + fixed, free_bytes() if free is None else free
+    if free is not None and need > _SHARE * free:
+        fits = max(0, int((_SHARE * free - fixed) // one))
+        raise ConfigError(
+            "num_envs",
+            num_envs,
+            f"they need about {need / 1e9:.1f} GB ({one / 1e6:.2f} MB each with {num_steps} steps), and {free / 1e9:.1f} GB "
+            f"are free; at most {fits} fit" + (", or use fewer num_steps" if num_steps > 1 else ""),
+        )
+    return need

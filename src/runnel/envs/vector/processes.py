@@ -1,0 +1,288 @@
+"""Environments in child processes over shared memory: for simulators that take longer than a hundred microseconds a step.
+
+Each worker steps a run of rows with a `SerialVector`, so episodes are those of `serial`, bit for bit, and a checkpoint of one
+resumes in the other. Actions go in and everything else comes out in place; one byte each way a step wakes whoever waits.
+A worker that dies or hangs takes its rows with it: their episodes are cut, and all are made anew (`on_error="restart"`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.protocols import State
+from runnel.core.spaces import EnvSpec
+from runnel.envs.vector.contract import Episode, StepOut, episode_seed
+from runnel.envs.vector.host import HostVector
+from runnel.envs.vector.memory import check_memory
+from runnel.envs.vector.shared import read_message, send_message, shared_arrays, shared_out, slice_out
+from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, Job, Worker
+
+SPIN_S = 50e-6
+CLOSE_S = 5.0
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class ProcessVector(HostVector):
+    """`num_envs` environments made by `make` in `num_workers` processes, each with a run of rows of nearly equal length."""
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        num_envs: int,
+        *,
+        spec: EnvSpec,
+        seed: int,
+        index0: int = 0,
+        name: str = "",
+        num_workers: int = 0,
+        restart: bool = False,
+        step_timeout_s: float = 0.0,
+    ) -> None:
+        if not hasattr(os, "fork"):
+            raise ConfigError("vector.backend", "processes", "this system cannot fork processes; use serial")
+        num_workers = min(num_workers or num_cores(), num_envs)
+        check_memory(spec, num_envs, num_steps=0, num_segments=0, num_workers=num_workers)
+        super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, out=shared_out(spec, num_envs))
+        self._make, self._restart, self._timeout_s = make, restart, step_timeout_s or None
+        self._allocate(num_workers)
+        self._episode, self._start = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._workers: list[Worker] = []
+        self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
+        for number in range(num_workers):
+            self._workers.append(self._fork(number))
+        self._waiting: list[Worker] = []
+        self._deadline: float | None = None
+
+    def _allocate(self, num_workers: int) -> None:
+        b, action = self.num_envs, self.spec.action
+        edges = [b * w // num_workers for w in range(num_workers + 1)]
+        self._runs = [slice(lo, hi) for lo, hi in pairwise(edges)]
+        kind = np.int64 if action.dtype == torch.int64 else np.float32
+        places: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "actions": (kind, (b, *action.shape)),
+            "num_final": (np.int64, (num_workers,)),
+            "at_row": (np.int64, (num_workers,)),
+            "final_rows": (np.int64, (b,)),
+            "totals": (np.float64, (b,)),
+            "lengths": (np.int64, (b,)),
+        }
+        self._shared = shared_arrays(places)
+        self._actions = torch.from_numpy(self._shared["actions"])
+        self._shared["at_row"].fill(-1)
+
+    def _fork(self, number: int) -> Worker:
+        run, shared = self._runs[number], self._shared
+        shared["at_row"][number] = -1
+        job = Job(
+            self._make,
+            run,
+            slice_out(self.out, run),
+            self._actions[run],
+            shared["num_final"],
+            shared["final_rows"],
+            shared["totals"],
+            shared["lengths"],
+            shared["at_row"],
+            number,
+            self._seed,
+            self.index0,
+            self.name,
+            self._restart,
+            spin_s=SPIN_S if len(self._runs) < num_cores() else 0.0,
+        )
+        return Worker(job)
+
+    # ---------------------------------------------------------------------------------------------------------- a step
+    def reset(self, seed: int | None = None) -> StepOut:
+        self._seed = self._seed if seed is None else seed
+        self._clock, self._ended = 0, []
+        self._episode.fill(0)
+        self._start.fill(0)
+        self._ask_all([{"op": "reset", "seed": self._seed}] * len(self._workers))
+        self.out.final_rows = []
+        return self.out
+
+    def send(self, actions: Tensor) -> None:
+        self._actions.copy_(actions)
+        self._check_actions(self._shared["actions"])
+        self._clock += 1
+        self._waiting = list(self._workers)
+        self._deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        for worker in self._workers:
+            self._write(worker, STEP)
+
+    def _write(self, worker: Worker, data: bytes) -> None:
+        with suppress(BrokenPipeError):  # it is dead: whoever waits for its answer will find out
+            os.write(worker.orders, data)
+
+    def ready(self) -> bool:
+        late = self._deadline is not None and time.monotonic() > self._deadline
+        return late or all(worker.poll.poll(0) for worker in self._waiting)
+
+    def recv(self) -> StepOut:
+        waiting, self._waiting = self._waiting, []
+        problems = {worker.job.number: self._finish(worker) for worker in waiting}
+        lost = {number: problem for number, problem in problems.items() if problem}
+        for number, problem in lost.items():
+            self._report(number, problem)
+        self._collect(lost)
+        for number in lost:
+            self._replace(number)
+        return self.out
+
+    def _finish(self, worker: Worker) -> str:
+        """Wait for a worker's step; what went wrong with its process, or nothing."""
+        if not worker.wait(None if self._deadline is None else self._deadline - time.monotonic()):
+            worker.end()
+            return f"hung: a step took more than {self._timeout_s:g} s"
+        try:
+            token = os.read(worker.answers, 1)
+            if token == FAULTS:
+                self._faults += read_message(worker.answers)
+            elif token == ERROR:
+                raise _as_error(read_message(worker.answers))
+            if token:
+                return ""
+        except EOFError:
+            pass
+        return f"died: its process {worker.end(patience_s=1.0)}"
+
+    def _collect(self, lost: Mapping[int, str]) -> None:
+        """Put the final rows of all workers together, in the order of rows."""
+        shared = self._shared
+        rows: list[int] = []
+        if not lost and not shared["num_final"].any():
+            self.out.final_rows = []
+            return
+        for number, run in enumerate(self._runs):
+            if number in lost:
+                self._salvage(number)
+            for at in range(run.start, run.start + int(shared["num_final"][number])):
+                if len(rows) != at:
+                    for final in self._final.values():
+                        final[len(rows)] = final[at]
+                row = int(shared["final_rows"][at])
+                if shared["lengths"][at] >= 0:
+                    self._ended.append(Episode(self.index0 + row, float(shared["totals"][at]), int(shared["lengths"][at])))
+                rows.append(row)
+        self.out.final_rows = rows
+        if rows:
+            self._episode[rows] += 1
+            self._start[rows] = self._clock
+
+    # --------------------------------------------------------------------------------------------------------- trouble
+    def _salvage(self, number: int) -> None:
+        """Of a worker that was lost in a step: rows before the one that broke have stepped, all others have not.
+
+        Whoever ended an episode in this step keeps its end. All others are cut: at the new observation where the step was
+        done, else at the last good one, with reward 0.
+        """
+        run, shared = self._runs[number], self._shared
+        broke = int(shared["at_row"][number])
+        stepped = max(broke, run.start)
+        ended = [r for r in range(run.start, stepped) if self._terminated[r] or self._truncated[r]]
+        finals = {k: final[run.start : run.start + len(ended)].copy() for k, final in self._final.items()}
+        self._reward[stepped : run.stop] = 0.0
+        for at, row in enumerate(range(run.start, run.stop), start=run.start):
+            for key, final in self._final.items():
+                final[at] = finals[key][ended.index(row)] if row in ended else self._obs[key][row]
+            if row not in ended:
+                self._terminated[row], self._truncated[row] = False, True
+            shared["final_rows"][at], shared["lengths"][at] = row, -1
+        shared["num_final"][number] = run.stop - run.start
+
+    def _report(self, number: int, problem: str) -> None:
+        """Count what is lost with a worker, or stop with the name of the environment that broke."""
+        run, broke = self._runs[number], int(self._shared["at_row"][number])
+        for row in range(run.start, run.stop):
+            env, episode, step = self.index0 + row, int(self._episode[row]), self._clock - int(self._start[row])
+            kind = "env_failed" if broke in (row, -1) else "env_lost"
+            fault = {"kind": kind, "env": env, "episode": episode, "step": step, "error": problem}
+            fault["seed"] = episode_seed(self._seed, env, episode)
+            if kind == "env_failed" and not self._restart:
+                raise DataError(
+                    f"environment {self.name!r} (index {env}, episode {episode}, step {step}) {problem} "
+                    f"[its episode began with reset(seed={fault['seed']})]"
+                )
+            self._faults.append(fault)
+
+    def _replace(self, number: int) -> None:
+        """A new worker for the rows of a lost one."""
+        run = self._runs[number]
+        self._workers[number] = fresh = self._fork(number)
+        told = {"op": "begin_at", "episodes": self._episode[run].tolist(), "seed": self._seed, "clock": self._clock}
+        flags = self._reward[run].copy(), self._terminated[run].copy(), self._truncated[run].copy()
+        self._tell(fresh, told)
+        self._hear(fresh)
+        self._reward[run], self._terminated[run], self._truncated[run] = flags
+
+    # ------------------------------------------------------------------------------------------------------- questions
+    def _ask_all(self, told: list[Any]) -> list[Any]:
+        for worker, message in zip(self._workers, told, strict=True):
+            self._tell(worker, message)
+        return [self._hear(worker) for worker in self._workers]
+
+    def _tell(self, worker: Worker, told: Any) -> None:
+        with suppress(BrokenPipeError):  # found out by `_hear`
+            os.write(worker.orders, TELL)
+            send_message(worker.orders, told)
+
+    def _hear(self, worker: Worker) -> Any:
+        try:
+            token = os.read(worker.answers, 1)
+            answer = read_message(worker.answers)
+        except EOFError:
+            run = worker.job.rows
+            first, last = self.index0 + run.start, self.index0 + run.stop - 1
+            how = worker.end(patience_s=1.0)
+            raise DataError(f"the process of environments {self.name!r} (index {first} to {last}) {how}") from None
+        if token == ERROR:
+            raise _as_error(answer)
+        return answer
+
+    def snapshot(self) -> State:
+        parts = self._ask_all([{"op": "snapshot"}] * len(self._workers))
+        return {**self._save_host(), "envs": [env for part in parts for env in part["envs"]]}
+
+    def restore(self, state: State) -> None:
+        self._load_host(state)
+        for row, saved in enumerate(state["envs"]):
+            self._episode[row], self._start[row] = saved["episode"], saved["start"]
+        told = []
+        for run in self._runs:
+            out = {k: np.asarray(x)[run] for k, x in state["out"].items()}
+            told.append({"op": "restore", "state": {**state, "out": out, "ended": [], "envs": state["envs"][run]}})
+        self._ask_all(told)
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+def _as_error(answer: dict[str, str]) -> DataError:
+    error = DataError(answer["text"])
+    error.add_note(answer["trace"])
+    return error
+
+
+def _end_all(workers: list[Worker], owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    for worker in workers:
+        worker.hang_up()
+    for worker in workers:
+        worker.end(patience_s=CLOSE_S)

@@ -1,0 +1,120 @@
+"""Memory that forked processes share, and messages between them. Anonymous: however a process ends, the kernel takes it back.
+
+Per step nothing is encoded: arrays are written in place, and one byte says that a step is due or done. Messages (a snapshot, an
+error) are JSON with the bytes of arrays behind it; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import DataError
+from runnel.core.spaces import EnvSpec
+from runnel.envs.vector.contract import StepOut
+
+Array = NDArray[Any]
+_ALIGN = 64
+
+
+def shared_arrays(places: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, Array]:
+    """Zeros of each type and shape in one anonymous block that children of this process see too."""
+    starts, at = {}, 0
+    for name, (dtype, shape) in places.items():
+        starts[name] = at
+        at += -(-int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize // _ALIGN) * _ALIGN
+    block = mmap.mmap(-1, max(at, 1))
+    return {
+        name: np.frombuffer(block, dtype, int(np.prod(shape, dtype=np.int64)), starts[name]).reshape(shape)
+        for name, (dtype, shape) in places.items()
+    }
+
+
+def shared_out(spec: EnvSpec, num_envs: int) -> StepOut:
+    """The memory of a vector, where child processes can fill it."""
+    kinds = {torch.uint8: np.uint8, torch.float32: np.float32}
+    places: dict[str, tuple[Any, tuple[int, ...]]] = {}
+    for key, leaf in spec.obs.items():
+        places[key] = places["final_" + key] = (kinds[leaf.dtype], (num_envs, *leaf.shape))
+    places |= {
+        ".reward": (np.float32, (num_envs,)),
+        ".terminated": (np.bool_, (num_envs,)),
+        ".truncated": (np.bool_, (num_envs,)),
+    }
+    if spec.has_mask:
+        places[".mask"] = (np.bool_, (num_envs, spec.action.mask_size))
+    found = {k: torch.from_numpy(x) for k, x in shared_arrays(places).items()}
+    obs, final = Batch({k: found[k] for k in spec.obs}), Batch({k: found["final_" + k] for k in spec.obs})
+    return StepOut(obs, found[".reward"], found[".terminated"], found[".truncated"], final, [], found.get(".mask"))
+
+
+def slice_out(out: StepOut, rows: slice) -> StepOut:
+    """The same memory, some rows of it."""
+    mask = None if out.action_mask is None else out.action_mask[rows]
+    obs, final = (Batch({k: x[rows] for k, x in part.items()}) for part in (out.obs, out.final_obs))
+    return StepOut(obs, out.reward[rows], out.terminated[rows], out.truncated[rows], final, [], mask)
+
+
+def send_message(fd: int, value: Any) -> None:
+    """Plain data (numbers, strings, lists, dicts, arrays, tensors) into a pipe."""
+    arrays: list[Array] = []
+    head = json.dumps(_encode(value, arrays)).encode()
+    sizes = np.array([len(head), sum(a.nbytes for a in arrays)], np.int64).tobytes()
+    data = memoryview(b"".join([sizes, head, *(a.tobytes() for a in arrays)]))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read_message(fd: int) -> Any:
+    """What `send_message` sent; EOFError if the other side is gone."""
+    num_head, num_body = np.frombuffer(_read(fd, 16), np.int64).tolist()
+    head, body = json.loads(_read(fd, num_head)), _read(fd, num_body)
+    return _decode(head, memoryview(body))
+
+
+def _read(fd: int, num_bytes: int) -> bytearray:
+    found = bytearray()
+    while len(found) < num_bytes:
+        part = os.read(fd, num_bytes - len(found))
+        if not part:
+            raise EOFError
+        found += part
+    return found
+
+
+def _encode(value: Any, arrays: list[Array]) -> Any:
+    if isinstance(value, Tensor | np.ndarray):
+        array = np.ascontiguousarray(value.numpy() if isinstance(value, Tensor) else value)
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"a snapshot holds plain data only; an array of {array.dtype} is not")
+        start = sum(a.nbytes for a in arrays)
+        arrays.append(array)
+        return {"$array": [array.dtype.str, list(np.shape(value)), start]}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {"$items": [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_encode(v, arrays) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise DataError(f"a snapshot holds plain data only; {type(value).__name__} is not (see get_state)")
+
+
+def _decode(value: Any, body: memoryview) -> Any:
+    if isinstance(value, dict):
+        if "$items" in value:
+            return {k: _decode(v, body) for k, v in value["$items"]}
+        dtype, shape, start = value["$array"]
+        count = int(np.prod(shape, dtype=np.int64))
+        return np.frombuffer(body, dtype, count, start).reshape(shape) if count else np.zeros(shape, dtype)
+    return [_decode(v, body) for v in value] if isinstance(value, list) else value

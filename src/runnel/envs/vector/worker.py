@@ -1,0 +1,213 @@
+"""One child process of a `ProcessVector`: a `SerialVector` over some of its rows, in shared memory.
+
+It is forked, so it takes any factory and starts in milliseconds; it never touches a device, uses one thread, and dies with its
+parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import RunnelError
+from runnel.envs.vector.contract import StepOut
+from runnel.envs.vector.serial import SerialVector
+from runnel.envs.vector.shared import Array, read_message, send_message
+
+STEP, TELL, DONE, FAULTS, ERROR = b"s", b"t", b"d", b"f", b"e"
+_DIE_WITH_PARENT = 1
+_OURS: set[int] = set()
+"""Pipe ends of this process to all its workers. A child closes them: a pipe ends only when nobody else holds it."""
+
+
+@dataclass
+class Job:
+    """What a worker works on: its rows, and the memory for them."""
+
+    make: Callable[[], Any]
+    rows: slice
+    out: StepOut
+    actions: Tensor
+    num_final: Array
+    """`[num_workers]`: how many episodes of this worker ended in the step."""
+    final_rows: Array
+    """`[B]`: from `rows.start` on, the rows whose episodes ended (counted in the whole vector)."""
+    totals: Array
+    lengths: Array
+    """Returns and lengths of those episodes, in the same places."""
+    at_row: Array
+    """`[num_workers]`: the row that is being stepped, -1 between steps."""
+    number: int
+    seed: int
+    index0: int
+    name: str
+    restart: bool
+    spin_s: float
+
+
+class Worker:
+    """The process as its parent sees it: two pipes and a process id."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        order_read, self.orders = os.pipe()
+        self.answers, answer_write = os.pipe()
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for fd in (self.orders, self.answers, *_OURS):
+                os.close(fd)
+            _live(job, order_read, answer_write, parent)
+        os.close(order_read)
+        os.close(answer_write)
+        _OURS.update((self.orders, self.answers))
+        self.poll = select.poll()
+        self.poll.register(self.answers, select.POLLIN)
+        self.code: int | None = None
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether an answer (or the end of the process) is there, after at most `timeout_s`."""
+        if timeout_s is None and not self.job.spin_s:
+            return True  # reading waits as well as anything
+        end = time.perf_counter() + self.job.spin_s
+        while not self.poll.poll(0):
+            if time.perf_counter() >= end:
+                return bool(self.poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000.0)))
+        return True
+
+    def hang_up(self) -> None:
+        """Close the pipes; a child that reads them ends by itself."""
+        for fd in {self.orders, self.answers} & _OURS:
+            _OURS.discard(fd)
+            os.close(fd)
+
+    def end(self, *, patience_s: float = 0.0) -> str:
+        """End the process, and say how it ended. Safe to call twice."""
+        self.hang_up()
+        if self.code is None:
+            self.code = _reap(self.pid, patience_s)
+        return f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exited with code {self.code}"
+
+
+def _reap(pid: int, patience_s: float) -> int:
+    end = time.monotonic() + patience_s
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            os.kill(pid, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        time.sleep(0.001)
+
+
+# ------------------------------------------------------------------------------------------------------------ the child
+def _live(job: Job, orders: int, answers: int, parent: int) -> None:
+    """The whole life of a child; it never returns into its parent's code."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() == parent:
+            torch.set_num_threads(1)
+            _serve(job, orders, answers)
+        code = 0
+    except EOFError:
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(job: Job, orders: int, answers: int) -> None:
+    vector = None
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    while True:
+        end = time.perf_counter() + job.spin_s
+        while job.spin_s and not poll.poll(0) and time.perf_counter() < end:
+            pass
+        order = os.read(orders, 1)
+        if not order:
+            break
+        try:
+            if order == STEP:
+                assert vector is not None
+                _step(vector, job)
+                faults = vector.faults()
+                os.write(answers, FAULTS if faults else DONE)
+                if faults:
+                    send_message(answers, faults)
+                continue
+            told = read_message(orders)
+            if vector is None:
+                vector = _build(job)
+            reply = _obey(vector, told)
+            os.write(answers, DONE)
+            send_message(answers, reply)
+        except Exception as error:
+            text = str(error) if isinstance(error, RunnelError) else f"{type(error).__name__}: {error}"
+            os.write(answers, ERROR)
+            send_message(answers, {"text": text, "trace": traceback.format_exc()})
+    if vector is not None:
+        vector.close()
+
+
+def _build(job: Job) -> SerialVector:
+    rows = job.rows
+    vector = SerialVector(
+        job.make,
+        rows.stop - rows.start,
+        seed=job.seed,
+        index0=job.index0 + rows.start,
+        name=job.name,
+        restart=job.restart,
+        out=job.out,
+    )
+    vector.watch(lambda row: job.at_row.__setitem__(job.number, rows.start + row))
+    return vector
+
+
+def _obey(vector: SerialVector, told: dict[str, Any]) -> Any:
+    match told["op"]:
+        case "reset":
+            vector.reset(told["seed"])
+        case "begin_at":
+            vector.begin_at(told["episodes"], seed=told["seed"], clock=told["clock"])
+        case "snapshot":
+            return vector.snapshot()
+        case "restore":
+            vector.restore(told["state"])
+    return None
+
+
+def _step(vector: SerialVector, job: Job) -> None:
+    vector.step(job.actions)
+    rows = vector.out.final_rows
+    assert rows is not None
+    job.num_final[job.number] = len(rows)
+    if rows:
+        first = job.rows.start
+        ended = {e.env: e for e in vector.episodes()}
+        for f, row in enumerate(rows):
+            job.final_rows[first + f] = first + row
+            e = ended.get(job.index0 + first + row)
+            job.totals[first + f], job.lengths[first + f] = (e.total, e.length) if e is not None else (0.0, -1)
+    job.at_row[job.number] = -1

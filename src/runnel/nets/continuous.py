@@ -1,0 +1,208 @@
+"""Networks of actor-critic methods that learn from replay: actors, and critics that run as one stack.
+
+Networks work with actions in (-1, 1). `act` scales them to the bounds of the environment's box, so what lies on a stream is
+what the environment was given; a learner undoes that (`box.normalise`) before it asks a critic. Before the first update
+`explore` is 1, and actors play uniformly random actions: it is a buffer, so it is published with the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.core.rng import make_seed
+from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.nets.mlp import MLP, NetConfig
+from runnel.nets.passes import Passes
+from runnel.nets.torso import Torso
+from runnel.ops.distributions import UNIFORM_MARGIN, categorical_sample, mask_logits
+from runnel.ops.squashed import Squashed, squash
+
+LOG_STD_BOUNDS = (-20.0, 2.0)
+"""Of a squashed Gaussian, as in the code of Haarnoja et al. 2018."""
+
+
+class Box(nn.Module):
+    """The bounds of a continuous action: from (-1, 1) to them and back. Its numbers are known to all, and not published."""
+
+    centre: Tensor
+    radius: Tensor
+
+    def __init__(self, spec: ActionSpec) -> None:
+        super().__init__()
+        if spec.kind != "continuous":
+            raise ConfigError("env", spec.kind, "this algorithm needs a box of continuous actions; use sac, dqn or ppo")
+        if not all(map(math.isfinite, (*spec.low, *spec.high))):
+            fix = "the bounds of the action are infinite; wrap the environment with gymnasium's RescaleAction or ClipAction"
+            raise ConfigError("env", (spec.low, spec.high), fix)
+        self.shape = spec.shape
+        low, high = torch.tensor(spec.low), torch.tensor(spec.high)
+        self.register_buffer("centre", (high + low) / 2, persistent=False)
+        self.register_buffer("radius", ((high - low) / 2).clamp(min=1e-12), persistent=False)
+
+    def scale(self, action: Tensor) -> Tensor:
+        """`[B, D]` in (-1, 1) -> `[B, *shape]` within the bounds."""
+        return torch.addcmul(self.centre, action, self.radius).reshape(-1, *self.shape)
+
+    def normalise(self, action: Tensor) -> Tensor:
+        """`[B, *shape]` -> `[B, D]` in [-1, 1]."""
+        return (action.reshape(len(action), -1) - self.centre) / self.radius
+
+
+class _Net(nn.Module):
+    """Torso and perceptron, differentiated by hand (`Passes`), or by autograd where they have convolutions or silu.
+
+    A tape belongs to the last pass, and is good for one gradient: take it before the next pass.
+    """
+
+    def __init__(
+        self, env_spec: EnvSpec, config: NetConfig, *, extra: int, outputs: int, copies: int, gain: float, seed: int, name: str
+    ) -> None:
+        super().__init__()
+        if config.core != "none":
+            raise ConfigError("net.core", config.core, "this algorithm learns from single transitions; use none")
+        self.env_spec = env_spec
+        self.torso = Torso(env_spec.obs, config, seed=make_seed(seed, name, "torso"))
+        width, config = self.torso.width + extra, self.torso.settle(config)
+        self.head = MLP(width, outputs, config=config, head_gain=gain, seed=make_seed(seed, name), copies=copies)
+        self._passes = Passes(self.head) if Passes.fit(self.head) and not self.torso.convolves else None
+
+    def tape(self, obs: Mapping[str, Tensor], *extra: Tensor, copies: int = 0) -> tuple[Tensor, Any]:
+        """The output `[S, B, O]` for obs leaves `[B, *shape]` and `extra` `[B, D]` (by the first `copies` of a stack), and
+        what its gradients need."""
+        if self._passes is not None:
+            return self._passes.forward(_join(self.torso(obs), extra), copies=copies), None
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in extra]
+            out = cast(Tensor, self.head(_join(self.torso(obs), inputs)))
+            out = (out if self.head.copies else out.unsqueeze(0))[: copies or None]
+        return out.detach(), (out, inputs)
+
+    def grads(self, tape: Any, grad: Tensor) -> Sequence[Tensor]:
+        """Gradients of the parameters, in their order, from that of the output `[S, B, O]`."""
+        if self._passes is not None:
+            return (self._passes.backward(grad),)
+        return torch.autograd.grad(tape[0], list(self.parameters()), grad)
+
+    def input_grad(self, tape: Any, grad: Tensor, size: int) -> Tensor:
+        """The gradient of the last `size` numbers of the input alone. `[S, B, O] -> [B, size]`"""
+        if self._passes is not None:
+            return self._passes.to_input(grad)[:, -size:]
+        found: Tensor = torch.autograd.grad(tape[0], tape[1][-1], grad)[0]
+        return found
+
+
+class _Actor(_Net):
+    """A network with the exploration flag: what actors share."""
+
+    explore: Tensor
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, outputs: int, seed: int) -> None:
+        super().__init__(env_spec, config, extra=0, outputs=outputs, copies=0, gain=0.01, seed=seed, name="actor")
+        self.noise_size, self.state_spec = env_spec.action.noise_size, cast(Mapping[str, ArraySpec], {})
+        self.register_buffer("explore", torch.ones(()))
+
+    def scores(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Obs leaves `[B, *shape]` -> `[B, outputs]`."""
+        return cast(Tensor, self.head(self.torso(obs)))
+
+
+class SquashedGaussianActor(_Actor):
+    """SAC's actor: `a = tanh(x)`, `x ~ N(mean(s), std(s))` (Haarnoja et al. 2018, arXiv:1812.05905, app. C)."""
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
+        super().__init__(env_spec, config, outputs=2 * env_spec.action.size, seed=seed)
+        self.box = Box(env_spec.action)
+
+    def sample(self, obs: Mapping[str, Tensor], z: Tensor) -> tuple[Squashed, Any]:
+        """Actions in (-1, 1) with their log-probabilities from normal noise `z` `[B, D]`, and the tape."""
+        out, tape = self.tape(obs)
+        return squash(out[0], z, log_std_bounds=LOG_STD_BOUNDS), tape
+
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
+        """`action` `[B, *shape]` in the environment's units: the mode, or a sample from the request's noise."""
+        mean, log_std = self.scores(rows).chunk(2, dim=-1)
+        if greedy:
+            return Batch(action=self.box.scale(mean.tanh()))
+        action = torch.addcmul(mean, log_std.clamp(*LOG_STD_BOUNDS).exp(), _normal(rows["noise"])).tanh()
+        return Batch(action=self.box.scale(action.lerp(2.0 * rows["noise"] - 1.0, self.explore)))
+
+
+class CategoricalActor(_Actor):
+    """The actor of SAC with discrete actions (Christodoulou 2019, arXiv:1910.07207)."""
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
+        if env_spec.action.kind != "discrete":
+            raise ConfigError("env", env_spec.action.kind, "SAC needs one discrete action or one box; use ppo for several")
+        super().__init__(env_spec, config, outputs=env_spec.action.num_actions, seed=seed)
+
+    def logprobs(self, obs: Mapping[str, Tensor], mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Log-probability of every action, `[B, A]` (finite where `mask` forbids one, with probability 0), and the tape."""
+        out, tape = self.tape(obs)
+        return mask_logits(out[0], mask).log_softmax(-1).clamp(min=-1e9), tape
+
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
+        """`action` `[B]`: the most probable one, or a sample from the request's noise."""
+        scores, mask = self.scores(rows), rows.get("action_mask")
+        if greedy:
+            return Batch(action=mask_logits(scores, mask).argmax(-1))
+        action, _ = categorical_sample(mask_logits(scores * (1.0 - self.explore), mask), rows["noise"])
+        return Batch(action=action)
+
+
+class DeterministicActor(_Actor):
+    """The actor of DDPG and TD3: `a = tanh(f(s))`, with Gaussian noise while it explores. `noise_scale` is published."""
+
+    noise_scale: Tensor
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
+        super().__init__(env_spec, config, outputs=env_spec.action.size, seed=seed)
+        self.box = Box(env_spec.action)
+        self.register_buffer("noise_scale", torch.zeros(()))
+
+    def action(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        """Actions in (-1, 1), `[B, D]`, and the tape."""
+        out, tape = self.tape(obs)
+        return out[0].tanh(), tape
+
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
+        """`action` `[B, *shape]` in the environment's units; unless greedy with noise of `noise_scale` (in units of 1)."""
+        action = self.scores(rows).tanh()
+        if greedy:
+            return Batch(action=self.box.scale(action))
+        action = torch.addcmul(action, _normal(rows["noise"]), self.noise_scale).clamp(-1.0, 1.0)
+        return Batch(action=self.box.scale(action.lerp(2.0 * rows["noise"] - 1.0, self.explore)))
+
+
+class QEnsemble(_Net):
+    """S critics of one shape in one pass. Continuous: Q(s, a) of a given action; discrete: Q(s, .) of all actions."""
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, copies: int = 2, seed: int) -> None:
+        action = env_spec.action
+        extra, outputs = (0, action.num_actions) if action.kind == "discrete" else (action.size, 1)
+        super().__init__(env_spec, config, extra=extra, outputs=outputs, copies=copies, gain=1.0, seed=seed, name="critic")
+
+    def q(self, obs: Mapping[str, Tensor], action: Tensor, *, copies: int = 0) -> tuple[Tensor, Any]:
+        """Obs leaves `[B, *shape]`, `action` `[B, D]` in [-1, 1] -> `[S, B]`, and the tape."""
+        out, tape = self.tape(obs, action, copies=copies)
+        return out.squeeze(-1), tape
+
+    def values(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        """Obs leaves `[B, *shape]` -> `[S, B, A]`, and the tape."""
+        return self.tape(obs)
+
+
+def _join(features: Tensor, extra: Sequence[Tensor]) -> Tensor:
+    return torch.cat([features, *extra], dim=-1) if extra else features
+
+
+def _normal(noise: Tensor) -> Tensor:
+    """Uniform noise in (0, 1) as normal noise."""
+    z: Tensor = torch.special.ndtri(noise.clamp(UNIFORM_MARGIN, 1.0 - UNIFORM_MARGIN))
+    return z

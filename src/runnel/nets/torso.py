@@ -1,0 +1,99 @@
+"""Torso: from observation leaves to one vector. Vectors pass as they are, images go through convolutions.
+
+Images are uint8 `[C, H, W]` (or `[H, W, C]`, turned), or small float boards such as MinAtar's `[C, 10, 10]`. On the CPU they
+are laid out channels last, which trains the Nature network 1.6 times as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runnel.core.errors import ConfigError
+from runnel.core.rng import make_seed
+from runnel.core.spaces import ArraySpec
+from runnel.nets.mlp import DEFAULT_HIDDEN, NetConfig, flatten_leaves, leaves_width
+
+# output channels, kernel, stride
+LAYERS = {"nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)), "small": ((16, 3, 1),)}
+SMALLEST_NATURE = 36
+
+
+def is_image(leaf: ArraySpec) -> bool:
+    """Whether a leaf is convolved: three dimensions, of which two are at least 5 wide."""
+    return len(leaf.shape) == 3 and sorted(leaf.shape)[1] >= 5
+
+
+class Torso(nn.Module):
+    """Observation leaves `[..., *shape]` -> `[..., width]`."""
+
+    def __init__(self, obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int) -> None:
+        super().__init__()
+        images = {k: leaf for k, leaf in obs.items() if is_image(leaf)} if config.conv != "none" else {}
+        self._vectors = [(k, leaf) for k, leaf in sorted(obs.items()) if k not in images]
+        self.convs = nn.ModuleDict({k: Conv(leaf, config.conv, seed=make_seed(seed, k)) for k, leaf in sorted(images.items())})
+        self._convs: list[tuple[str, Conv]] = [(k, c) for k, c in self.convs.items() if isinstance(c, Conv)]
+        self.width = leaves_width(dict(self._vectors)) + sum(c.width for _, c in self._convs)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether there is an image among the leaves."""
+        return bool(self._convs)
+
+    def settle(self, config: NetConfig) -> NetConfig:
+        """`config` with the hidden layers that fit this torso, where it leaves them open."""
+        if config.hidden is not None:
+            return config
+        kinds = [c.kind for _, c in self._convs]
+        return replace(config, hidden=DEFAULT_HIDDEN if not kinds else ((512,) if "nature" in kinds else (128,)))
+
+    def __call__(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return self.forward(obs)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        if not self._convs:
+            return flatten_leaves(obs, self._vectors)
+        parts = [conv(obs[key]) for key, conv in self._convs]
+        if self._vectors:
+            parts.append(flatten_leaves(obs, self._vectors))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class Conv(nn.Module):
+    """Convolutions with relu over one image leaf, flattened. `[..., C, H, W] -> [..., width]`"""
+
+    def __init__(self, leaf: ArraySpec, kind: str, *, seed: int) -> None:
+        super().__init__()
+        self._shape, self._bytes = leaf.shape, leaf.dtype == torch.uint8
+        self._channels_last_input = leaf.shape[0] > leaf.shape[-1]
+        channels, height, width = (leaf.shape[-1], *leaf.shape[:2]) if self._channels_last_input else leaf.shape
+        self.kind = kind if kind != "auto" else ("nature" if min(height, width) >= SMALLEST_NATURE else "small")
+        generator = torch.Generator().manual_seed(seed)
+        self.layers = nn.ModuleList()
+        for out, kernel, stride in LAYERS[self.kind]:
+            if min(height, width) < kernel:
+                raise ConfigError("net.conv", kind, f"images of {leaf.shape} are too small for it; use small, or none")
+            layer = nn.utils.skip_init(nn.Conv2d, channels, out, kernel, stride)  # type: ignore[no-untyped-call]
+            nn.init.orthogonal_(layer.weight, gain=2.0**0.5, generator=generator)
+            nn.init.zeros_(layer.bias)
+            self.layers.append(layer)
+            channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.width = channels * height * width
+
+    def forward(self, image: Tensor) -> Tensor:
+        lead = image.shape[: image.dim() - 3]
+        x = image.reshape(-1, *self._shape)
+        if self._channels_last_input:
+            x = x.permute(0, 3, 1, 2)
+        x = x.to(torch.float32, memory_format=torch.channels_last)
+        if self._bytes:
+            x = x * (1.0 / 255.0)
+        for layer in self.layers:
+            assert isinstance(layer, nn.Conv2d)
+            weight = layer.weight.contiguous(memory_format=torch.channels_last)
+            x = F.relu(F.conv2d(x, weight, layer.bias, layer.stride), inplace=True)
+        return x.reshape(*lead, self.width) if len(lead) != 1 else x.flatten(1)

@@ -1,0 +1,143 @@
+"""CUDA graphs: a function of tensors is recorded once and replayed, so that the host launches one thing instead of thousands.
+
+A graph repeats kernels at the addresses it was recorded with. So it is kept by the addresses of the function's inputs; what
+the function returned is the same memory at every replay; and whatever Python does inside (counting, appending) happens only
+while recording. Generators have to be named, because a replay must move them on.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import RunnelError
+
+R = TypeVar("R")
+_pools: dict[torch.device, torch.cuda.CUDAGraph] = {}
+
+
+class CaptureError(RunnelError):
+    """A function that cannot be recorded in a CUDA graph: names it, the cause, and the usual suspects."""
+
+    def __init__(self, name: str, cause: str) -> None:
+        super().__init__(
+            f"{name} cannot be captured in a CUDA graph: {cause}. Inside it the host must not wait for the device, nor copy "
+            "from pageable host memory: replace .item(), .tolist(), .cpu(), float(tensor), `if tensor`, nonzero and boolean "
+            "indexing by operations on tensors (torch.where), make constant tensors before the first call, and draw random "
+            "numbers from a generator that is named in `generators`"
+        )
+
+
+class Captured(Generic[R]):
+    """Calls `function`; on a CUDA device from the second call on by replaying a graph.
+
+    Every call runs the function's work on the device exactly once, in the order of the calls, whichever way: the first call
+    with given inputs runs plainly (on a side stream, as warm-up for libraries that allocate), the second records, which runs
+    nothing, and replays. So results do not depend on what was recorded when, and a resumed run goes on bit for bit.
+
+    Arguments may be tensors, mappings and sequences of them, and hashable values; a graph belongs to the addresses, shapes and
+    types of the tensors, and to the other values. Tensors that the function holds by itself (weights) must stay where they
+    are; call `forget` when they have moved. Record under `no_grad` or with gradients taken inside (`torch.autograd.grad`):
+    a graph cannot be entered by a backward pass later. Tensors made under `inference_mode` may leave the function only if
+    nobody needs gradients through them.
+
+    Graphs of one device share memory for what lives inside them, so they must be replayed one after the other, on one stream.
+    """
+
+    def __init__(self, function: Callable[..., R], *, generators: Sequence[torch.Generator] = (), name: str = "") -> None:
+        self._function, self._generators = function, list(generators)
+        self._name = name or getattr(function, "__qualname__", "a function")
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, R]] = {}
+        self._seen: set[Hashable] = set()
+
+    def __call__(self, *args: Any) -> R:
+        device = cuda_device(args)
+        if device is None:
+            return self._function(*args)
+        key = signature(args)
+        if key not in self._seen:
+            self._seen.add(key)
+            return self._warm_up(device, args)
+        if key not in self._graphs:
+            self._graphs[key] = self._record(device, args)
+        graph, result = self._graphs[key]
+        graph.replay()
+        return result
+
+    def forget(self) -> None:
+        """Drop all graphs: the next calls warm up and record anew."""
+        self._graphs.clear()
+        self._seen.clear()
+
+    def _warm_up(self, device: torch.device, args: tuple[Any, ...]) -> R:
+        here = torch.cuda.current_stream(device)
+        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            result = self._function(*args)
+        here.wait_stream(aside)
+        return result
+
+    def _record(self, device: torch.device, args: tuple[Any, ...]) -> tuple[torch.cuda.CUDAGraph, R]:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        try:
+            with _no_collection(), torch.cuda.graph(graph, pool=_shared_pool(device)):
+                return graph, self._function(*args)
+        except RuntimeError as error:
+            del _pools[device]  # it still believes that a recording is under way
+            raise CaptureError(self._name, str(error).splitlines()[0]) from error
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is collected meanwhile: a graph that dies while another one is recorded would spoil the recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _shared_pool(device: torch.device) -> Any:
+    """Memory for the insides of all graphs of a device. A small graph keeps it: torch gives up a pool without graphs."""
+    if device not in _pools:
+        keeper = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device), torch.cuda.graph(keeper):
+            torch.zeros(1, device=device)
+        _pools[device] = keeper
+    return _pools[device].pool()
+
+
+def cuda_device(x: Any) -> torch.device | None:
+    """The CUDA device of the first tensor in a nest of mappings and sequences that has one."""
+    return next((leaf.device for leaf in _leaves(x) if isinstance(leaf, Tensor) and leaf.is_cuda), None)
+
+
+def signature(x: Any) -> Hashable:
+    """What a graph depends on: addresses, shapes, strides and types of tensors, and all other values.
+
+    >>> x = torch.zeros(4)
+    >>> signature({"a": x, "n": 3}) == signature({"a": x, "n": 3}) != signature({"a": x.clone(), "n": 3})
+    True
+    """
+    return tuple(
+        (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+        for leaf in _leaves(x)
+    )
+
+
+def _leaves(x: Any) -> list[Any]:
+    if isinstance(x, Mapping):
+        return [leaf for key in x for leaf in (key, *_leaves(x[key]))]
+    if isinstance(x, list | tuple):
+        return [leaf for item in x for leaf in _leaves(item)]
+    return [x]

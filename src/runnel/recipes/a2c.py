@@ -1,0 +1,48 @@
+"""A2C on any Gymnasium environment: the plain synchronous actor-critic, one gradient for each batch.
+
+runnel train a2c --env CartPole-v1 --total-steps 100000
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.EnvConfig):
+    """A2C (agents/a2c.py) on `num_actors` x `num_envs` environments, `num_steps` steps of each per update."""
+
+    num_steps: int = 8
+    """Steps of each environment in one segment."""
+    network: str = ""
+    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
+    total_steps: int | None = 100_000
+    """Budget in steps of the environment."""
+    a2c: rl.A2CConfig = field(default_factory=rl.A2CConfig)
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        self.a2c.check()
+        if self.staleness.mode != "sync":
+            raise rl.ConfigError(
+                "staleness.mode", self.staleness.mode, "a2c does not correct for older data; use recipe impala"
+            )
+
+
+def build(c: Config) -> rl.Experiment:
+    """Actors play and write `trajectories`; an update takes one segment of each actor."""
+    task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
+
+    def network() -> rl.ActorCritic:
+        body = (
+            rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
+        )
+        return rl.ActorCritic(task.spec, body, normalise_obs=c.a2c.normalise_obs)
+
+    def learner() -> rl.A2CLearner:
+        return rl.A2CLearner(c.a2c, network(), device=c.device)
+
+    return rl.on_policy_graph(c, task, network=network, learner=learner)

@@ -1,0 +1,52 @@
+"""Asynchronous PPO with V-trace: actors never wait for the learner. Any Gymnasium environment; for slow or uneven ones.
+
+runnel train appo --env CartPole-v1 --launcher local --num-actors 2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.EnvConfig):
+    """APPO (agents/appo.py): actors run ahead of the learner by at most `staleness.max_lag` versions."""
+
+    num_actors: int = 2
+    """Actors that play at the same time; each has its own environments."""
+    num_envs: int = 4
+    """Environments of each actor."""
+    num_segments: int = 2
+    """Segments in one update, from whichever actors have finished theirs."""
+    network: str = ""
+    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
+    total_steps: int | None = 100_000
+    """Budget in steps of the environment."""
+    staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window", max_lag=2))
+    appo: rl.APPOConfig = field(default_factory=rl.APPOConfig)
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        if self.num_segments < 1:
+            raise rl.ConfigError("num_segments", self.num_segments, "use at least 1")
+        rows = self.num_segments * self.num_envs // self.ring
+        self.appo.check(rows if self.net.core != "none" else rows * self.num_steps)
+
+
+def build(c: Config) -> rl.Experiment:
+    """Actors play and write `trajectories` as fast as the window lets them; an update takes the first `num_segments`."""
+    task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
+
+    def network() -> rl.ActorCritic:
+        body = (
+            rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
+        )
+        return rl.ActorCritic(task.spec, body, normalise_obs=c.appo.normalise_obs)
+
+    def learner() -> rl.APPOLearner:
+        return rl.APPOLearner(c.appo, network(), seed=c.seed, device=c.device)
+
+    return rl.on_policy_graph(c, task, network=network, learner=learner, batch_segments=c.num_segments)

@@ -1,0 +1,53 @@
+"""IMPALA: asynchronous actors, V-trace, one pass over each batch. Any Gymnasium environment.
+
+runnel train impala --env CartPole-v1 --launcher local --num-actors 2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.EnvConfig):
+    """IMPALA (agents/impala.py): actors run ahead of the learner by at most `staleness.max_lag` versions."""
+
+    num_actors: int = 2
+    """Actors that play at the same time; each has its own environments."""
+    num_envs: int = 4
+    """Environments of each actor."""
+    num_steps: int = 8
+    """Steps of each environment in one segment."""
+    num_segments: int = 2
+    """Segments in one update, from whichever actors have finished theirs."""
+    network: str = ""
+    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
+    total_steps: int | None = 100_000
+    """Budget in steps of the environment."""
+    staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window", max_lag=4))
+    impala: rl.IMPALAConfig = field(default_factory=rl.IMPALAConfig)
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        self.impala.check()
+        if self.num_segments < 1:
+            raise rl.ConfigError("num_segments", self.num_segments, "use at least 1")
+
+
+def build(c: Config) -> rl.Experiment:
+    """Actors play and write `trajectories` as fast as the window lets them; an update takes the first `num_segments`."""
+    task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
+
+    def network() -> rl.ActorCritic:
+        body = (
+            rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
+        )
+        return rl.ActorCritic(task.spec, body, normalise_obs=c.impala.normalise_obs)
+
+    def learner() -> rl.IMPALALearner:
+        return rl.IMPALALearner(c.impala, network(), device=c.device)
+
+    return rl.on_policy_graph(c, task, network=network, learner=learner, batch_segments=c.num_segments)

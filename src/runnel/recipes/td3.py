@@ -1,0 +1,48 @@
+"""TD3 from replay: twin delayed deterministic policy gradient, for a box of continuous actions.
+
+runnel train td3 --env Pendulum-v1 --total-steps 20000 --min-fill 1000 --td3.actor-lr 1e-3 --td3.critic-lr 1e-3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.ReplayEnvConfig):
+    """TD3 (agents/td3.py): uniformly random actions until `min_fill` steps, then `update_ratio` updates for each step."""
+
+    env: str = "HalfCheetah-v5"
+    """Gymnasium id, module:Class, or path/to/file.py:factory."""
+    num_steps: int = 8
+    """Steps of each environment in one segment."""
+    min_fill: int = 25_000
+    """Environment steps in the buffer before the first update; until then actions are uniformly random."""
+    total_steps: int | None = 1_000_000
+    """Budget in steps of the environment."""
+    net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(256, 256), activation="relu"))
+    td3: rl.TD3Config = field(default_factory=rl.TD3Config)
+    replay: rl.ReplayConfig = field(default_factory=lambda: rl.ReplayConfig(capacity=1_000_000, prioritised=False))
+    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=10))
+    checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        self.td3.check()
+
+
+def build(c: Config) -> rl.Experiment:
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors."""
+    task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
+
+    def network() -> rl.DeterministicActor:
+        return rl.DeterministicActor(task.spec, c.net, seed=c.seed)
+
+    def learner() -> rl.TD3Learner:
+        critic = rl.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
+        return rl.TD3Learner(c.td3, network(), critic, seed=c.seed, device=c.device)
+
+    return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.td3.batch_size, gamma=c.td3.gamma)

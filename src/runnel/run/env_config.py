@@ -1,0 +1,90 @@
+"""Settings that every recipe on environments shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.data.replay import ReplayConfig
+from runnel.envs.registry import choose_backend, is_tensor_env, plainest_backend
+from runnel.envs.vector.config import VectorConfig
+from runnel.nets.mlp import NetConfig
+from runnel.run.experiment import RunConfig
+from runnel.run.registry import resolve_live
+
+
+@dataclass(frozen=True)
+class EnvConfig(RunConfig):
+    """`num_actors` actors, each with `num_envs` environments, `num_steps` steps of each in a segment."""
+
+    env: str = "CartPole-v1"
+    """Gymnasium id, module:Class, or path/to/file.py:factory; tensor:CartPole-v1 keeps the environment on the device."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    num_envs: int = 8
+    """Environments of each actor."""
+    num_steps: int = 128
+    """Steps of each environment in one segment."""
+    ring: int = 1
+    """Groups that an actor's environments are split into; while one group waits for the policy, another steps."""
+    vector: VectorConfig = field(default_factory=VectorConfig)
+    net: NetConfig = field(default_factory=NetConfig)
+
+    def settle(self) -> tuple[RunConfig, list[str]]:
+        """The back end of the environments: measured where it is open (a deterministic run takes the plainest)."""
+        if self.vector.backend != "auto" or is_tensor_env(self.env):
+            return self, []
+        target = resolve_live(self.env, "env")
+        if self.deterministic:
+            return replace(self, vector=plainest_backend(target, self.vector, kwargs=self.env_kwargs)), []
+        choice = choose_backend(target, self.num_envs // self.ring, config=self.vector, kwargs=self.env_kwargs)
+        return replace(self, vector=choice.config), [choice.text]
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        self.net.check()
+        self.vector.check()
+        for name in ("num_envs", "num_steps", "ring"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(name, value, "use at least 1")
+        if self.num_envs % self.ring:
+            raise ConfigError("ring", self.ring, f"must divide num_envs ({self.num_envs}); use a divisor of it")
+
+    @property
+    def batch_segments(self) -> int:
+        """Segments that hold one round of all environments."""
+        return self.num_actors * self.ring
+
+    @property
+    def batch_steps(self) -> int:
+        """Steps in one round of all environments."""
+        return self.num_actors * self.num_envs * self.num_steps
+
+
+@dataclass(frozen=True)
+class ReplayEnvConfig(EnvConfig):
+    """Actors fill a replay buffer, which gives out `update_ratio` batches for each step."""
+
+    num_envs: int = 1
+    """Environments of each actor."""
+    num_steps: int = 32
+    """Steps of each environment in one segment."""
+    update_ratio: float = 1.0
+    """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
+    min_fill: int = 1_000
+    """Environment steps in the buffer before the first update."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        if self.update_ratio <= 0:
+            raise ConfigError("update_ratio", self.update_ratio, "must be above 0")
+        if self.total_steps is not None and self.total_steps < self.min_fill:
+            raise ConfigError("total_steps", self.total_steps, f"ends before the first update; use at least {self.min_fill}")
+        if self.replay.capacity < self.min_fill:
+            raise ConfigError("replay.capacity", self.replay.capacity, f"must hold min_fill; use at least {self.min_fill}")
+        if self.staleness.mode == "window" and self.deterministic:
+            raise ConfigError("staleness.mode", "window", "a deterministic replay run is sync or one_step")

@@ -1,0 +1,123 @@
+"""The two graphs of classical agents: straight from actors to the learner, or by way of a replay buffer.
+
+A recipe brings a task, a network and a learner; which workers there are and how they are connected is written once, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Learner
+from runnel.core.trajectories import trajectory_stream
+from runnel.data.replay import ReplayStore, replay_stream
+from runnel.data.sequences import SequenceStore, sequence_stream
+from runnel.flow.staleness import LagPolicy, RatioPolicy
+from runnel.flow.workers.trainer import Phase
+from runnel.nets.inferencer import AgentNet, TorchInferencer
+from runnel.run.env_config import EnvConfig, ReplayEnvConfig
+from runnel.run.env_task import EnvTask
+from runnel.run.experiment import BufferSpec, Experiment, InferenceStream
+
+
+def on_policy_graph(
+    c: EnvConfig,
+    task: EnvTask,
+    *,
+    network: Callable[[], AgentNet],
+    learner: Callable[[], Learner],
+    batch_segments: int | None = None,
+) -> Experiment:
+    """Actors play and write `trajectories`; an update takes `batch_segments` of them (default: one round of all)."""
+    batch = batch_segments or c.batch_segments
+    policy = c.lag_policy(batch, batch_steps=batch * c.num_envs // c.ring * c.num_steps)
+    net = network()
+    stream = trajectory_stream(
+        task.spec,
+        num_steps=c.num_steps,
+        num_envs=c.num_envs // c.ring,
+        state=net.state_spec,
+        batch_segments=batch,
+        capacity=max(batch * (policy.lag + 1), c.batch_segments),
+        num_writers=c.num_actors,
+        device=c.device,
+    )
+    return Experiment(
+        config=c,
+        title=task.name,
+        streams=(stream,),
+        staleness={"trajectories": policy},
+        actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec),
+        inference=(_inference(c, network),),
+        learner=learner,
+        phases=(Phase({"trajectories": batch}),),
+        evaluation=task.evaluation(network),
+        policy=lambda: task.policy(network),
+    )
+
+
+def replay_graph(
+    c: ReplayEnvConfig,
+    task: EnvTask,
+    *,
+    network: Callable[[], AgentNet],
+    learner: Callable[[], Learner],
+    batch_size: int,
+    gamma: float,
+) -> Experiment:
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with priorities.
+
+    A batch is `batch_size` transitions; for a recurrent network it is `batch_size` rows of `num_steps` steps.
+    """
+    if c.min_fill < batch_size:
+        raise ConfigError("min_fill", c.min_fill, f"must hold a batch; use at least {batch_size}")
+    exact = c.staleness.mode != "window"
+    ratio = RatioPolicy(
+        ratio=c.update_ratio,
+        min_fill=c.min_fill,
+        segment_steps=c.num_envs // c.ring * c.num_steps,
+        lag=c.staleness.lag,
+        exact=exact,
+    )
+    if c.total_steps:
+        ratio = replace(ratio, num_segments=ratio.segments_for(c.total_steps))
+    batches = LagPolicy(lag=c.staleness.lag, batch=1, exact=exact)
+    net = network()
+    experience = trajectory_stream(
+        task.spec,
+        num_steps=c.num_steps,
+        num_envs=c.num_envs // c.ring,
+        state=net.state_spec,
+        logprob=False,
+        capacity=2 * c.batch_segments,
+        num_writers=c.num_actors,
+        reader="buffer",
+    )
+    make_store: type[ReplayStore] | type[SequenceStore]
+    if net.state_spec:
+        make_store, replay = SequenceStore, sequence_stream(experience, batch_size=batch_size, capacity=batches.lag + 2)
+    else:
+        make_store, replay = ReplayStore, replay_stream(task.spec, batch_size=batch_size, capacity=batches.lag + 2)
+    return Experiment(
+        config=c,
+        title=task.name,
+        streams=(experience, replay),
+        staleness={"trajectories": ratio, "replay": batches},
+        actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec),
+        inference=(_inference(c, network),),
+        learner=learner,
+        phases=(Phase({"replay": 1}),),
+        buffer=BufferSpec(
+            lambda: make_store(c.replay, task.spec, source=experience, gamma=gamma, total_steps=c.total_steps), ratio
+        ),
+        evaluation=task.evaluation(network),
+        policy=lambda: task.policy(network),
+    )
+
+
+def _inference(c: EnvConfig, network: Callable[[], AgentNet]) -> InferenceStream:
+    return InferenceStream(
+        lambda: TorchInferencer(network(), device=c.device, merge=not c.deterministic),
+        num_workers=c.placement.policy_workers,
+    )

@@ -1,0 +1,224 @@
+"""Playing an environment with suspicion: every call is guarded, every value looked at, and what happened is written down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runnel.core.actions import env_action, flat_mask, mask_parts
+from runnel.core.spaces import ActionSpec
+from runnel.envs.spaces import MASK, action_spec, mask_in_obs
+from runnel.testing.env_report import EnvReport
+from runnel.testing.env_values import check_outcome, check_size, check_value
+
+SEED = 12345
+History = dict[str, Any]
+"""What one reset or step gave, by name, in a form that compares exactly."""
+Seen = tuple[Any, dict[str, Any]]
+"""An observation and its info."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One episode that ended: its number of steps, and how."""
+
+    length: int
+    terminated: bool
+
+
+class Player:
+    """Plays `env` with random actions and tells `report` what it sees; with `record` it keeps a history to compare."""
+
+    def __init__(self, env: Any, report: EnvReport, *, record: bool = True) -> None:
+        self.env, self.report, self._record = env, report, record
+        self.history: list[History] = []
+        self.episodes: list[Ended] = []
+        self._spec = action_spec(env.action_space)
+        self._to_env = env_action(self._spec)
+        self._mask_in_obs = mask_in_obs(env.observation_space)
+        self._masked: bool | None = None
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self._length = 0
+
+    def play(
+        self, num_steps: int, *, seed: int = SEED, same_seed: bool = True, until: Callable[[], bool] = lambda: False
+    ) -> list[History]:
+        """`num_steps` steps from a reset, through the ends of episodes; returns what happened.
+
+        With `same_seed` every episode has the same seed. `until` may end it before.
+        """
+        self.env.action_space.seed(seed)
+        rng, self.history = np.random.default_rng(seed), []
+        obs, info = self.reset(seed)
+        for _ in range(num_steps):
+            obs, info, ended = self.step(self._action(obs, info, rng))
+            if ended:
+                seed += not same_seed
+                obs, info = self.reset(seed)
+                if until():
+                    break
+        return self.history
+
+    def go_on(self, start: Seen, num_steps: int) -> tuple[list[History], Seen]:
+        """From `start`, where the environment is, with actions that depend on `SEED` alone, until an episode ends."""
+        self.env.action_space.seed(SEED)
+        rng, self.history, self._kept = np.random.default_rng(SEED), [], []
+        obs, info = start
+        for _ in range(num_steps):
+            obs, info, ended = self.step(self._action(obs, info, rng))
+            if ended:
+                return self.history, self.reset(SEED)
+        return self.history, (obs, info)
+
+    def reset(self, seed: int) -> Seen:
+        """A guarded reset."""
+        try:
+            result = self.env.reset(seed=seed)
+        except Exception as error:
+            fix = "; its signature is reset(self, *, seed=None, options=None)" if isinstance(error, TypeError) else ""
+            raise self.report.stop("reset", f"reset(seed=...) raised {type(error).__name__}: {error}{fix}") from error
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            text = f"reset returned {_kind(result)}; it must return (observation, info), info being a dict"
+            raise self.report.stop("reset", text)
+        obs, info = result
+        self._length = 0
+        self._look(obs)
+        if self._record:
+            self.history.append({"first observation": digest(obs)})
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, dict[str, Any], bool]:
+        """A guarded step: what is seen next, its info, and whether the episode ended."""
+        self._length += 1
+        self.report.num_steps += 1
+        try:
+            result = self.env.step(action)
+        except Exception as error:
+            where = f"in step {self._length} of an episode"
+            text = f"step({action!r}) raised {type(error).__name__}: {error} ({where})"
+            raise self.report.stop("step", text) from error
+        if not (isinstance(result, tuple) and len(result) == 5):
+            text = f"step returned {_kind(result)}; it must return (observation, reward, terminated, truncated, info)"
+            raise self.report.stop("step", text)
+        obs, reward, terminated, truncated, info = result
+        if not isinstance(info, dict):
+            raise self.report.stop("info", f"step returned an info that is a {type(info).__name__}; it must be a dict")
+        check_outcome(reward, terminated, truncated, self.report)
+        self._look(obs)
+        over = _flag(terminated) or _flag(truncated)
+        if self._record:
+            self.history.append({"observation": digest(obs), "reward": digest(reward), "end": over})
+        if over:
+            self.episodes.append(Ended(self._length, _flag(terminated) and not _flag(truncated)))
+            self.report.num_episodes += 1
+        return obs, info, over
+
+    def _look(self, obs: Any) -> None:
+        space = self.env.observation_space
+        check_value(space, obs, "the observation", self.report)
+        check_size(space, obs, self.report)
+        if any(not np.array_equal(array, copy, equal_nan=array.dtype.kind == "f") for array, copy in self._kept):
+            text = (
+                "the observation that was returned before changes when the environment goes on: it is the same memory. Whoever "
+                "keeps observations (a frame stack, a list of your own) then holds the newest many times; return a copy"
+            )
+            self.report.warn("memory", text)
+        self._kept = [(array, array.copy()) for array in arrays(obs)]
+
+    def _action(self, obs: Any, info: Mapping[str, Any], rng: np.random.Generator) -> Any:
+        """A random action that the mask, if there is one, allows."""
+        raw = obs.get(MASK) if self._mask_in_obs and isinstance(obs, Mapping) else info.get(MASK)
+        if self._masked is None:
+            self._masked = raw is not None
+        if self._masked != (raw is not None):
+            came = "none later" if self._masked else "none at its first reset"
+            text = f"action_mask comes sometimes: the environment gave {came}. Put one into every info, of reset and of step"
+            raise self.report.stop("mask", text)
+        if raw is None:
+            return self.env.action_space.sample()
+        mask = self._mask(raw)
+        row = random_action(self._spec, mask, rng)
+        return self._to_env(row)
+
+    def _mask(self, raw: Any) -> np.ndarray:
+        report, size = self.report, self._spec.mask_size
+        if not size:
+            raise report.stop("mask", "an action_mask needs something discrete to choose from; drop the mask or the Box")
+        try:
+            mask = flat_mask(raw, self._spec)
+        except (TypeError, ValueError, LookupError) as error:
+            text = f"action_mask cannot be read: {error}; give one array of {size} flags, or one array for each part"
+            raise report.stop("mask", text) from error
+        if mask.shape != (size,):
+            each = "action" if self._spec.kind == "discrete" else "choice of each part, side by side"
+            raise report.stop("mask", f"action_mask has shape {mask.shape}; it must have one entry per {each}, ({size},)")
+        if any(not np.isin(np.asarray(x), (0, 1)).all() for x in arrays(raw)):
+            report.error("mask values", "action_mask has values other than 0 and 1: all but 0 are taken for open")
+        if not all(part.any() for part in mask_parts(mask, self._spec)):
+            raise report.stop("mask", "action_mask allows no action at all; end the episode instead")
+        return mask
+
+
+def random_action(spec: ActionSpec, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random network action that `mask` allows."""
+    choices = [rng.choice(np.flatnonzero(part)) for part in mask_parts(mask, spec)]
+    if spec.kind == "discrete":
+        return np.asarray(choices[0])
+    numbers: list[float] = []
+    for part in spec.parts:
+        numbers += [float(choices.pop(0))] if part.kind == "discrete" else rng.normal(size=part.size).tolist()
+    return np.asarray(numbers)
+
+
+def arrays(value: Any) -> list[np.ndarray]:
+    """Every numpy array inside a nested value."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return [array for part in inner for array in arrays(part)]
+
+
+def digest(value: Any) -> Any:
+    """A value in a form that compares exactly: NaN equals NaN, and no memory is shared."""
+    if isinstance(value, Mapping):
+        return {key: digest(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [digest(part) for part in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return (str(value.dtype), value.shape, value.tobytes())
+    return repr(value)
+
+
+def difference(first: list[History], second: list[History]) -> str | None:
+    """In words, what first differs between two histories; None where they are the same."""
+    step = 0
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        step += "reward" in a
+        parts = [name for name in a if a[name] != b.get(name)]
+        if parts == ["first observation"]:
+            return "the first observation is another one" + (f" (of the episode after step {step})" if i else "")
+        if parts:
+            return f"step {step} gave another {' and '.join(parts)}"
+    return None if len(first) == len(second) else "one of them stopped earlier"
+
+
+def step_seconds(player: Player, num_steps: int) -> tuple[list[History], float]:
+    """The history of a play, and the seconds one of its steps took."""
+    start = time.perf_counter()
+    history = player.play(num_steps)
+    return history, (time.perf_counter() - start) / max(num_steps, 1)
+
+
+def _flag(value: Any) -> bool:
+    try:
+        return bool(value)
+    except ValueError:  # an array of several: said by check_outcome, and no end
+        return False
+
+
+def _kind(result: Any) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"

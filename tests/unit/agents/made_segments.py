@@ -1,0 +1,83 @@
+"""Segments of made-up data for tests of learners that train on whole segments."""
+
+import numpy as np
+import torch
+
+from runnel.core.records import Header, Segment, trim
+from runnel.core.rng import make_rng
+from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.trajectories import trajectory_stream
+from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.bodies import build_body
+from runnel.nets.mlp import NetConfig
+
+DISCRETE = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
+BOX = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2))
+MASKED = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2), has_mask=True)
+
+
+def make_net(spec=DISCRETE, *, seed=0, normalise_obs=False, **net):
+    return ActorCritic(spec, build_body(spec, NetConfig(hidden=(16,), **net), seed=seed), normalise_obs=normalise_obs)
+
+
+def make_segment(seed=0, *, spec=DISCRETE, num_steps=8, num_envs=4, state=None):
+    """Random data with ends of both kinds; `final_obs` differs from `obs[t + 1]`; `state` adds the state of a core."""
+    rng = make_rng(seed, "segment")
+    stream = trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, **({"state": state} if state else {}))
+    arrays = stream.allocate()
+    arrays["obs"].copy_(torch.from_numpy(rng.normal(size=arrays["obs"].shape)))
+    if spec.action.kind == "discrete":
+        arrays["action"].copy_(torch.from_numpy(rng.integers(0, 2, size=arrays["action"].shape)))
+    else:
+        arrays["action"].copy_(torch.from_numpy(rng.normal(size=arrays["action"].shape)))
+    if spec.has_mask:
+        arrays["action_mask"].fill_(True)
+    arrays["rewards/env"].copy_(torch.from_numpy(rng.normal(size=arrays["rewards/env"].shape)))
+    arrays["logprob"].copy_(torch.from_numpy(np.log(rng.uniform(0.2, 0.8, size=arrays["logprob"].shape))))
+    end = torch.from_numpy(rng.random((num_steps, num_envs)))
+    arrays["terminated"].copy_(end < 0.15)
+    arrays["truncated"].copy_((end >= 0.15) & (end < 0.3))
+    index = (end < 0.3).flatten().nonzero().flatten()
+    arrays["final_index"][: len(index)] = index
+    arrays["final_obs"][: len(index)] = torch.from_numpy(rng.normal(size=(len(index), 3))).float()
+    used = {"F": len(index)}
+    return Segment(0, stream, Header(used=used), trim(stream, arrays, used))
+
+
+def credit_loop(net, data, *, gamma, lam, rho_bar=None, c_bar=None, weighted=True):
+    """Targets and advantages of a segment in plain Python: V-trace with bars, GAE without. `[T, B]` twice
+
+    `weighted` advantages are multiplied by their truncated importance weights, as IMPALA's policy gradient needs them.
+    """
+    a = data.arrays
+    num_steps, num_envs = a["action"].shape[:2]
+    with torch.no_grad():
+        values, finals = net.value({"obs": a["obs"]}).numpy(), net.value({"obs": a["final_obs"]}).numpy()
+        mask = a["action_mask"][:-1] if "action_mask" in a else None
+        logprob = net.evaluate({"obs": a["obs"][:-1]}, a["action"], mask)[0]
+    ratio = np.exp((logprob - a["logprob"]).numpy()) if rho_bar is not None else np.ones((num_steps, num_envs))
+    rho, c = np.minimum(ratio, rho_bar or 1.0), lam * np.minimum(ratio, c_bar or 1.0)
+    where = {int(i): f for f, i in enumerate(a["final_index"])}
+    targets, advantages = np.zeros((num_steps, num_envs)), np.zeros((num_steps, num_envs))
+    for b in range(num_envs):
+        error = 0.0
+        for t in reversed(range(num_steps)):
+            ended = bool(a["terminated"][t, b]) or bool(a["truncated"][t, b])
+            following = finals[where[t * num_envs + b]] if ended else values[t + 1, b]
+            following = 0.0 if a["terminated"][t, b] else following
+            ahead = 0.0 if ended else error
+            reward = a["rewards/env"][t, b].item()
+            weight = rho[t, b] if weighted else 1.0
+            advantages[t, b] = weight * (reward + gamma * (following + lam * ahead) - values[t, b])
+            error = rho[t, b] * (reward + gamma * following - values[t, b]) + gamma * c[t, b] * ahead
+            targets[t, b] = values[t, b] + error
+    return targets, advantages
+
+
+class Twin:
+    """A collective of two ranks that hold the same data."""
+
+    rank, world_size = 0, 2
+
+    def all_reduce(self, x):
+        return 2 * x

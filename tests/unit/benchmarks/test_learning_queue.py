@@ -1,0 +1,94 @@
+"""The queue of learning runs: what is skipped, what is kept, how seeds are judged. Nothing is trained here."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from benchmarks.learning import report, run
+from benchmarks.learning.entries import ENTRIES, Learning, Score
+
+import runnel as rl
+
+GOAL = Score("train_return", "last 100", 490.0, 6.0, "somebody")
+ENTRY = Learning("toy", "a toy", "ppo", 2, (GOAL,), {"env": "CartPole-v1", "net.hidden": (64, 64)})
+ANSWER = {"train_return": 480.0, "steps": 1000, "wall_s": 3.0}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What was trained; every run answers at once."""
+    found = []
+
+    def answer(python, script, arguments, *, limit_s):
+        found.append(arguments[3])
+        return {"error": "no answer"} if arguments[3] == "9" else dict(ANSWER)
+
+    monkeypatch.setattr(run, "run_once", answer)
+    return found
+
+
+def train(seed, tmp_path, entry=ENTRY):
+    return run.train_seed(entry, seed, out=tmp_path / "out", runs=tmp_path / "runs")
+
+
+def test_a_finished_seed_is_kept_and_skipped_and_a_failed_one_is_tried_again(tmp_path, calls):
+    assert train(1, tmp_path).endswith("train_return 480")
+    assert train(1, tmp_path).endswith("done before")
+    assert train(9, tmp_path).endswith("no answer")
+    train(9, tmp_path)
+    assert calls == ["1", "9", "9"]
+    row = json.loads((tmp_path / "out" / "toy" / "seed-1.json").read_text())
+    assert row["code"]["commit"]
+    assert row["wall_s"] == 3.0
+    assert row["settings"] == {"env": "CartPole-v1", "net.hidden": [64, 64]}
+    assert "480" in (tmp_path / "out" / "toy" / "table.md").read_text()
+
+
+def test_other_settings_are_another_run(tmp_path, calls):
+    other = Learning("toy", "a toy", "ppo", 2, (GOAL,), {"env": "Acrobot-v1"})
+    train(1, tmp_path)
+    train(1, tmp_path, other)
+    assert calls == ["1", "1"]
+    assert run.run_name(ENTRY, 1) != run.run_name(other, 1)
+
+
+def test_a_run_that_another_queue_is_at_is_left_to_it(tmp_path, calls):
+    with run.claim(run.run_name(ENTRY, 1), tmp_path / "runs") as mine:
+        assert mine
+        assert train(1, tmp_path).endswith("another queue is at it")
+    assert calls == []
+
+
+def test_reached_by_the_upper_end_of_the_interval():
+    near = report.judge(GOAL, [{"train_return": 480.0}, {"train_return": 490.0}])
+    assert near["reached"]
+    assert near["mean"] == 485.0
+    assert report.judge(GOAL, [{"train_return": 400.0}])["reached"] is False
+    assert report.judge(GOAL, [{"train_return": 500.0}, {"error": "fell over"}])["reached"] is False
+    assert report.judge(GOAL, [])["reached"] is None
+
+
+def test_the_overview_says_what_was_not_run(tmp_path):
+    text = report.write_all(tmp_path)
+    assert (tmp_path / "table.md").read_text() == text
+    assert text.count("not run") == len(ENTRIES)
+    assert "| sac-halfcheetah | last 100 training episodes | not run | - | - | 9,635 ± 1,424 |" in text
+
+
+def test_names_are_patterns():
+    assert [e.name for e in run.choose(["td3-*"])] == ["td3-pendulum", "td3-halfcheetah", "td3-hopper", "td3-walker2d"]
+    assert run.main(["--only", "nothing-of-the-kind"]) == 2
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
+def test_every_entry_is_a_config_that_its_recipe_accepts(entry):
+    from runnel.run import registry
+
+    recipe = registry.load_recipe(entry.recipe)
+    config = registry.configure(recipe, dict(entry.settings))
+    config.check()
+    assert isinstance(config, rl.RunConfig)

@@ -1,0 +1,101 @@
+"""`runnel bench`: a short measurement, its parts, and what it refuses."""
+
+import json
+
+import pytest
+import torch
+
+from runnel.cli import profiling
+from runnel.cli.main import main
+from runnel.cli.profiling import Parts, Window, found_in, replaced, split
+
+SHORT = ["--seconds", "0.2", "--warmup", "0.1"]
+
+
+def bench(capsys, *flags):
+    assert main(["bench", "--json", *SHORT, *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_throughput_of_a_recipe(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = bench(capsys, "--num-envs", "4", "--num-steps", "16")
+    assert result["rates"]["steps_per_s"] == pytest.approx(64 * result["rates"]["updates_per_s"])
+    assert "stages" not in result
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_profile_takes_sample_and_update_apart(capsys):
+    result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16")
+    found = {(r["worker"], r["stage"], r["part"]): r for r in result["stages"]}
+    for part in ("environment", "policy", "writing"):
+        assert ("actor-0", "sample", part) in found
+    for part in ("backward", "optimiser", "forward and losses"):
+        assert ("trainer", "update", part) in found
+    whole = sum(r["share"] for r in result["stages"] if not r["part"])
+    assert whole == pytest.approx(1.0, abs=0.02)
+    update = found["trainer", "update", ""]
+    inner = sum(r["share"] for (_, stage, part), r in found.items() if stage == "update" and part)
+    assert inner == pytest.approx(update["share"], rel=0.02)
+    assert update["ms_per_update"] == pytest.approx(update["us_per_step"] * 64 / 1000)
+    assert any(r["operator"].startswith("aten::") for r in result["operators"])
+    assert result["limits"]["gemm_gflops_1_thread"] > 0
+
+
+def test_profile_of_a_replay_recipe_has_its_buffer(capsys):
+    result = bench(capsys, "--profile", "--recipe", "dqn", "--min-fill", "200")
+    stages = {(r["worker"], r["stage"]) for r in result["stages"]}
+    assert {("buffer", "insert"), ("buffer", "select"), ("trainer", "update")} <= stages
+
+
+def test_table_for_people(capsys):
+    assert main(["bench", "--profile", *SHORT, "--num-envs", "4", "--num-steps", "16"]) == 0
+    text = capsys.readouterr().out
+    assert "where the time goes" in text
+    assert "environment" in text
+    assert "limits of this machine" in text
+
+
+def test_what_belongs_to_train_is_refused(capsys):
+    assert main(["bench", "--dry-run"]) == 2
+    assert "runnel train" in capsys.readouterr().err
+
+
+def test_a_call_inside_another_counts_once(monkeypatch):
+    now = iter([0.0, 1.0, 4.0, 10.0])
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(now))
+    parts = Parts()
+    inner = parts.timed("inner", lambda: None)
+    parts.timed("outer", inner)()
+    # the outer call lasts 10 s, 3 s of which are the inner one's
+    assert parts.seconds == {"inner": 3.0, "outer": 7.0}
+    assert parts.calls == {"inner": 1, "outer": 1}
+
+
+def test_what_was_wrapped_is_given_back():
+    before = torch.autograd.grad
+    with Parts().opened([]):
+        assert torch.autograd.grad is not before
+    assert torch.autograd.grad is before
+
+    class Thing:
+        def call(self):
+            return 1
+
+    thing = Thing()
+    with replaced(thing, "call", lambda: 2):
+        assert thing.call() == 2
+    assert thing.call() == 1
+    assert vars(thing) == {}
+
+
+def test_rows_by_hand():
+    window = Window(wall_s=2.0, steps=1000, updates=10)
+    window.stages.update({"actor-0/sample": 1.0, "trainer/update": 0.5})
+    parts = Parts()
+    parts.seconds.update({"environment": 0.4, "policy": 0.5, "backward": 0.2})
+    rows = {(r["worker"], r["stage"], r["part"]): r for r in split(window, parts)}
+    assert rows["actor-0", "sample", "writing"]["share"] == pytest.approx(0.05)
+    assert rows["trainer", "update", "forward and losses"]["ms_per_update"] == pytest.approx(30.0)
+    assert rows["run", "streams and rounds", ""]["us_per_step"] == pytest.approx(500.0)
+    assert found_in([1, [2.0, (3, "x")]], int) == [1, 3]
