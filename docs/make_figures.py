@@ -1,6 +1,6 @@
 """The curves of README.md and docs/algorithms, from real runs: writes docs/assets/*.svg.
 
-python docs/make_figures.py [cartpole] [dqn] [reverse]
+python docs/make_figures.py [cartpole] [dqn] [a2c] [appo] [sac] [td3] [reverse]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import runnel as rl
 from runnel.track.plots import Series, curve_svg
@@ -52,6 +53,38 @@ def dqn(out: str) -> None:
     curve_svg(series, ASSETS / "dqn.svg", title="DQN on CartPole-v1", y_label="mean return of 20 evaluation episodes")
 
 
+def three_seeds(recipe: str, out: str, *, title: str, **settings: Any) -> None:
+    """A recipe with its defaults on three seeds, into `docs/assets/RECIPE.svg`."""
+    runs = [rl.train(recipe, seed=seed, out=out, checkpoint={"every": 0}, **settings) for seed in (1, 2, 3)]
+    for run in runs:
+        tell(run)
+    series = [evaluations(run, f"seed {seed}") for seed, run in enumerate(runs, start=1)]
+    episodes = settings["eval"]["episodes"]
+    curve_svg(series, ASSETS / f"{recipe}.svg", title=title, y_label=f"mean return of {episodes} evaluation episodes")
+
+
+def a2c(out: str) -> None:
+    """A2C with its defaults."""
+    three_seeds("a2c", out, title="A2C on CartPole-v1", eval={"every": 60, "episodes": 20})
+
+
+def appo(out: str) -> None:
+    """APPO with its defaults, in one process: a window of two versions."""
+    three_seeds("appo", out, title="APPO on CartPole-v1", eval={"every": 10, "episodes": 20})
+
+
+def sac(out: str) -> None:
+    """SAC on Pendulum."""
+    settings = {"env": "Pendulum-v1", "total_steps": 12_000, "min_fill": 1_000, "eval": {"every": 1_000, "episodes": 10}}
+    three_seeds("sac", out, title="SAC on Pendulum-v1", **settings)
+
+
+def td3(out: str) -> None:
+    """TD3 on Pendulum; a short run wants a higher rate than a million steps of MuJoCo."""
+    settings = {"env": "Pendulum-v1", "total_steps": 12_000, "min_fill": 1_000, "eval": {"every": 1_000, "episodes": 10}}
+    three_seeds("td3", out, title="TD3 on Pendulum-v1", td3={"actor_lr": 1e-3, "critic_lr": 1e-3}, **settings)
+
+
 def reverse(out: str) -> None:
     """The language-model demonstration: imitation, then GRPO, until 0.95 on unseen words."""
     run = rl.train("reverse", out=out, eval={"every": 10})
@@ -77,7 +110,15 @@ def reverse(out: str) -> None:
     curve_svg(series, ASSETS / "reverse.svg", title=title, x_label="updates", y_label=y_label)
 
 
-FIGURES: dict[str, Callable[[str], None]] = {"cartpole": cartpole, "dqn": dqn, "reverse": reverse}
+FIGURES: dict[str, Callable[[str], None]] = {
+    "cartpole": cartpole,
+    "dqn": dqn,
+    "a2c": a2c,
+    "appo": appo,
+    "sac": sac,
+    "td3": td3,
+    "reverse": reverse,
+}
 
 if __name__ == "__main__":
     ASSETS.mkdir(exist_ok=True)

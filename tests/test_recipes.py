@@ -18,6 +18,9 @@ SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_hea
 TWO_STEPS: dict[str, dict[str, Any]] = {
     "ppo": {"total_updates": 2},
     "cartpole": {"total_updates": 2},
+    "a2c": {"total_updates": 2},
+    "impala": {"total_updates": 2},
+    "appo": {"total_updates": 2},
     "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},

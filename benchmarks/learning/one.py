@@ -44,7 +44,7 @@ def scores(run: rl.Run) -> dict[str, Any]:
         "train_s": run.train_s,
         "wall_s": end["time"]["wall_s"],
         "solve_steps": run.steps if solved else None,
-        "solve_s": run.train_s if solved else None,
+        "solve_s": end["time"]["wall_s"] if solved else None,
         "train_return": last["metrics"].get("return"),
         "eval_return": None if run.eval is None else run.eval["mean"],
     }

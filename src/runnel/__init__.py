@@ -15,6 +15,7 @@ from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.agents.ppo_population import population_learner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.batch import Batch
@@ -51,6 +52,7 @@ from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
 from runnel.envs.registry import make_env
 from runnel.envs.sampler import VecEnvSampler
+from runnel.envs.vector.config import VectorConfig
 from runnel.eval.runner import EnvEvaluation, evaluate
 from runnel.eval.statistics import summarise
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy
@@ -64,6 +66,7 @@ from runnel.nets.causal_lm import ModelConfig
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.mlp import NetConfig
+from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet
 from runnel.run.api import Run, load, resume, train, train_config
 from runnel.run.env_config import EnvConfig, ReplayEnvConfig
@@ -80,6 +83,7 @@ from runnel.run.experiment import (
     RunConfig,
 )
 from runnel.run.graphs import on_policy_graph, replay_graph
+from runnel.run.population import population_graph
 from runnel.run.prompt_task import PromptTask
 from runnel.run.registry import resolve
 from runnel.testing.envs import check_env
@@ -141,6 +145,7 @@ __all__ = [
     "Phase",
     "PlacementConfig",
     "Policy",
+    "Population",
     "PromptTask",
     "QEnsemble",
     "QNet",
@@ -171,6 +176,7 @@ __all__ = [
     "TorchInferencer",
     "Update",
     "VecEnvSampler",
+    "VectorConfig",
     "WorkerFailure",
     "__version__",
     "build_body",
@@ -182,6 +188,8 @@ __all__ = [
     "make_rng",
     "make_seed",
     "on_policy_graph",
+    "population_graph",
+    "population_learner",
     "replay_graph",
     "replay_stream",
     "resolve",

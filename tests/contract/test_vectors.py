@@ -13,7 +13,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from vector_cases import Breaks, Frames, Walk, WalkNextStep, WalkSameStep, WalkVector, actions_of, record, same
+from vector_cases import AlwaysBreaks, Breaks, Frames, Walk, WalkNextStep, WalkSameStep, WalkVector, actions_of, record, same
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.envs.registry import make_vector
@@ -361,6 +361,17 @@ def test_a_broken_environment_is_made_anew_and_counted(make, how, settings, word
     assert sorted((e.env, e.length) for e in vector.episodes()) == [(0, 6), (1, 6), (2, 6)]
     assert vector.snapshot()["envs"][1]["episode"] == 3
     assert vector.faults() == []
+
+
+@pytest.mark.parametrize(("how", "backend"), [("raise", "serial"), ("raise", "processes"), ("die", "processes")])
+def test_what_breaks_every_time_is_not_made_anew_for_ever(make, how, backend):
+    config = VectorConfig(backend=backend, num_workers=int(backend == "processes"), on_error="restart")
+    vector = make(AlwaysBreaks, 1, kwargs={"how": how}, config=config)
+    vector.reset()
+    record(vector, actions_of(vector, 11))
+    assert [f["episode"] for f in vector.faults()] == [0, 1, 2, 3, 4]
+    with pytest.raises(DataError, match=r"AlwaysBreaks' \(index 0, episode 5, step 2\)"):
+        vector.step(actions_of(vector, 1)[0])
 
 
 def test_a_worker_that_dies_takes_its_neighbours_along(make):

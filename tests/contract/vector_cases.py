@@ -80,6 +80,17 @@ class Breaks(TruncationTrap):
         return np.array([self._t], np.float32), reward, terminated, truncated, info
 
 
+class AlwaysBreaks(Breaks):
+    """Breaks at step 2 of every episode."""
+
+    def __init__(self, how: str = "raise") -> None:
+        super().__init__(how, at=2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.bad_seed = seed if seed is not None else 0
+        return super().reset(seed=seed, options=options)
+
+
 class WalkVector(SyncVectorEnv):
     """A user's vector class, in any of Gymnasium's autoreset modes."""
 

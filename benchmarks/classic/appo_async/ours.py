@@ -19,12 +19,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from clock import WindowWatch, tell
 
 NUM_ENVS, NUM_STEPS = 8, 128
+LAYOUTS = ("serial", "processes", "actors", "ring")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--algo", choices=("ppo", "appo"), required=True)
-    parser.add_argument("--layout", choices=("serial", "processes", "actors", "ring"), required=True)
+    parser.add_argument("--layout", choices=LAYOUTS, required=True)
+    parser.add_argument("--appo-layout", choices=LAYOUTS, help="another layout for APPO alone, to find its best")
     parser.add_argument("--workers", type=int, help="default: 2 with --busy, else one for each environment")
     parser.add_argument("--step-ms", type=float, default=2.0)
     parser.add_argument("--jitter", type=float, default=0.0)
@@ -36,6 +38,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=float, default=12.0)
     args = parser.parse_args()
     args.workers = args.workers or (2 if args.busy else NUM_ENVS)
+    if args.algo == "appo" and args.appo_layout:
+        args.layout = args.appo_layout
     return args
 
 

@@ -60,7 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warmup", type=float, default=4.0)
     parser.add_argument("--window", type=float, default=12.0)
-    args = parser.parse_args()
+    args, _ = parser.parse_known_args()
     args.workers = args.workers or (2 if args.busy else 4)
     return args
 

@@ -1,7 +1,7 @@
 """Asynchronous APPO against our own PPO on environments of 2 ms a step, two cores, Sample Factory beside them.
 
 python -m benchmarks.classic.appo_async.run
-python -m benchmarks.classic.appo_async.run --measure uneven --repeats 3
+python -m benchmarks.classic.appo_async.run --measure uneven --repeats 3 -- --appo-layout ring
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ ENTRY = Entry(
     name="classic/appo_async",
     title="Asynchronous APPO against synchronous PPO, environments of 2 ms a step, 2 cores",
     sides=(
-        ours("APPO, actors", "--algo", "appo", "--layout", "actors"),
-        ours("APPO, ring", "--algo", "appo", "--layout", "ring"),
+        ours("APPO", "--algo", "appo", "--layout", "actors"),
         ours("PPO, serial", "--algo", "ppo", "--layout", "serial"),
         ours("PPO, processes", "--algo", "ppo", "--layout", "processes"),
         ours("PPO, actors", "--algo", "ppo", "--layout", "actors"),
@@ -63,8 +62,8 @@ ENTRY = Entry(
         "PPO waits for the slowest environment at every step (processes) or every segment (actors), and nobody plays while "
         "it learns. APPO takes whatever segments have arrived; its data is at most 2 versions old (`lag` is the mean), "
         "corrected by V-trace.",
-        "Layouts (`ours.py`): serial steps all environments in one process; processes, actors and ring divide them among 8 "
-        "workers where steps sleep, and among 2 where they compute.",
+        "Layouts (`ours.py`): serial steps all environments in one process; processes and actors divide them among 8 workers "
+        "where steps sleep, and among 2 where they compute. APPO has actors.",
         "Sample Factory: asynchronous; 4 workers of 2 environments where steps sleep, 2 of 4 where they compute, the "
         "environments of a worker in two halves that take turns. Without V-trace: version 2.1.1 stops with an error when "
         "that is on (its summaries ask for advantages that it then does not keep).",

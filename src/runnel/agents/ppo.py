@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from runnel.losses.actor_critic import ppo_gradient
 from runnel.losses.policy import clipped_policy_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.fused import Fused
 from runnel.ops.capture import Captured
 from runnel.ops.normalise import ReturnScale, standardise
 from runnel.ops.optimise import Adam
@@ -107,9 +109,12 @@ class PPOLearner:
         self._shuffle = Shuffle(make_seed(seed, "ppo", self.collective.rank), device=device)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
         self._params = dict(net.state_dict())
+        self._loss: dict[str, Any] = {
+            k: getattr(config, k) for k in ("clip", "dual_clip", "value_clip", "value_coef", "entropy_coef")
+        }
         # on a CUDA device both are recorded once and replayed; elsewhere they are plain calls
         self._make_batch = Captured(self._batch, name="PPO's batch")
-        self._train = Captured(self._passes, generators=self._shuffle.generators, name="PPO's update")
+        self._train = Captured(self._learn, generators=self._shuffle.generators, name="PPO's update")
 
     # ------------------------------------------------------------------------------------------------------------ batch
     @torch.no_grad()
@@ -158,10 +163,16 @@ class PPOLearner:
     # ----------------------------------------------------------------------------------------------------------- update
     def update(self, batch: Batch) -> Update:
         """`num_epochs` passes in shuffled minibatches; one version."""
-        history = self._train(batch) if self.config.target_kl is None else self._passes(batch)
-        metrics = self._metrics(batch, history)
+        metrics = self._metrics(batch, *(self._train(batch) if self.config.target_kl is None else self._learn(batch)))
         self.version += 1
         return Update(metrics)
+
+    def _learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The numbers of `METRICS` for each optimiser step `[steps, 7]`, and the share of returns that the critic foresaw."""
+        kernels = self.net.kernels() if self.config.target_kl is None and self.collective.world_size == 1 else None
+        history = self._passes(batch) if kernels is None else self._fused_passes(kernels, batch)
+        residual, spread = (batch["return"] - batch["value"]).var(), batch["return"].var()
+        return history, 1.0 - residual / spread.clamp(min=1e-12)
 
     def _passes(self, batch: Batch) -> Tensor:
         """The numbers of `METRICS` for each optimiser step. `-> [steps, 7]`"""
@@ -182,6 +193,18 @@ class PPOLearner:
         # start at 1 and every minibatch sees one and the same normalisation; the next publication carries the new ones.
         self.net.update_statistics(self._flat_obs(batch), self.collective)
         return torch.stack(history)
+
+    def _fused_passes(self, kernels: Fused, batch: Batch) -> Tensor:
+        """`_passes` of a small network on a CUDA device: kernels pick the rows of a minibatch themselves (nets/fused.py)."""
+        config, num_rows = self.config, len(batch["advantage"])
+        size = num_rows // config.num_minibatches
+        settings = {"optimiser": self._optimiser, "max_norm": config.max_grad_norm, **self._loss}
+        history = [
+            kernels.step(batch, order, rows=(first, first + size), **settings)
+            for order in self._shuffle.orders(config.num_epochs, num_rows)
+            for first in range(0, num_rows, size)
+        ]
+        return torch.cat(history)
 
     def _step(self, rows: Mapping[str, Tensor]) -> Tensor:
         """One optimiser step on one minibatch; returns the numbers of `METRICS`. `[7]`"""
@@ -205,24 +228,12 @@ class PPOLearner:
     @torch.no_grad()
     def _step_by_hand(self, rows: Mapping[str, Tensor], count: int) -> Tensor:
         """`_step` with the gradient of losses and layers written out: the same numbers in a third of the time."""
-        config = self.config
         scores, values, tape = self.net.tape(rows)
-        slope = ppo_gradient(
-            scores,
-            values,
-            self.net.log_std,
-            rows=rows,
-            clip=config.clip,
-            dual_clip=config.dual_clip,
-            value_clip=config.value_clip,
-            value_coef=config.value_coef,
-            entropy_coef=config.entropy_coef,
-            denominator=count,
-        )
+        slope = ppo_gradient(scores, values, self.net.log_std, rows=rows, denominator=count, **self._loss)
         numbers = slope.numbers
         self._check(numbers[0], rows, numbers[1], numbers[2])
         grads = self.net.backward(tape, slope.to_scores, slope.to_values, slope.to_log_std)
-        norm = self._optimiser.apply(grads, config.max_grad_norm, collective=self.collective)
+        norm = self._optimiser.apply(grads, self.config.max_grad_norm, collective=self.collective)
         return torch.cat((numbers, norm.reshape(1)))
 
     def _check(self, total: Tensor, rows: Mapping[str, Tensor], policy: Tensor, value: Tensor) -> None:
@@ -242,9 +253,7 @@ class PPOLearner:
             return False
         return self.collective.all_reduce(numbers[METRICS.index("kl")]).item() > self.config.target_kl
 
-    def _metrics(self, batch: Batch, history: Tensor) -> Metrics:
-        residual, spread = (batch["return"] - batch["value"]).var(), batch["return"].var()
-        explained = 1.0 - residual / spread.clamp(min=1e-12)
+    def _metrics(self, batch: Batch, history: Tensor, explained: Tensor) -> Metrics:
         numbers = torch.cat([history.mean(0), explained.reshape(1)]).tolist()
         metrics = dict(zip((*METRICS, "explained_variance"), numbers, strict=True))
         if not math.isfinite(metrics["loss/total"]):

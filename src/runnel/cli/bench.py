@@ -134,13 +134,11 @@ def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Resu
 
 def show(result: Result, console: Console) -> None:
     """The result as tables."""
-    rates = ", ".join(f"{value:,.0f} {name.removesuffix('_per_s')}/s" for name, value in result["rates"].items())
-    console.print(f"{result['recipe']}: {rates}")
+    console.print(f"{result['recipe']}: {_rates(result['rates'])}")
     if "stages" not in result:
         return
     if "profiled_rates" in result:
-        slower = ", ".join(f"{v:,.0f} {n.removesuffix('_per_s')}/s" for n, v in result["profiled_rates"].items())
-        console.print(f"while its parts were timed: {slower}")
+        console.print(f"while its parts were timed: {_rates(result['profiled_rates'])}")
     table = Table("worker", "stage", "", title="where the time goes", title_justify="left")
     for name in ("share", "us a step", "ms an update"):
         table.add_column(name, justify="right")
@@ -153,6 +151,11 @@ def show(result: Result, console: Console) -> None:
     if "operators" in result:
         console.print(_operators(result["operators"]))
     console.print("limits of this machine: " + ", ".join(f"{k} {v:,.0f}" for k, v in result["limits"].items()))
+
+
+def _rates(rates: Mapping[str, float]) -> str:
+    shown = {name.removesuffix("_per_s"): f"{value:,.0f}" if value >= 10 else f"{value:.2g}" for name, value in rates.items()}
+    return ", ".join(f"{value} {name}/s" for name, value in shown.items())
 
 
 def _operators(rows: list[dict[str, Any]]) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +28,10 @@ from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
 
 ENVIRONMENT, POLICY, BACKWARD, OPTIMISER, TARGETS = "environment", "policy", "backward", "optimiser", "targets"
-REST = {"sample": "writing", "update": "forward and losses"}
+REST = {"sample": "writing", "update": "forward, losses"}
 """What is left of a stage once its known parts are taken away."""
-VECTOR_CALLS = ("reset", "step", "send", "ready", "recv")
+VECTOR_CALLS = ("reset", "step", "send", "ready", "recv", "play")
+"""`play` (tensor environments) also writes the segment."""
 CLIENT_CALLS = ("submit", "ready", "poll", "sync")
 BACKWARD_CALLS = ("backward", "grads", "input_grad")
 """Networks that differentiate themselves do it by one of these names; the others go through `torch.autograd`."""
@@ -66,15 +67,12 @@ class Parts:
             for worker in workers:
                 if isinstance(worker, ActorWorker):
                     for vector in found_in(worker.sampler, VectorEnv):
-                        for call in VECTOR_CALLS:
-                            undo.enter_context(replaced(vector, call, self.timed(ENVIRONMENT, getattr(vector, call))))
+                        self._open(vector, VECTOR_CALLS, ENVIRONMENT, undo)
                     for client in worker.clients.values():
                         self._open_client(client, undo)
                 if isinstance(worker, TrainerWorker):
                     for net in found_in(worker.learner, torch.nn.Module):
-                        for call in BACKWARD_CALLS:
-                            if hasattr(net, call):
-                                undo.enter_context(replaced(net, call, self.timed(BACKWARD, getattr(net, call))))
+                        self._open(net, BACKWARD_CALLS, BACKWARD, undo)
             for owner, call, name in (
                 (torch.autograd, "grad", BACKWARD),
                 (torch.autograd, "backward", BACKWARD),
@@ -85,9 +83,14 @@ class Parts:
                 undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
             yield
 
+    def _open(self, owner: Any, calls: Sequence[str], name: str, undo: ExitStack) -> None:
+        """Time those of `calls` that `owner` has."""
+        for call in calls:
+            if hasattr(owner, call):
+                undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
+
     def _open_client(self, client: Any, undo: ExitStack) -> None:
-        for call in CLIENT_CALLS:
-            undo.enter_context(replaced(client, call, self.timed(POLICY, getattr(client, call))))
+        self._open(client, CLIENT_CALLS, POLICY, undo)
         direct = client.local
 
         def local() -> Any:
@@ -222,7 +225,7 @@ def split(window: Window, parts: Parts) -> list[dict[str, Any]]:
             inner[REST[stage]] = max(0.0, seconds - sum(inner.values()))
             rows += [_row(worker, stage, part, spent, window) for part, spent in inner.items()]
     rest = window.wall_s - sum(window.stages.values())
-    return [*rows, _row("run", "streams and rounds", "", max(0.0, rest), window)]
+    return [*rows, _row("run", "rounds", "", max(0.0, rest), window)]
 
 
 def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> dict[str, Any]:

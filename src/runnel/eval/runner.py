@@ -18,7 +18,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import EvalResult, InferenceClient, Policy, Progress, Reply
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ArraySpec
-from runnel.envs.registry import Target, make_env
+from runnel.envs.registry import Target, evaluation_kwargs, make_env
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import Episode, StepOut, VectorEnv
 
@@ -112,12 +112,18 @@ def _ask(client: InferenceClient, out: StepOut, noise: Tensor, state: Mapping[st
 
 
 def evaluate(
-    policy: Policy, env: Target, *, episodes: int = 100, seed: int = 0, kwargs: Mapping[str, Any] | None = None
+    policy: Policy,
+    env: Target,
+    *,
+    episodes: int = 100,
+    seed: int = 0,
+    kwargs: Mapping[str, Any] | None = None,
+    frame_stack: int = 0,
 ) -> EvalResult:
     """Play `episodes` episodes of `env` with `policy`, greedily; episode i is reset with a seed of its own."""
     if episodes < 1:
         raise ConfigError("episodes", episodes, "play at least one episode")
-    played = make_env(env, kwargs=kwargs)
+    played = make_env(env, kwargs=evaluation_kwargs(env, kwargs), frame_stack=frame_stack)
     try:
         scores = [_play(policy, played, make_seed(seed, "evaluate", i)) for i in range(episodes)]
     finally:

@@ -17,6 +17,7 @@ from runnel.core.batch import Batch
 from runnel.core.protocols import Collective
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody
+from runnel.nets.fused import Fused, fuse
 from runnel.nets.heads import ContinuousHead, DiscreteHead, make_head
 from runnel.nets.host import HOST_ROWS, host_action
 from runnel.nets.mlp import Tape
@@ -26,14 +27,17 @@ Obs = Mapping[str, Tensor]
 
 
 class ActorCritic(nn.Module):
-    """A policy and a critic over `body`, for the observations and the action of `env_spec`."""
+    """A policy and a critic over `body`, for the observations and the action of `env_spec`.
+
+    `fused` runs a small network on a CUDA device by kernels of its own (`fused.py`), where they serve it.
+    """
 
     log_std: Tensor | None
     normalisers: Mapping[str, RunningMeanStd]
     state_spec: Mapping[str, ArraySpec]
     """Recurrent state of one row, by name; empty for a feedforward body."""
 
-    def __init__(self, env_spec: EnvSpec, body: nn.Module, *, normalise_obs: bool = False) -> None:
+    def __init__(self, env_spec: EnvSpec, body: nn.Module, *, normalise_obs: bool = False, fused: bool = False) -> None:
         super().__init__()
         self.env_spec, self.head = env_spec, make_head(env_spec.action)
         self.noise_size = self.head.noise_size
@@ -43,7 +47,15 @@ class ActorCritic(nn.Module):
         leaves = {k: leaf for k, leaf in env_spec.obs.items() if leaf.dtype.is_floating_point} if normalise_obs else {}
         statistics = nn.ModuleDict({k: RunningMeanStd(leaf.shape) for k, leaf in leaves.items()})
         self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
-        self._normalises = bool(leaves)
+        self._normalises, self.fuses = bool(leaves), fused
+        self._kernels: Fused | None = None
+        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def kernels(self) -> Fused | None:
+        """What runs this network in one go on a CUDA device; None where torch does. Parameters must have their address."""
+        if self._kernels is None and self.fuses:
+            self._kernels = fuse(self)
+        return self._kernels
 
     # ----------------------------------------------------------------------------------------------------------- acting
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
@@ -54,6 +66,9 @@ class ActorCritic(nn.Module):
         after the step. The critic does not run (but in a recurrent body, where it costs one row of a matrix).
         """
         obs = self._observe(rows)
+        if self.fuses and not greedy and (kernels := self.kernels()) is not None:
+            action, logprob = kernels.act(rows, rows["noise"])
+            return Batch(action=action, logprob=logprob)
         if isinstance(self.body, SeparateBody) and not self._normalises:
             first = next(iter(obs.values()))
             scores = self.body.host(obs) if first.shape[0] <= HOST_ROWS and not first.is_cuda else None
@@ -109,6 +124,8 @@ class ActorCritic(nn.Module):
 
     def value(self, obs: Obs) -> Tensor:
         """The critic's value. Obs leaves `[..., *shape]` -> `[...]`; feedforward."""
+        if self.fuses and not torch.is_grad_enabled() and (kernels := self.kernels()) is not None:
+            return kernels.values(obs)
         return cast(Body, self.body).value(self._observe(obs))
 
     def sequence(self, data: Obs, resets: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,3 +181,9 @@ class ActorCritic(nn.Module):
         if not self._normalises:
             return obs
         return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in self.env_spec.obs}
+
+
+def _forget(module: nn.Module, incompatible: object) -> None:
+    """Loaded parameters may lie elsewhere."""
+    assert isinstance(module, ActorCritic)
+    module._kernels = None

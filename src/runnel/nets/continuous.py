@@ -37,7 +37,11 @@ class Box(nn.Module):
     def __init__(self, spec: ActionSpec) -> None:
         super().__init__()
         if spec.kind != "continuous":
-            raise ConfigError("env", spec.kind, "this algorithm needs a box of continuous actions; use sac, dqn or ppo")
+            raise ConfigError(
+                "env",
+                spec.kind,
+                "this algorithm needs one box of continuous actions; use ppo, or sac or dqn for a discrete one",
+            )
         if not all(map(math.isfinite, (*spec.low, *spec.high))):
             fix = "the bounds of the action are infinite; wrap the environment with gymnasium's RescaleAction or ClipAction"
             raise ConfigError("env", (spec.low, spec.high), fix)

@@ -26,6 +26,8 @@ Array = NDArray[Any]
 Activation = Literal["tanh", "relu", "silu"]
 Tape = tuple[list[Tensor], list[Tensor]]
 DEFAULT_HIDDEN = (64, 64)
+MANY_ROWS = 4096
+"""Rows from which a CUDA device is given the gradients of weights in pieces."""
 
 
 @dataclass(frozen=True)
@@ -263,11 +265,24 @@ def _heads_backward(
 
 
 def _weight_grads(x: Tensor, grad: Tensor, *, stacked: bool) -> tuple[Tensor, Tensor]:
+    if grad.is_cuda and grad.shape[-2] >= MANY_ROWS:
+        return _weight_grads_of_many(x, grad, stacked=stacked)
     if not stacked:
         return torch.mm(x.t(), grad), grad.sum(0)
     if x.dim() == 2:
         x = x.expand(grad.shape[0], *x.shape)
     return torch.bmm(x.transpose(1, 2), grad), grad.sum(1, keepdim=True)
+
+
+def _weight_grads_of_many(x: Tensor, grad: Tensor, *, stacked: bool) -> tuple[Tensor, Tensor]:
+    """`_weight_grads` on a CUDA device: a batched product does not split the sum over rows between multiprocessors (single
+    ones do), nor does a sum over the first dimension; so products are single, and the sum is one of sums."""
+    parts = next(n for n in (128, 32, 8, 1) if grad.shape[-2] % n == 0)
+    bias = grad.reshape(*grad.shape[:-2], parts, -1, grad.shape[-1]).sum(-2).sum(-2, keepdim=stacked)
+    if not stacked:
+        return torch.mm(x.t(), grad), bias
+    inputs = x.unbind(0) if x.dim() == 3 else (x,) * len(grad)
+    return torch.stack([torch.mm(rows.t(), g) for rows, g in zip(inputs, grad.unbind(0), strict=True)]), bias
 
 
 def _activation_backward(grad: Tensor, after: Tensor, activation: str, before: Sequence[Tensor], layer: int) -> Tensor:

@@ -81,6 +81,11 @@ class Adam:
         scale = self._square.sqrt().mul_((1.0 - b2**count).rsqrt()).add_(self.eps)
         self._vector.sub_(self._mean * (rate / (1.0 - b1**count)) / scale)
 
+    def on_device(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """For kernels that take the step themselves: weights, mean, square `[P]` each, and rate and step count `[2]`."""
+        assert self._on_device is not None, "on an accelerator only"
+        return self._vector, self._mean, self._square, self._on_device
+
     def state_dict(self) -> State:
         if self._on_device is not None:
             self.num_steps = int(self._on_device[1])
@@ -103,7 +108,7 @@ class Target:
     def __init__(self, online: nn.Module, target: nn.Module) -> None:
         self.net = target.requires_grad_(False)
         ours, theirs = list(target.parameters()), list(online.parameters())
-        source = _flat_view(theirs)
+        source = flat_view(theirs)
         if source is None:
             self._pairs: list[tuple[Tensor, Tensor]] = list(zip(ours, theirs, strict=True))
             return
@@ -119,7 +124,7 @@ class Target:
             old.lerp_(new, tau)
 
 
-def _flat_view(parameters: Sequence[Tensor]) -> Tensor | None:
+def flat_view(parameters: Sequence[Tensor]) -> Tensor | None:
     """One vector over parameters that lie one after the other in memory; None if they do not."""
     start = at = parameters[0].storage_offset()
     home = parameters[0].untyped_storage().data_ptr()

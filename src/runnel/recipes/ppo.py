@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 
 import runnel as rl
 
+FUSE_FROM = 50_000_000
+"""On a CUDA device, a run of so many steps pays for compiling kernels of its own network (nets/fused.py, about 4 seconds, once
+a machine); a shorter one is over sooner without."""
+
 
 @dataclass(frozen=True)
 class Config(rl.EnvConfig):
@@ -16,23 +20,47 @@ class Config(rl.EnvConfig):
 
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
+    population: int = 1
+    """Independent learners side by side, with seeds seed, seed + 1, ... and `num_envs` environments each."""
+    member: int = -1
+    """Which member of a population `rl.load` gives; -1 for the one with the highest return in training."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     ppo: rl.PPOConfig = field(default_factory=rl.PPOConfig)
+
+    @property
+    def num_planned_steps(self) -> int:
+        """Environment steps until the budget is spent."""
+        return self.total_steps or (self.total_updates or 0) * self.batch_steps * self.population
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        if self.population < 1:
+            raise rl.ConfigError("population", self.population, "use at least 1")
 
 
 def build(c: Config) -> rl.Experiment:
     """Actors play and write `trajectories`; an update takes one segment of each actor."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     c.ppo.check(c.batch_steps)
+    fused = c.device != "cpu" and c.num_planned_steps >= FUSE_FROM and c.ppo.target_kl is None
 
-    def network() -> rl.ActorCritic:
-        body = (
-            rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
-        )
-        return rl.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs)
+    def network(seed: int = c.seed) -> rl.ActorCritic:
+        body = rl.resolve(c.network, "network")(task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)
+        return rl.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs, fused=fused)
 
     def learner() -> rl.PPOLearner:
         return rl.PPOLearner(c.ppo, network(), seed=c.seed, device=c.device)
 
-    return rl.on_policy_graph(c, task, network=network, learner=learner)
+    if c.population == 1:
+        return rl.on_policy_graph(c, task, network=network, learner=learner)
+
+    def networks(chosen: int | None = None) -> rl.Population:
+        members = [network(c.seed + i) for i in range(c.population)]
+        return rl.Population(members, num_envs=c.num_envs, chosen=chosen)
+
+    def learners() -> rl.Learner:
+        return rl.population_learner(c.ppo, networks(), seed=c.seed, device=c.device)
+
+    return rl.population_graph(c, task, members=c.population, network=networks, learner=learners, chosen=c.member)

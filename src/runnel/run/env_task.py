@@ -11,7 +11,15 @@ from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.envs.device import TensorVector
 from runnel.envs.device.sampler import DeviceSampler
-from runnel.envs.registry import env_name, evaluation_kwargs, make_vector, obs_flattener, plainest_backend, probe_env
+from runnel.envs.registry import (
+    env_name,
+    evaluation_kwargs,
+    is_tensor_env,
+    make_vector,
+    obs_flattener,
+    plainest_backend,
+    probe_env,
+)
 from runnel.envs.sampler import VecEnvSampler
 from runnel.envs.vector import VectorEnv
 from runnel.envs.vector.config import VectorConfig
@@ -23,6 +31,7 @@ from runnel.run.experiment import ActorSpec, EvaluationSpec, RunConfig
 from runnel.run.registry import resolve_live
 
 EVAL_ENVS = 16
+EVAL_ENVS_ON_DEVICE = 1024
 
 
 class EnvTask:
@@ -47,6 +56,12 @@ class EnvTask:
             if vector.backend == "processes":
                 vector = replace(vector, backend="serial", num_workers=0, step_timeout_s=0.0)
         return make_vector(self._target, num_envs, seed=seed, index0=index0, device=device, kwargs=kwargs, config=vector)
+
+    @property
+    def most_eval_envs(self) -> int:
+        """Environments of an evaluation. On an accelerator a step takes as long for a thousand as for one."""
+        on_device = is_tensor_env(self._target) and self._config.device != "cpu"
+        return EVAL_ENVS_ON_DEVICE if on_device else EVAL_ENVS
 
     def actors(
         self,
@@ -83,7 +98,7 @@ class EnvTask:
             state = make_net().state_spec
 
             def vector() -> VectorEnv:
-                return self.vector(min(episodes, EVAL_ENVS), seed=seed, evaluation=True)
+                return self.vector(min(episodes, self.most_eval_envs), seed=seed, evaluation=True)
 
             return EnvEvaluation(vector, episodes=episodes, seed=seed, state=state)
 

@@ -5,14 +5,17 @@ A recipe brings a task, a network and a learner; which workers there are and how
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Learner
+from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import ReplayStore, replay_stream
 from runnel.data.sequences import SequenceStore, sequence_stream
+from runnel.envs.vector.memory import check_memory
 from runnel.flow.staleness import LagPolicy, RatioPolicy
 from runnel.flow.workers.trainer import Phase
 from runnel.nets.inferencer import AgentNet, TorchInferencer
@@ -43,13 +46,14 @@ def on_policy_graph(
         num_writers=c.num_actors,
         device=c.device,
     )
+    _check_memory(c, task, num_segments=stream.capacity // c.batch_segments)
     return Experiment(
         config=c,
         title=task.name,
         streams=(stream,),
         staleness={"trajectories": policy},
         actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec),
-        inference=(_inference(c, network),),
+        inference=(_inference(c, task, net, network),),
         learner=learner,
         phases=(Phase({"trajectories": batch}),),
         evaluation=task.evaluation(network),
@@ -99,13 +103,14 @@ def replay_graph(
         make_store, replay = SequenceStore, sequence_stream(experience, batch_size=batch_size, capacity=batches.lag + 2)
     else:
         make_store, replay = ReplayStore, replay_stream(task.spec, batch_size=batch_size, capacity=batches.lag + 2)
+    _check_memory(c, task, num_segments=2)
     return Experiment(
         config=c,
         title=task.name,
         streams=(experience, replay),
         staleness={"trajectories": ratio, "replay": batches},
         actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec),
-        inference=(_inference(c, network),),
+        inference=(_inference(c, task, net, network),),
         learner=learner,
         phases=(Phase({"replay": 1}),),
         buffer=BufferSpec(
@@ -116,8 +121,22 @@ def replay_graph(
     )
 
 
-def _inference(c: EnvConfig, network: Callable[[], AgentNet]) -> InferenceStream:
+def _check_memory(c: EnvConfig, task: EnvTask, *, num_segments: int) -> None:
+    """Refuse environments that do not fit, and say how many would; on an accelerator torch says so itself."""
+    if c.device == "cpu":
+        workers = c.vector.num_workers if c.vector.backend == "processes" else 0
+        check_memory(
+            task.spec, c.num_actors * c.num_envs, num_steps=c.num_steps, num_segments=num_segments, num_workers=workers
+        )
+
+
+def _inference(c: EnvConfig, task: EnvTask, net: AgentNet, network: Callable[[], AgentNet]) -> InferenceStream:
+    """Who answers. Between processes a message holds the rows of one vector, and each group of a ring has one outstanding."""
+    leaves = [*task.spec.obs.values(), *net.state_spec.values(), ArraySpec((net.noise_size + task.spec.action.mask_size + 64,))]
+    row_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     return InferenceStream(
         lambda: TorchInferencer(network(), device=c.device, merge=not c.deterministic),
         num_workers=c.placement.policy_workers,
+        depth=max(4, c.ring),
+        max_bytes=(1 << 14) + row_bytes * (c.num_envs // c.ring),
     )

@@ -71,9 +71,10 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     changes: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
-        path, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        kind = "tensor:" if isinstance(value, str) and value.startswith("tensor:") else ""
+        path, _, name = value.removeprefix(kind).rpartition(":") if isinstance(value, str) else ("", "", "")
         if path.endswith(".py") and not Path(path).is_absolute():
-            changes[f.name] = f"{Path(path).resolve()}:{name}"
+            changes[f.name] = f"{kind}{Path(path).resolve()}:{name}"
     return replace(config, **changes)
 
 

@@ -74,7 +74,7 @@ def test_an_action_that_the_learner_has_left_behind_earns_no_gradient():
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 def test_recurrent_networks_train_on_whole_segments(core):
     net = make_net(core=core, core_size=8)
-    learner, data = make(net=net, num_minibatches=2), make_segment(state=net.state_spec)
+    learner, data = make(net=net, num_epochs=2, num_minibatches=2), make_segment(state=net.state_spec)
     batch = prepare(learner, data)
     assert batch["advantage"].shape == (4, 8)
     assert torch.equal(batch["obs"], data.arrays["obs"][:8].transpose(0, 1))

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 
 from runnel.cli import profiling
+from runnel.cli.bench import show
 from runnel.cli.main import main
 from runnel.cli.profiling import Parts, Window, found_in, replaced, split
 
@@ -30,7 +32,7 @@ def test_profile_takes_sample_and_update_apart(capsys):
     found = {(r["worker"], r["stage"], r["part"]): r for r in result["stages"]}
     for part in ("environment", "policy", "writing"):
         assert ("actor-0", "sample", part) in found
-    for part in ("backward", "optimiser", "forward and losses"):
+    for part in ("backward", "optimiser", "forward, losses"):
         assert ("trainer", "update", part) in found
     whole = sum(r["share"] for r in result["stages"] if not r["part"])
     assert whole == pytest.approx(1.0, abs=0.02)
@@ -42,6 +44,12 @@ def test_profile_takes_sample_and_update_apart(capsys):
     assert result["limits"]["gemm_gflops_1_thread"] > 0
 
 
+def test_profile_of_a_tensor_environment(capsys):
+    result = bench(capsys, "--profile", "--env", "tensor:CartPole-v1", "--num-steps", "16")
+    parts = {r["part"] for r in result["stages"] if r["stage"] == "sample"}
+    assert {"environment", "policy"} <= parts
+
+
 def test_profile_of_a_replay_recipe_has_its_buffer(capsys):
     result = bench(capsys, "--profile", "--recipe", "dqn", "--min-fill", "200")
     stages = {(r["worker"], r["stage"]) for r in result["stages"]}
@@ -49,11 +57,19 @@ def test_profile_of_a_replay_recipe_has_its_buffer(capsys):
 
 
 def test_table_for_people(capsys):
-    assert main(["bench", "--profile", *SHORT, "--num-envs", "4", "--num-steps", "16"]) == 0
+    stage = {"worker": "actor-0", "stage": "sample", "part": "", "share": 0.25, "us_per_step": 3.0, "ms_per_update": 1.5}
+    operator = {"operator": "aten::mm", "us_per_update": 1234.0, "share": 0.5, "calls_per_update": 16.0}
+    result = {
+        "recipe": "ppo",
+        "rates": {"steps_per_s": 12345.6, "updates_per_s": 2.5},
+        "stages": [stage, {**stage, "part": "environment", "share": 0.125}],
+        "operators": [operator],
+        "limits": {"gemm_gflops_1_thread": 155.0},
+    }
+    show(result, Console(width=100))
     text = capsys.readouterr().out
-    assert "where the time goes" in text
-    assert "environment" in text
-    assert "limits of this machine" in text
+    for shown in ("ppo: 12,346 steps/s, 2.5 updates/s", "25.0%", "environment", "12.5%", "1,234", "gemm_gflops_1_thread 155"):
+        assert shown in text
 
 
 def test_what_belongs_to_train_is_refused(capsys):
@@ -96,6 +112,6 @@ def test_rows_by_hand():
     parts.seconds.update({"environment": 0.4, "policy": 0.5, "backward": 0.2})
     rows = {(r["worker"], r["stage"], r["part"]): r for r in split(window, parts)}
     assert rows["actor-0", "sample", "writing"]["share"] == pytest.approx(0.05)
-    assert rows["trainer", "update", "forward and losses"]["ms_per_update"] == pytest.approx(30.0)
-    assert rows["run", "streams and rounds", ""]["us_per_step"] == pytest.approx(500.0)
+    assert rows["trainer", "update", "forward, losses"]["ms_per_update"] == pytest.approx(30.0)
+    assert rows["run", "rounds", ""]["us_per_step"] == pytest.approx(500.0)
     assert found_in([1, [2.0, (3, "x")]], int) == [1, 3]

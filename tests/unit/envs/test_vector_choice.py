@@ -96,7 +96,8 @@ def clock(monkeypatch):
         for _ in range(3):
             vector.step(torch.zeros(vector.num_envs, dtype=torch.int64))
         vector.close()
-        return Timed(seconds[type(vector).__name__], 3)
+        name = type(vector).__name__
+        return Timed(seconds[name] * (vector.num_envs if name == "SerialVector" else 1), 3)
 
     monkeypatch.setattr(building, "_CHOICES", {})
     monkeypatch.setattr(building, "num_cores", lambda: 2)
@@ -105,28 +106,28 @@ def clock(monkeypatch):
 
 
 def test_a_quick_environment_is_not_given_processes(clock):
-    clock.update(SerialVector=30e-6, GymVector=100e-6)
+    clock.update(SerialVector=15e-6, GymVector=100e-6)
     assert choose_backend("CartPole-v1", 8).text == (
         "CartPole-v1 x 8: serial, 120 us a step (gymnasium vector entry point 100 us)"
     )
 
 
 def test_a_slow_environment_is_given_a_process_a_core(clock):
-    clock.update(SerialVector=2e-3, ProcessVector=1.2e-3)
+    clock.update(SerialVector=1e-3, ProcessVector=1.2e-3)
     choice = choose_backend(DictGoal, 8)
     assert choice.config == VectorConfig(backend="processes", num_workers=2)
     assert choice.text == "DictGoal x 8: 2 processes, 4200 us a step (serial 8000 us)"
 
 
 def test_a_sleeping_environment_is_given_more_processes_than_cores(clock):
-    clock.update(SerialVector=20e-3, ProcessVector=11e-3)
+    clock.update(SerialVector=10e-3, ProcessVector=11e-3)
     choice = choose_backend(Slow, 4)
     assert choice.config == VectorConfig(backend="processes", num_workers=4)
     assert choose_backend(Slow, 4) is choice, "asked again, the answer is the same"
 
 
 def test_a_timeout_needs_processes_and_a_restart_no_foreign_vector(clock):
-    clock.update(SerialVector=30e-6, ProcessVector=300e-6)
+    clock.update(SerialVector=15e-6, ProcessVector=300e-6)
     assert choose_backend("CartPole-v1", 4, config=VectorConfig(step_timeout_s=5.0)).config.backend == "processes"
     restart = choose_backend("CartPole-v1", 4, config=VectorConfig(on_error="restart"))
     assert (restart.config.backend, restart.config.on_error) == ("serial", "restart")
@@ -134,7 +135,7 @@ def test_a_timeout_needs_processes_and_a_restart_no_foreign_vector(clock):
 
 
 def test_many_quick_environments_are_given_gymnasiums_own_vector(clock):
-    clock.update(SerialVector=30e-6, GymVector=110e-6, ProcessVector=90e-6)
+    clock.update(SerialVector=15e-6, GymVector=110e-6, ProcessVector=90e-6)
     choice = choose_backend("CartPole-v1", 256)
     assert choice.config == VectorConfig(backend="gymnasium")
     assert "other random numbers than serial" in choice.text

@@ -44,9 +44,7 @@ def test_equals_automatic_differentiation(
     values = torch.randn(N, generator=g, requires_grad=True)
     log_std = torch.tensor([0.2, -0.4], requires_grad=True) if spec is BOX else None
     logprob, entropy = head.evaluate(scores, rows["action"], rows.get("action_mask"), log_std)
-    policy = clipped_policy_loss(
-        logprob, rows["logprob"], rows["advantage"], clip=0.2, denominator=2 * N, dual_clip=dual_clip
-    )
+    policy = clipped_policy_loss(logprob, rows["logprob"], rows["advantage"], clip=0.2, denominator=2 * N, dual_clip=dual_clip)
     value = value_loss(values, rows["return"], denominator=2 * N, behaviour_value=rows["value"], clip=value_clip)
     bonus = entropy.sum() / (2 * N)
     total = policy.value + 0.5 * value.value - entropy_coef * bonus

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
+from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig, _weight_grads, _weight_grads_of_many
 
 
 def reference(net: MLP, x: Tensor, *, stacked: bool = False) -> list[Tensor]:
@@ -84,3 +84,18 @@ def test_loading_by_assignment_is_seen() -> None:
     net.load_state_dict(other.state_dict(), assign=True)
     torch.testing.assert_close(net(x), other(x))
     np.testing.assert_allclose(net.host(x.numpy()), other(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [4096, 4100, 4097])
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradients_of_many_rows_are_sums_of_parts(num_rows: int, shared: bool) -> None:
+    """What a CUDA device is given, against the plain products."""
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(2, num_rows, 5, generator=generator, dtype=torch.float64)
+    x = torch.randn(*(() if shared else (2,)), num_rows, 3, generator=generator, dtype=torch.float64)
+    for ours, theirs in zip(_weight_grads_of_many(x, grad, stacked=True), _weight_grads(x, grad, stacked=True), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    if shared:
+        pairs = zip(_weight_grads_of_many(x, grad[0], stacked=False), _weight_grads(x, grad[0], stacked=False), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs)

@@ -78,3 +78,18 @@ def test_gaussian_sample_has_the_right_moments_and_is_finite_at_the_ends():
     mode, at_mode = dist.gaussian_mode(torch.ones(1, 2), torch.zeros(2))
     assert mode.tolist() == [[1.0, 1.0]]
     assert at_mode.item() == pytest.approx(-math.log(2 * math.pi))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
+@pytest.mark.parametrize("num", [2, 5, 64, 100])
+def test_on_a_device_the_same_actions_are_drawn(num):
+    generator = torch.Generator().manual_seed(0)
+    logits, noise = 3.0 * torch.randn(5000, num, generator=generator), torch.rand(5000, 1, generator=generator)
+    logits[:, 1::2] = torch.finfo(torch.float32).min  # never drawn
+    action, logprob = dist.categorical_sample(logits, noise)
+    there, there_logprob = dist.categorical_sample(logits.cuda(), noise.cuda())
+    same = there.cpu() == action
+    assert same.float().mean() > 0.999
+    assert not (there % 2).any()
+    torch.testing.assert_close(there_logprob.cpu()[same], logprob[same])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +20,8 @@ from runnel.envs.vector.gym_vector import GymVector, MakeVec, choose_resets
 from runnel.envs.vector.processes import ProcessVector, num_cores
 from runnel.envs.vector.serial import SerialVector
 
-_TRIAL_ENVS = 2
+_CHEAP_S = 0.005
+"""An environment made faster than this is tried in numbers; of others, two must do, and what steps share counts too often."""
 _HOPELESS_S = 300e-6
 """A step of all environments below this is not worth a process: waking one costs a third of it."""
 OWN_RANDOMNESS = "Gymnasium's own vector version: the same task, other code and other random numbers than serial"
@@ -136,7 +138,9 @@ def _may_use_vec(config: VectorConfig) -> bool:
 
 def _time_serial(source: Source, num_envs: int) -> tuple[float, bool]:
     """Seconds of a step of all environments, and whether they wait for something rather than compute."""
-    few = min(num_envs, _TRIAL_ENVS)
+    start = time.perf_counter()
+    source.make().close()
+    few = min(num_envs, 16 if time.perf_counter() - start < _CHEAP_S else 2)
     vector = SerialVector(source.make, few, seed=0, name=source.name)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     timed = time_step(vector)

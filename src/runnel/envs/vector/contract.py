@@ -23,6 +23,8 @@ from runnel.core.rng import seed_sequence
 from runnel.core.spaces import EnvSpec
 
 _SEED_BLOCK = 64
+MAX_FAILURES = 5
+"""An environment that fails in more episodes than this, one after the other, is not made anew again: it will not help."""
 
 
 @dataclass

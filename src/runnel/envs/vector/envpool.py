@@ -38,13 +38,15 @@ def make_pool(target: str, num_envs: int, *, seed: int, threads: int = 0, kwargs
         raise ConfigError("env", target, "EnvPool has no such environment; see envpool.list_all_envs()")
     options = {"num_envs": num_envs, "num_threads": min(threads or num_envs, num_envs), "seed": seed, **(kwargs or {})}
     try:
-        return envpool.make(name, env_type="gymnasium", **options)
+        with warnings.catch_warnings():  # bounds in double precision, of which Gymnasium would warn
+            warnings.simplefilter("ignore")
+            return envpool.make(name, env_type="gymnasium", **options)
     except (TypeError, AssertionError, KeyError) as error:
         raise ConfigError("env_kwargs", dict(kwargs or {}), f"EnvPool's {name} does not take this: {error}") from error
 
 
 def spaces_of(pool: Any) -> tuple[Any, Any]:
-    """Its observation and action space. EnvPool declares bounds in double precision, of which Gymnasium would warn."""
+    """Its observation and action space, made when they are asked for, with the same warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pool.observation_space, pool.action_space

@@ -22,7 +22,7 @@ from torch import Tensor
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import State
 from runnel.core.spaces import EnvSpec
-from runnel.envs.vector.contract import Episode, StepOut, episode_seed
+from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, episode_seed
 from runnel.envs.vector.host import HostVector
 from runnel.envs.vector.memory import check_memory
 from runnel.envs.vector.shared import read_message, send_message, shared_arrays, shared_out, slice_out
@@ -60,7 +60,7 @@ class ProcessVector(HostVector):
         super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, out=shared_out(spec, num_envs))
         self._make, self._restart, self._timeout_s = make, restart, step_timeout_s or None
         self._allocate(num_workers)
-        self._episode, self._start = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._episode, self._start, self._failures = (np.zeros(num_envs, np.int64) for _ in range(3))
         self._workers: list[Worker] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
         for number in range(num_workers):
@@ -178,6 +178,7 @@ class ProcessVector(HostVector):
                         final[len(rows)] = final[at]
                 row = int(shared["final_rows"][at])
                 if shared["lengths"][at] >= 0:
+                    self._failures[row] = 0
                     self._ended.append(Episode(self.index0 + row, float(shared["totals"][at]), int(shared["lengths"][at])))
                 rows.append(row)
         self.out.final_rows = rows
@@ -214,7 +215,8 @@ class ProcessVector(HostVector):
             kind = "env_failed" if broke in (row, -1) else "env_lost"
             fault = {"kind": kind, "env": env, "episode": episode, "step": step, "error": problem}
             fault["seed"] = episode_seed(self._seed, env, episode)
-            if kind == "env_failed" and not self._restart:
+            self._failures[row] += kind == "env_failed"
+            if kind == "env_failed" and (not self._restart or self._failures[row] > MAX_FAILURES):
                 raise DataError(
                     f"environment {self.name!r} (index {env}, episode {episode}, step {step}) {problem} "
                     f"[its episode began with reset(seed={fault['seed']})]"

@@ -16,7 +16,7 @@ from runnel.core.spaces import ActionSpec, EnvSpec
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, env_spec, mask_in_obs, obs_leaves, obs_writer
 from runnel.envs.trust import trusting
-from runnel.envs.vector.contract import Episode, EpisodeSeeds, StepOut, mark_stack
+from runnel.envs.vector.contract import MAX_FAILURES, Episode, EpisodeSeeds, StepOut, mark_stack
 from runnel.envs.vector.host import HostVector
 
 _PRUNE_AT = 1024
@@ -52,6 +52,7 @@ class _Seat:
         self.seed = 0
         self.total = 0.0
         self.start = 0
+        self.failures = 0
         self._seeds = EpisodeSeeds(index)
 
     def next_episode(self, seed: int, clock: int) -> tuple[Any, dict[str, Any]]:
@@ -237,6 +238,7 @@ class SerialVector(HostVector):
         self._terminated[row], self._truncated[row] = flags
         self._write_last(len(rows), row, obs)
         rows.append(row)
+        seat.failures = 0
         self._ended.append(Episode(seat.index, seat.total, self._clock - seat.start))
 
     def _replace(self, row: int, error: Exception) -> None:
@@ -245,8 +247,9 @@ class SerialVector(HostVector):
         assert rows is not None
         fault = {"kind": "env_failed", "env": seat.index, "episode": seat.episode, "step": self._clock - seat.start}
         self._faults.append({**fault, "seed": seat.seed, "error": f"{type(error).__name__}: {error}"})
-        if row in rows:
-            raise self._failure(seat, error) from error  # it broke while its next episode began: nothing good to keep
+        seat.failures += 1
+        if row in rows or seat.failures > MAX_FAILURES:  # it broke while an episode began, or breaks every time
+            raise self._failure(seat, error) from error
         try:
             seat.env.close()
         except Exception as problem:

@@ -1,0 +1,34 @@
+"""Evaluating a population: the same number of episodes for each member, and what each of them reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runnel.core.protocols import EvalResult, InferenceClient, Progress
+from runnel.envs.vector import VectorEnv
+from runnel.eval.runner import EnvEvaluation
+
+
+class PopulationEvaluation:
+    """`episodes` episodes of each of `members`, side by side; `make_vector(n)` makes n environments.
+
+    The result holds the returns of all members, and beside them, for each member and for the best and the worst of them, the
+    mean: `extra["member/0"]`, `extra["best_member"]`, `extra["worst_member"]`.
+    """
+
+    def __init__(
+        self, make_vector: Callable[[int], VectorEnv], *, members: int, episodes: int, most_envs: int, seed: int
+    ) -> None:
+        self._members, self._episodes = members, episodes
+        width = max(n for n in range(1, min(episodes, most_envs) + 1) if episodes % n == 0)
+        self._all = EnvEvaluation(lambda: make_vector(members * width), episodes=members * episodes, seed=seed)
+
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+        result = self._all.run(client, round_index=round_index, progress=progress)
+        own = [result.returns[i * self._episodes : (i + 1) * self._episodes] for i in range(self._members)]
+        means = [sum(returns) / len(returns) for returns in own]
+        extra = {**result.extra, **{f"member/{i}": returns for i, returns in enumerate(own)}}
+        return EvalResult(result.returns, {**extra, "best_member": [max(means)], "worst_member": [min(means)]})
+
+    def close(self) -> None:
+        self._all.close()

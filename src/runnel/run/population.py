@@ -1,0 +1,65 @@
+"""The graph of a population: several networks and learners on the lane of one actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Learner
+from runnel.core.rng import make_seed
+from runnel.eval.population import PopulationEvaluation
+from runnel.nets.inferencer import TorchInferencer
+from runnel.nets.population import Population
+from runnel.run.env_config import EnvConfig
+from runnel.run.env_task import EnvTask
+from runnel.run.experiment import EvaluationSpec, Experiment
+from runnel.run.graphs import on_policy_graph
+
+
+def population_graph(
+    c: EnvConfig,
+    task: EnvTask,
+    *,
+    members: int,
+    network: Callable[[int | None], Population],
+    learner: Callable[[], Learner],
+    chosen: int,
+) -> Experiment:
+    """As `on_policy_graph`, with `c.num_envs` environments for each of `members`, evaluated apart.
+
+    `network(None)` is all members side by side; `network(chosen)` the one that `rl.load` gives.
+    """
+    for name, value in (("num_actors", c.num_actors), ("ring", c.ring)):
+        if value != 1:
+            raise ConfigError(name, value, "a population plays in one actor with one group of environments; use 1")
+    if c.placement.policy_workers:
+        raise ConfigError("placement.policy_workers", c.placement.policy_workers, "a population acts beside its actor; use 0")
+    if c.net.core != "none":
+        raise ConfigError("net.core", c.net.core, "a population has no recurrent members; use none")
+    wide = replace(c, num_envs=members * c.num_envs)
+    graph = on_policy_graph(wide, task, network=lambda: network(None), learner=learner)
+    return replace(
+        graph,
+        config=c,
+        evaluation=_evaluation(c, task, members, network),
+        policy=lambda: task.policy(lambda: network(chosen)),
+    )
+
+
+def _evaluation(
+    c: EnvConfig, task: EnvTask, members: int, network: Callable[[int | None], Population]
+) -> EvaluationSpec | None:
+    episodes, seed = c.eval.episodes, make_seed(c.seed, "evaluation")
+    if not episodes:
+        return None
+    return EvaluationSpec(
+        make=lambda: PopulationEvaluation(
+            lambda num: task.vector(num, seed=seed, evaluation=True),
+            members=members,
+            episodes=episodes,
+            most_envs=task.most_eval_envs,
+            seed=seed,
+        ),
+        inferencer=lambda: TorchInferencer(network(None), greedy=True, device=c.device),
+    )

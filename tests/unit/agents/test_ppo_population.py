@@ -1,0 +1,178 @@
+"""A population of PPO learners: each member as if it were alone, the choice of the best, runs, and the fused form."""
+
+import pytest
+import torch
+from made_segments import BOX, DISCRETE, make_segment
+
+import runnel as rl
+from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.agents.ppo_population import FusedPopulationLearner, PopulationLearner, population_learner
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import EvalResult
+from runnel.core.records import Segment
+from runnel.core.trajectories import trajectory_stream
+from runnel.eval.population import PopulationEvaluation
+from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.bodies import build_body
+from runnel.nets.mlp import NetConfig
+from runnel.nets.population import BEST, Population
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CONFIG = PPOConfig(num_epochs=2, num_minibatches=2, entropy_coef=0.01)
+TINY = {"num_envs": 4, "num_steps": 16, "track": (), "ppo.num_epochs": 2, "eval.episodes": 6, "checkpoint.every": 0}
+
+
+def member(seed, *, spec=DISCRETE, hidden=(16,), fused=False):
+    return ActorCritic(spec, build_body(spec, NetConfig(hidden=hidden), seed=seed), fused=fused)
+
+
+def made(num=3, *, num_envs=2, chosen=None, **kwargs):
+    return Population([member(i, **kwargs) for i in range(num)], num_envs=num_envs, chosen=chosen)
+
+
+def own_columns(segment, first, width):
+    """The environments `first ... first + width - 1` of a segment, as a segment of their own."""
+    a, num = segment.arrays, segment.num_rows
+    stream = trajectory_stream(DISCRETE, num_steps=8, num_envs=width)
+    mine = [i for i, x in enumerate(a["final_index"].tolist()) if first <= x % num < first + width]
+    arrays = Batch({k: a[k][:, first : first + width].clone() for k in ("obs", "action", "rewards/env", "terminated")})
+    arrays |= {k: a[k][:, first : first + width].clone() for k in ("truncated", "logprob")}
+    arrays |= {"final_obs": a["final_obs"][mine], "policy_version": a["policy_version"]}
+    arrays["final_index"] = torch.tensor([x // num * width + x % num - first for x in a["final_index"][mine].tolist()])
+    arrays["final_index"] = arrays["final_index"].long()
+    return Segment(0, stream, segment.header, arrays)
+
+
+def test_members_act_on_their_own_rows():
+    net = made()
+    rows = Batch(obs=torch.randn(6, 3), noise=torch.rand(6, 1))
+    for greedy in (False, True):
+        together = net.act(rows, greedy=greedy)
+        for i in range(3):
+            own = member(i).act(rows.map(lambda x, i=i: x[2 * i : 2 * i + 2]), greedy=greedy)
+            assert torch.equal(together["action"][2 * i : 2 * i + 2], own["action"])
+            assert torch.equal(together["logprob"][2 * i : 2 * i + 2], own["logprob"])
+
+
+def test_a_member_learns_what_it_would_learn_alone():
+    """Bit for bit, over two updates."""
+    learner = PopulationLearner(CONFIG, made(), seed=7)
+    alone = [PPOLearner(CONFIG, member(i), seed=7 + i) for i in range(3)]
+    for k in range(2):
+        segment = make_segment(k, num_envs=6)
+        update = learner.update(learner.prepare({"trajectories": [segment]}, progress=0.5))
+        told = []
+        for i, single in enumerate(alone):
+            batch = single.prepare({"trajectories": [own_columns(segment, 2 * i, 2)]}, progress=0.5)
+            told.append(single.update(batch).metrics)
+        assert update.metrics["loss/total"] == pytest.approx(sum(m["loss/total"] for m in told) / 3)
+    for i, single in enumerate(alone):
+        for key, value in single.params().items():
+            assert torch.equal(learner.params()[f"members.{i}.{key}"], value)
+
+
+def test_a_restored_population_goes_on_bit_for_bit():
+    learner, twin = (PopulationLearner(CONFIG, made(), seed=s) for s in (1, 2))
+    segments = [{"trajectories": [make_segment(k, num_envs=6)]} for k in range(2)]
+    learner.update(learner.prepare(segments[0], progress=0.0))
+    twin.load_state_dict(learner.state_dict())
+    for x in (learner, twin):
+        x.update(x.prepare(segments[1], progress=0.5))
+    assert all(torch.equal(v, twin.params()[k]) for k, v in learner.params().items())
+
+
+def test_the_best_member_is_the_one_with_the_highest_return():
+    net, best = made(), made(chosen=BEST)
+    rewards, ended = torch.ones(10, 6), torch.zeros(10, 6, dtype=torch.bool)
+    ended[::2, :2], ended[9, 2:4], ended[4, 4:] = True, True, True
+    ended[8, 4:] = True  # returns of 2, 10 and 5
+    net.keep(rewards, ended)
+    assert net.tally.tolist() == [[20.0, 10.0], [20.0, 2.0], [20.0, 4.0]]
+    assert net.best() == 1
+    best.load_state_dict(net.state_dict())
+    rows = Batch(obs=torch.randn(5, 3))
+    assert torch.equal(best.act(rows, greedy=True)["logprob"], member(1).act(rows, greedy=True)["logprob"])
+    with pytest.raises(ConfigError, match="member = 3"):
+        made(chosen=3)
+
+
+def test_an_evaluation_tells_members_apart():
+    evaluation = PopulationEvaluation(lambda n: None, members=2, episodes=3, most_envs=2, seed=0)
+
+    class Fixed:
+        def run(self, client, *, round_index, progress):
+            return EvalResult([1.0, 2.0, 3.0, 10.0, 20.0, 30.0], {"length": [1.0] * 6})
+
+    evaluation._all = Fixed()
+    extra = evaluation.run(None, round_index=0).extra
+    assert extra["member/0"] == [1.0, 2.0, 3.0]
+    assert extra["member/1"] == [10.0, 20.0, 30.0]
+    assert (extra["best_member"], extra["worst_member"]) == ([20.0], [2.0])
+
+
+def test_a_run_of_a_population_is_evaluated_loaded_and_resumed(tmp_path):
+    settings = {"env": "tensor:CartPole-v1", "population": 3, "out": str(tmp_path), **TINY}
+    run = rl.train("ppo", total_updates=2, **settings)
+    assert run.steps == 2 * 3 * 4 * 16
+    assert run.eval["num"] == 18
+    means = [run.eval["extra"][f"member/{i}"] for i in range(3)]
+    assert run.eval["mean"] == pytest.approx(sum(means) / 3)
+    assert run.eval["extra"]["best_member"] == max(means)
+    assert isinstance(rl.load(run.path).act([0.0] * 4), int)
+    assert isinstance(rl.load(run.path, member=2).act([0.0] * 4), int)
+    assert rl.resume(run.path, total_updates=3).version == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"population": 0}, {"num_actors": 2}, {"ring": 2}, {"placement.policy_workers": 1}, {"net.core": "gru"}]
+)
+def test_what_a_population_cannot_be(wrong, tmp_path):
+    settings = {"env": "tensor:CartPole-v1", "population": 2, "out": str(tmp_path), **TINY, **wrong}
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        rl.train("ppo", total_updates=1, **settings)
+
+
+# --------------------------------------------------------------------------------------------------------------- device
+@cuda
+@pytest.mark.cuda
+@pytest.mark.parametrize("spec", [DISCRETE, BOX], ids=["discrete", "continuous"])
+def test_fused_members_learn_what_they_would_learn_one_by_one(spec):
+    """One minibatch, so that the order of rows does not matter; rounding apart (tf32, and Adam's first step is a sign)."""
+    config = PPOConfig(num_epochs=1, num_minibatches=1, entropy_coef=0.01, lr=1e-3)
+    learners = []
+    for fused in (True, False):
+        net = made(num_envs=64, spec=spec, hidden=(64, 64), fused=fused)
+        learners.append(population_learner(config, net, seed=1, device="cuda"))
+    assert isinstance(learners[0], FusedPopulationLearner)
+    assert isinstance(learners[1], PopulationLearner)
+    segment = make_segment(3, spec=spec, num_envs=192)
+    keep = len(segment.arrays["final_index"]) // 192 * 192  # as a device engine lays them out: a row for each environment
+    index = torch.arange(192)
+    arrays = Batch({k: x.cuda() for k, x in segment.arrays.items()})
+    arrays["truncated"], arrays["final_index"] = torch.zeros_like(arrays["truncated"]), (index + 7 * 192).cuda()
+    arrays["final_obs"] = arrays["obs"][8].clone()
+    assert keep >= 0
+    segment = Segment(0, segment.spec, segment.header, arrays)
+    metrics, batches = [], []
+    for learner in learners:
+        batches.append(learner.prepare({"trajectories": [segment]}, progress=0.0))
+        metrics.append(learner.update(batches[-1]).metrics)
+    advantages = torch.stack([batches[1][f"{i}/advantage"].view(8, 64) for i in range(3)], dim=1).flatten()
+    assert torch.allclose(batches[0]["advantage"], advantages, atol=0.02)
+    for key in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "grad_norm", "explained_variance"):
+        assert metrics[0][key] == pytest.approx(metrics[1][key], rel=0.02, abs=2e-3), key
+    ours, theirs = learners[0].params(), learners[1].params()
+    off = torch.cat([(ours[k] - theirs[k]).abs().flatten() for k in ours if k != "tally"])
+    assert off.mean() < 2e-4  # a step of Adam is 1e-3 for each weight
+
+
+@cuda
+@pytest.mark.cuda
+def test_a_fused_population_learns_and_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("runnel.recipes.ppo.FUSE_FROM", 0)
+    settings = {"env": "tensor:CartPole-v1", "population": 4, "device": "cuda", **TINY, "num_envs": 64, "ppo.lr": 3e-3}
+    runs = [rl.train("ppo", total_updates=n, out=str(tmp_path / str(n)), **settings) for n in (40, 20)]
+    assert runs[0].eval["extra"]["worst_member"] > 100.0
+    again = rl.resume(runs[1].path, total_updates=40)
+    assert again.eval["returns"] == runs[0].eval["returns"]
