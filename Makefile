@@ -26,7 +26,7 @@ types: install-dev
 	$(BIN)/mypy
 
 bench: install-dev  ## PPO on CartPole-v1 beside Stable-Baselines3
-	$(BIN)/python -m benchmarks.classic.ppo_cartpole.run
+	$(BIN)/python -m benchmarks.classic.run --row ppo-cartpole
 
 # torch first and by itself: its pinned version decides which build is taken
 $(VENV)/.torch: constraints.txt

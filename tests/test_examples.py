@@ -51,7 +51,7 @@ def test_own_environment_by_path_across_processes(tmp_path: Path) -> None:
 
 def test_own_network_trains_and_loads(tmp_path: Path) -> None:
     module = load("own_network")
-    run = module.main(total_steps=10_000, out=str(tmp_path))
+    run = module.main(total_steps=16_000, out=str(tmp_path))
     check_folder(run)
     policy = rl.load(run.path)
     assert isinstance(policy.net.body, module.SharedTrunk)  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ def test_init_from_another_network_says_so(tmp_path: Path) -> None:
     recipe, tiny = settings("ppo", checkpoint={"every": 0}, eval={"episodes": 0})
     first = rl.train(recipe, out=str(tmp_path / "first"), **tiny)
     with pytest.raises(rl.CheckpointError, match="another shape; use the same network"):
-        rl.train(recipe, out=str(tmp_path / "second"), init_from=str(first.path), mlp={"hidden": (32,)}, **tiny)
+        rl.train(recipe, out=str(tmp_path / "second"), init_from=str(first.path), net={"hidden": (32,)}, **tiny)
 
 
 def test_a_lambda_runs_in_process_and_is_refused_elsewhere(tmp_path: Path) -> None:

@@ -162,12 +162,12 @@ def test_parameters_that_are_not_finite_are_neither_published_nor_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loss of the last minibatch is finite and its gradient is not: nothing later in the update would notice."""
-    apply = Adam._apply
+    step = Adam._step_on_host
 
     def overflow(self: Adam, grad: torch.Tensor) -> None:
-        apply(self, grad * (float("nan") if self.num_steps == 2 else 1.0))
+        step(self, grad * (float("nan") if self.num_steps == 2 else 1.0))
 
-    monkeypatch.setattr(Adam, "_apply", overflow)
+    monkeypatch.setattr(Adam, "_step_on_host", overflow)
     with pytest.raises(rl.NonFiniteError, match="params/"):
         rl.train("ppo", out=str(tmp_path), **{**TINY, "checkpoint": {"every": 1}})
     newest = Checkpoints(tmp_path / "run" / "checkpoints").newest_params()

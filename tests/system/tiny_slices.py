@@ -36,6 +36,7 @@ SLICES: dict[str, tuple[str, dict[str, Any]]] = {
             "vector": {"backend": "serial"},
             "update_ratio": 0.1,
             "dqn": {"batch_size": 32},
+            "log_every": 1,
             "checkpoint": {"every": 7},
             "eval": {"every": 15, "episodes": 4},
         },

@@ -102,7 +102,7 @@ class PPOLearner:
     def __init__(
         self, config: PPOConfig, net: ActorCritic, *, seed: int, collective: Collective | None = None, device: str = "cpu"
     ) -> None:
-        self.config, self.net, self.device = config, net.to(device), torch.device(device)
+        self.config, self.net, self.device = config, net.to(device), torch.empty(0, device=device).device
         self.collective: Collective = collective or OneProcess()
         self.version = 0
         self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
@@ -168,11 +168,12 @@ class PPOLearner:
         return Update(metrics)
 
     def _learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The numbers of `METRICS` for each optimiser step `[steps, 7]`, and the share of returns that the critic foresaw."""
+        """The numbers of `METRICS` for each optimiser step `[steps, 7]`; their means, and the explained variance `[8]`."""
         kernels = self.net.kernels() if self.config.target_kl is None and self.collective.world_size == 1 else None
         history = self._passes(batch) if kernels is None else self._fused_passes(kernels, batch)
         residual, spread = (batch["return"] - batch["value"]).var(), batch["return"].var()
-        return history, 1.0 - residual / spread.clamp(min=1e-12)
+        explained = 1.0 - residual / spread.clamp(min=1e-12)
+        return history, torch.cat([history.mean(0), explained.reshape(1)])
 
     def _passes(self, batch: Batch) -> Tensor:
         """The numbers of `METRICS` for each optimiser step. `-> [steps, 7]`"""
@@ -199,12 +200,8 @@ class PPOLearner:
         config, num_rows = self.config, len(batch["advantage"])
         size = num_rows // config.num_minibatches
         settings = {"optimiser": self._optimiser, "max_norm": config.max_grad_norm, **self._loss}
-        history = [
-            kernels.step(batch, order, rows=(first, first + size), **settings)
-            for order in self._shuffle.orders(config.num_epochs, num_rows)
-            for first in range(0, num_rows, size)
-        ]
-        return torch.cat(history)
+        orders, starts = self._shuffle.orders(config.num_epochs, num_rows), range(0, num_rows, size)
+        return torch.cat([kernels.step(batch, order, rows=(i, i + size), **settings) for order in orders for i in starts])
 
     def _step(self, rows: Mapping[str, Tensor]) -> Tensor:
         """One optimiser step on one minibatch; returns the numbers of `METRICS`. `[7]`"""
@@ -214,9 +211,8 @@ class PPOLearner:
         config = self.config
         scores, values, rows = self._forward(rows)
         logprob, entropy = self.net.evaluate_scores(scores, rows["action"], rows.get("action_mask"))
-        policy = clipped_policy_loss(
-            logprob, rows["logprob"], rows["advantage"], clip=config.clip, denominator=count, dual_clip=config.dual_clip
-        )
+        clips: dict[str, Any] = {"clip": config.clip, "dual_clip": config.dual_clip}
+        policy = clipped_policy_loss(logprob, rows["logprob"], rows["advantage"], denominator=count, **clips)
         value = value_loss(values, rows["return"], denominator=count, behaviour_value=rows["value"], clip=config.value_clip)
         bonus = entropy.sum() / count
         total = policy.value + config.value_coef * value.value - config.entropy_coef * bonus
@@ -253,9 +249,8 @@ class PPOLearner:
             return False
         return self.collective.all_reduce(numbers[METRICS.index("kl")]).item() > self.config.target_kl
 
-    def _metrics(self, batch: Batch, history: Tensor, explained: Tensor) -> Metrics:
-        numbers = torch.cat([history.mean(0), explained.reshape(1)]).tolist()
-        metrics = dict(zip((*METRICS, "explained_variance"), numbers, strict=True))
+    def _metrics(self, batch: Batch, history: Tensor, numbers: Tensor) -> Metrics:
+        metrics = dict(zip((*METRICS, "explained_variance"), numbers.tolist(), strict=True))
         if not math.isfinite(metrics["loss/total"]):
             raise NonFiniteError(self._culprit(batch, *history[0][1:3].unbind()), self.version)
         metrics["lr"] = self._optimiser.lr

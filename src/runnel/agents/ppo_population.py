@@ -25,9 +25,8 @@ from runnel.nets.population import Population
 
 def population_learner(config: PPOConfig, net: Population, *, seed: int, device: str) -> Learner:
     """The learner of all members; member i has the seed `seed + i`."""
-    fits = net.to(device).members[0]
-    assert isinstance(fits, ActorCritic)
-    if fits.fuses and can_fuse(fits) and config.target_kl is None and not config.normalise_reward:
+    first = net.to(device).members[0]
+    if first.fuses and can_fuse(first) and config.target_kl is None and not config.normalise_reward:
         return FusedPopulationLearner(config, net, seed=seed, device=device)
     return PopulationLearner(config, net, seed=seed, device=device)
 
@@ -37,8 +36,7 @@ class PopulationLearner:
 
     def __init__(self, config: PPOConfig, net: Population, *, seed: int, device: str = "cpu") -> None:
         self.net = net.to(device)
-        members = [cast(ActorCritic, m) for m in net.members]
-        self.learners = [PPOLearner(config, m, seed=seed + i, device=device) for i, m in enumerate(members)]
+        self.learners = [PPOLearner(config, m, seed=seed + i, device=device) for i, m in enumerate(net.members)]
         self._params = dict(net.state_dict())
 
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:

@@ -1,7 +1,8 @@
 """The contracts by which packages meet. An implementation needs no base class; `runnel.testing` checks it.
 
 State (`snapshot`, `state_dict`) is plain data everywhere: nested dicts and lists of tensors, numpy arrays, numbers, strings
-and None, because a checkpoint holds data only. `restore(snapshot())` must give back an object that goes on bit for bit.
+and None, because a checkpoint holds data only. `restore(snapshot())` must give back an object that goes on bit for bit. Tensors
+may be views of live memory, to be written at once; parts that never change again are `core.frozen.Frozen`, written once.
 """
 
 from __future__ import annotations

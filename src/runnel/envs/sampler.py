@@ -8,6 +8,7 @@ its environments, the others step. An episode goes on across segments.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from runnel.envs.vector import StepOut, VectorEnv
 AGENT = "agent"
 T = TypeVar("T")
 _SMALLEST_NOISE = 2.0**-25
+_NAP_S, _PATIENCE_S = 5e-5, 1.0
 
 
 class _Lane:
@@ -90,8 +92,9 @@ class _Lane:
         if self._sent is not self._noise:
             self._sent.copy_(self._noise)
 
-    def advance(self, client: InferenceClient) -> int:
-        """Play on until the segment is full (`full`), a reply is missing, or the environments are still at work."""
+    def advance(self, client: InferenceClient, *, one: bool) -> int:
+        """Play on until the segment is full (`full`), a reply is missing, or the environments are still at work; with `one`, at
+        most until they have been sent to work once."""
         segment = self.segment
         assert segment is not None
         need = segment.slot.header.required_version
@@ -101,23 +104,29 @@ class _Lane:
         self.synced = True
         answer = client.local()
         before, asked = len(segment.versions), 0
+        received = 0
         while len(segment.versions) < segment.num_steps or self.sent:
             if self.sent:
                 if not self.vector.ready():
                     self.waits = "its environments"
                     break
                 self.receive()
+                received = 1
                 continue
+            if one and len(segment.versions) > before:
+                break
             if answer is not None:
                 t = len(segment.versions)
                 segment.ask(t)
                 self._act(t, answer(self._rows[t]), client.version)
+                if one:
+                    break
             else:
                 asked = int(self.ticket is None)
                 if not self._ask(client, need):
                     self.waits = "a reply of the policy"
                     break
-        return (len(segment.versions) - before) * segment.num_envs or asked
+        return (len(segment.versions) - before) * segment.num_envs or asked or received
 
     def _ask(self, client: InferenceClient, need: int) -> bool:
         """Send a request, or act on its reply; False while there is none."""
@@ -230,7 +239,16 @@ class VecEnvSampler:
         client, writer = clients[self._route.inference], writers[self._route.samples]
         if any(lane.ticket is not None for lane in self._lanes):
             client.poll()
-        work, first, n = 0, self._turn, len(self._lanes)
+        work, more = self._round(client, writer)
+        while more:
+            done, more = self._round(client, writer)
+            work += done
+        return work or self._wait_for_environments()
+
+    def _round(self, client: InferenceClient, writer: SampleWriter) -> tuple[int, bool]:
+        """Each lane in turn: the work done, and whether to go round again. In a ring a lane sends its environments to work and
+        leaves the policy to the next one; a round in which a segment was finished is the last."""
+        work, first, n, more = 0, self._turn, len(self._lanes), len(self._lanes) > 1
         for offset in range(n):
             index = (first + offset) % n
             lane = self._lanes[index]
@@ -240,16 +258,24 @@ class VecEnvSampler:
             work += self._advance(lane, client)
             if lane.full:
                 self._commit(lane, writer)
-        return work or self._wait_for_environments()
+                more = False
+        return work, more and work > 0 and client.local() is not None
 
     def _wait_for_environments(self) -> int:
-        """Nothing else to do: wait for the vector that has been at work the longest."""
-        for offset in range(len(self._lanes)):
-            lane = self._lanes[(self._turn + offset) % len(self._lanes)]
-            if lane.sent:
-                self._guard(lane, lane.receive)
-                return lane.vector.num_envs
-        return 0
+        """Nothing else to do: wait for the vector that is done first, or, after a second, for the one that began first."""
+        lanes = [self._lanes[(self._turn + offset) % len(self._lanes)] for offset in range(len(self._lanes))]
+        waiting = [lane for lane in lanes if lane.sent]
+        if not waiting:
+            return 0
+        first, deadline = waiting[0], time.monotonic() + _PATIENCE_S
+        while len(waiting) > 1 and time.monotonic() < deadline:
+            done = next((lane for lane in waiting if lane.vector.ready()), None)
+            if done is not None:
+                first = done
+                break
+            time.sleep(_NAP_S)
+        self._guard(first, first.receive)
+        return first.vector.num_envs
 
     def _reserve(self, lane: _Lane, index: int, writer: SampleWriter) -> bool:
         if index != self._turn:
@@ -264,7 +290,7 @@ class VecEnvSampler:
         return True
 
     def _advance(self, lane: _Lane, client: InferenceClient) -> int:
-        return self._guard(lane, lambda: lane.advance(client))
+        return self._guard(lane, lambda: lane.advance(client, one=len(self._lanes) > 1))
 
     def _guard(self, lane: _Lane, work: Callable[[], T]) -> T:
         try:

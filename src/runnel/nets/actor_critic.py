@@ -184,6 +184,7 @@ class ActorCritic(nn.Module):
 
 
 def _forget(module: nn.Module, incompatible: object) -> None:
-    """Loaded parameters may lie elsewhere."""
+    """Loaded parameters may lie elsewhere. If not, kernels stay: a captured graph may be using their memory."""
     assert isinstance(module, ActorCritic)
-    module._kernels = None
+    if module._kernels is not None and not module._kernels.serves(module):
+        module._kernels = None

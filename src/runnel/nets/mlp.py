@@ -116,7 +116,9 @@ class MLP(nn.Module):
         else:
             outputs, _, _ = _forward(x, self.activation, self.heads, self._flat)
         if len(lead) != 1:
-            outputs = tuple(o.reshape(*(o.shape[:1] if self.copies and not self.heads else ()), *lead, -1) for o in outputs)
+            outputs = tuple(
+                o.reshape(*(o.shape[:1] if self.copies and not self.heads else ()), *lead, o.shape[-1]) for o in outputs
+            )
         return outputs if self.heads else outputs[0]
 
     def tape(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tape]:
@@ -143,7 +145,7 @@ class MLP(nn.Module):
             x = ACTIVATIONS[self.activation](torch.addmm(b[copy], x, w[copy]))
         at = num_trunk + (copy if self.heads else 0)
         w, b = (weights[at], biases[at]) if self.heads else (weights[at][copy], biases[at][copy])
-        return torch.addmm(b, x, w).reshape(*lead, -1)
+        return torch.addmm(b, x, w).reshape(*lead, w.shape[-1])
 
     def host(self, x: Array, *, copy: int = 0) -> Array:
         """`forward` of one network of the stack in numpy, `[N, I] -> [N, O]`: half of torch's time for a few rows."""
@@ -314,7 +316,9 @@ def _orthogonal(widths: Sequence[int], *, head_gain: float, seed: int) -> list[T
     drawn = []
     for num_in, num_out, gain in zip(widths[:-1], widths[1:], gains, strict=True):
         weight = torch.empty(num_out, num_in)
-        drawn.append(nn.init.orthogonal_(weight, gain=gain, generator=generator).t().contiguous())
+        weight = nn.init.orthogonal_(weight, gain=gain, generator=generator)
+        # `contiguous` would keep odd strides where a width is 1, and BLAS rounds differently by strides
+        drawn.append(weight.t().clone(memory_format=torch.contiguous_format))
     return drawn
 
 

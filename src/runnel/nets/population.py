@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,43 +17,77 @@ from runnel.ops.optimise import flat_view
 BEST = -1
 
 
-class Population(nn.Module):
+class Population:
     """`members` of one shape. Of B rows the first B / members belong to the first member, the next to the second, and so on.
 
     With `chosen` all rows belong to that one; `BEST` is the one with the highest return of late, as the learner keeps it in
     `tally` `[members, 2]`: rewards, and episodes that ended, each fading.
     """
 
-    tally: Tensor
-
     def __init__(self, members: Sequence[ActorCritic], *, num_envs: int, chosen: int | None = None) -> None:
-        super().__init__()
         if chosen is not None and not BEST <= chosen < len(members):
             raise ConfigError("member", chosen, f"use 0 to {len(members) - 1}, or -1 for the best")
-        self.members, self.num_envs, self.chosen = nn.ModuleList(members), num_envs, chosen
+        self.members, self.num_envs, self.chosen = list(members), num_envs, chosen
         self.env_spec, self.noise_size = members[0].env_spec, members[0].noise_size
         self.state_spec: Mapping[str, ArraySpec] = {}
-        self._fuses, self._kernels = members[0].fuses, cast(Fused | None, None)
-        self.register_buffer("tally", torch.zeros(len(members), 2, dtype=torch.float64))
-        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+        self.tally = torch.zeros(len(members), 2, dtype=torch.float64)
+        self._kernels: Fused | None = None
+
+    def to(self, device: torch.device | str) -> Population:
+        for member in self.members:
+            member.to(device)
+        self.tally = self.tally.to(device)
+        return self
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the first member, then those of the second, and so on."""
+        return (p for member in self.members for p in member.parameters())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """One vector of weights for each member, its buffers, and the tally. After an optimiser was made, weights are the
+        live ones."""
+        state = {"tally": self.tally}
+        for i, member in enumerate(self.members):
+            weights = list(member.parameters())
+            flat = flat_view(weights)
+            state[f"member/{i}"] = torch.cat([w.detach().flatten() for w in weights]) if flat is None else flat
+            state |= {f"member/{i}/{name}": x for name, x in member.named_buffers()}
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> None:
+        """Copy what `state_dict` gave, or (`assign`) share its memory."""
+        if assign:
+            self.tally = state_dict["tally"]
+        else:
+            self.tally.copy_(state_dict["tally"])
+        for i, member in enumerate(self.members):
+            weights = list(member.parameters())
+            parts = torch.split(state_dict[f"member/{i}"], [w.numel() for w in weights])
+            names = [name for name, _ in member.named_parameters()]
+            own = {name: part.view_as(w) for name, w, part in zip(names, weights, parts, strict=True)}
+            own |= {name: state_dict[f"member/{i}/{name}"] for name, _ in member.named_buffers()}
+            member.load_state_dict(own, assign=assign)
+        if self._kernels is not None and not self._kernels.serves(self.members[0]):
+            self._kernels = None
 
     def kernels(self) -> Fused | None:
         """What runs all members in one go (`nets/fused.py`); None where they run one after the other."""
-        if self._kernels is None and self._fuses and can_fuse(self._member(0)):
+        if self._kernels is None and self.members[0].fuses and can_fuse(self.members[0]):
             vector = flat_view(list(self.parameters()))
-            self._kernels = None if vector is None else Fused(self._member(0), vector, members=len(self.members))
+            self._kernels = None if vector is None else Fused(self.members[0], vector, members=len(self.members))
         return self._kernels
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """Each member acts on its rows; see `ActorCritic.act`."""
         if self.chosen is not None:
-            return self._member(self.best() if self.chosen == BEST else self.chosen).act(rows, greedy=greedy)
+            return self.members[self.best() if self.chosen == BEST else self.chosen].act(rows, greedy=greedy)
         if not greedy and (kernels := self.kernels()) is not None:
             action, logprob = kernels.act(rows, rows["noise"])
             return Batch(action=action, logprob=logprob)
         parts = {k: x.chunk(len(self.members)) for k, x in rows.items()}
         own = [Batch({k: p[i] for k, p in parts.items()}) for i in range(len(self.members))]
-        return Batch.cat([self._member(i).act(part, greedy=greedy) for i, part in enumerate(own)])
+        return Batch.cat([self.members[i].act(part, greedy=greedy) for i, part in enumerate(own)])
 
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
         """The critics, on rows `[T, members * num_envs]` in a line. `[N, ...] -> [N]`"""
@@ -71,12 +104,3 @@ class Population(nn.Module):
     def best(self) -> int:
         """The member with the highest return an episode, as far as the learner saw."""
         return int((self.tally[:, 0] / self.tally[:, 1].clamp(min=1.0)).argmax())
-
-    def _member(self, index: int) -> ActorCritic:
-        return cast(ActorCritic, self.members[index])
-
-
-def _forget(module: nn.Module, incompatible: object) -> None:
-    """Loaded parameters may lie elsewhere."""
-    assert isinstance(module, Population)
-    module._kernels = None

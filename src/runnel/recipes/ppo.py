@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import runnel as rl
 
-FUSE_FROM = 50_000_000
-"""On a CUDA device, a run of so many steps pays for compiling kernels of its own network (nets/fused.py, about 4 seconds, once
-a machine); a shorter one is over sooner without."""
+FUSE_FROM = 100_000_000
+"""On a CUDA device, a run of so many steps pays for compiling kernels for its network (nets/fused.py: 7 seconds, once on a
+machine); a shorter one is over sooner without."""
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFold
 def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callbacks | None) -> Session:
     config, clock = experiment.config, WallClock()
     checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
-    ledger = Ledger(folder, clock, callbacks=callbacks, stop_return=config.eval.stop_return)
+    ledger = Ledger(folder, clock, callbacks=callbacks, stop_return=config.eval.stop_return, log_every=config.log_every)
     return Session(experiment, place(experiment), folder, ledger, checkpoints, clock)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +76,21 @@ class ReplayEnvConfig(EnvConfig):
     """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
     min_fill: int = 1_000
     """Environment steps in the buffer before the first update."""
+    log_every: int = 50
+    """Write a row of metrics for each this many updates, with the means of their numbers."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+
+    def settle(self) -> tuple[RunConfig, list[str]]:
+        """As for any environment; tells of a window in which actors could only take turns."""
+        config, told = super().settle()
+        segment = self.num_envs // self.ring * self.num_steps
+        need = math.ceil((self.batch_segments - 1) * segment * self.update_ratio)
+        if self.staleness.mode == "window" and need > self.staleness.max_lag:
+            told.append(
+                f"staleness.max_lag = {self.staleness.max_lag} lets only one of {self.batch_segments} groups of environments "
+                f"play at a time (a segment pays for {segment * self.update_ratio:g} updates); {need} would let all"
+            )
+        return config, told
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""

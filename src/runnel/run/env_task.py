@@ -45,12 +45,12 @@ class EnvTask:
             self._vector = plainest_backend(self._target, self._vector, kwargs=self._kwargs)
         self.spec = probe_env(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack)
 
-    def vector(self, num_envs: int, *, seed: int, index0: int = 0, evaluation: bool = False) -> VectorEnv:
+    def vector(self, num_envs: int, *, seed: int, index0: int = 0, evaluation: bool = False, device: str = "") -> VectorEnv:
         """`num_envs` of the environment; `index0` is the number of the first among all of the run.
 
         For `evaluation` they are in this process, and without what only helps training (clipped rewards).
         """
-        device, kwargs, vector = self._config.device, self._kwargs, self._vector
+        device, kwargs, vector = device or self._config.device, self._kwargs, self._vector
         if evaluation:
             kwargs = evaluation_kwargs(self._target, kwargs)
             if vector.backend == "processes":
@@ -71,15 +71,18 @@ class EnvTask:
         ring: int = 1,
         state: Mapping[str, ArraySpec] | None = None,
         stream: str = "trajectories",
+        device: str = "",
     ) -> tuple[ActorSpec, ...]:
-        """The actors of the run, each with its own environments in `ring` groups, all writing `stream`."""
+        """The actors of the run, each with its own environments in `ring` groups, all writing `stream`; tensor environments are
+        on `device` (the run's, unless it says another)."""
         width = num_envs // ring
 
         def maker(index: int) -> Callable[[int], Sampler]:
             def make(incarnation: int) -> Sampler:
                 seed, name = make_seed(self._config.seed, "actor", incarnation), f"actor-{index}"
                 routes, own = [AgentRoute(samples=stream)], make_seed(seed, index)
-                vectors = [self.vector(width, seed=seed, index0=index * num_envs + i * width) for i in range(ring)]
+                starts = [index * num_envs + i * width for i in range(ring)]
+                vectors = [self.vector(width, seed=seed, index0=start, device=device) for start in starts]
                 if ring == 1 and isinstance(vectors[0], TensorVector):
                     return DeviceSampler(vectors[0], routes=routes, noise_size=noise_size, seed=own, name=name, state=state)
                 return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, state=state)

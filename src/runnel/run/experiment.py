@@ -84,6 +84,8 @@ class RunConfig:
     the asynchronous window and merged inference batches."""
     init_from: str = ""
     """Folder of a finished run whose parameters this one starts from."""
+    log_every: int = 1
+    """Write a row of metrics for each this many updates, with the means of their numbers."""
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
@@ -122,7 +124,7 @@ class RunConfig:
         self.staleness.check()
         if self.total_steps is None and self.total_updates is None and self.total_tokens is None:
             raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")
-        positive = ("total_steps", "total_updates", "total_tokens", "num_actors", "placement.threads")
+        positive = ("total_steps", "total_updates", "total_tokens", "num_actors", "log_every", "placement.threads")
         for name in positive:
             value: Any = self
             for part in name.split("."):

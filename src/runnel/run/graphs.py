@@ -109,7 +109,7 @@ def replay_graph(
         title=task.name,
         streams=(experience, replay),
         staleness={"trajectories": ratio, "replay": batches},
-        actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec),
+        actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec, device="cpu"),
         inference=(_inference(c, task, net, network),),
         learner=learner,
         phases=(Phase({"replay": 1}),),

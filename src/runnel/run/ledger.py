@@ -61,6 +61,7 @@ class Ledger:
         *,
         callbacks: Callbacks | None = None,
         stop_return: float | None = None,
+        log_every: int = 1,
     ) -> None:
         self.clock = clock
         self.view: LiveView | None = None
@@ -72,6 +73,7 @@ class Ledger:
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._num_episodes = 0
         self._faults: dict[str, int] = {}
+        self._log_every, self._sums = log_every, dict[str, tuple[float, int]]()
         self._stages: dict[str, float] = {}
         self._start = clock.now()
         self._first = _Mark(self._start, 0, 0, {})
@@ -126,15 +128,30 @@ class Ledger:
     def _update(self, event: Row) -> None:
         self.version, self.steps, self.tokens = event["version"], event["steps"], event["tokens"]
         self.progress, self.streams = event["progress"], event["streams"]
-        metrics = dict(event["metrics"])
+        due = self.version % self._log_every == 0 or self.progress >= 1.0
+        metrics = self._mean(event["metrics"], due)
         if self._returns:
             metrics["return"] = sum(self._returns) / len(self._returns)
             metrics["episode_length"] = sum(self._lengths) / len(self._lengths)
             metrics["episodes"] = float(self._num_episodes)
         metrics |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
-        self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time()})
+        if due:
+            self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time()})
         self._call(self._callbacks.on_update, {**row, "metrics": metrics})
+
+    def _mean(self, metrics: Mapping[str, float], due: bool) -> dict[str, float]:
+        """The metrics of one update, or, where a row is due, their means since the last row."""
+        if self._log_every == 1:
+            return dict(metrics)
+        for name, value in metrics.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, count + 1)
+        if not due:
+            return dict(metrics)
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        self._sums = {}
+        return means
 
     def _time(self) -> Row:
         """Rates and idle shares are those of the last seconds: what other processes report arrives in lumps."""
@@ -225,6 +242,7 @@ class Ledger:
             "lengths": list(self._lengths),
             "num_episodes": self._num_episodes,
             "faults": dict(self._faults),
+            "sums": {name: list(pair) for name, pair in self._sums.items()},
             "wall_s": self.wall_s(),
             "offsets": {"metrics": self._metrics.offset(), "samples": self._samples.offset()},
             "counts": [self.version, self.steps, self.tokens],
@@ -237,6 +255,7 @@ class Ledger:
         self._lengths.extend(state["lengths"])
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
         self._faults = dict(state["faults"])
+        self._sums = {name: (float(total), int(count)) for name, (total, count) in state["sums"].items()}
         self._metrics.truncate(state["offsets"]["metrics"])
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]

@@ -58,7 +58,7 @@ def _evaluation(
             lambda num: task.vector(num, seed=seed, evaluation=True),
             members=members,
             episodes=episodes,
-            most_envs=task.most_eval_envs,
+            most_envs=max(1, task.most_eval_envs // members),
             seed=seed,
         ),
         inferencer=lambda: TorchInferencer(network(None), greedy=True, device=c.device),

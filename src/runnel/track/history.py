@@ -112,7 +112,8 @@ class History:
         return max((float(s) for s in spent if is_number(s)), default=None)
 
     def _curve(self, points: Sequence[tuple[Row, Any]]) -> Curve:
-        x = np.array([row.get(self.axis) or 0 for row, _ in points], dtype=np.float64)
+        axis = self.axis  # it looks at every row
+        x = np.array([row.get(axis) or 0 for row, _ in points], dtype=np.float64)
         y = np.array([value if is_number(value) else np.nan for _, value in points], dtype=np.float64)
         return x, y
 

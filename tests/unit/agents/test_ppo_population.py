@@ -68,8 +68,8 @@ def test_a_member_learns_what_it_would_learn_alone():
             told.append(single.update(batch).metrics)
         assert update.metrics["loss/total"] == pytest.approx(sum(m["loss/total"] for m in told) / 3)
     for i, single in enumerate(alone):
-        for key, value in single.params().items():
-            assert torch.equal(learner.params()[f"members.{i}.{key}"], value)
+        weights = torch.cat([x.flatten() for x in single.params().values()])
+        assert torch.equal(learner.params()[f"member/{i}"], weights)
 
 
 def test_a_restored_population_goes_on_bit_for_bit():
@@ -147,12 +147,9 @@ def test_fused_members_learn_what_they_would_learn_one_by_one(spec):
     assert isinstance(learners[0], FusedPopulationLearner)
     assert isinstance(learners[1], PopulationLearner)
     segment = make_segment(3, spec=spec, num_envs=192)
-    keep = len(segment.arrays["final_index"]) // 192 * 192  # as a device engine lays them out: a row for each environment
-    index = torch.arange(192)
     arrays = Batch({k: x.cuda() for k, x in segment.arrays.items()})
-    arrays["truncated"], arrays["final_index"] = torch.zeros_like(arrays["truncated"]), (index + 7 * 192).cuda()
-    arrays["final_obs"] = arrays["obs"][8].clone()
-    assert keep >= 0
+    arrays["truncated"].zero_()  # final observations as a device lays them out: a row for each environment
+    arrays |= {"final_index": torch.arange(7 * 192, 8 * 192, device="cuda"), "final_obs": arrays["obs"][8].clone()}
     segment = Segment(0, segment.spec, segment.header, arrays)
     metrics, batches = [], []
     for learner in learners:
@@ -160,8 +157,10 @@ def test_fused_members_learn_what_they_would_learn_one_by_one(spec):
         metrics.append(learner.update(batches[-1]).metrics)
     advantages = torch.stack([batches[1][f"{i}/advantage"].view(8, 64) for i in range(3)], dim=1).flatten()
     assert torch.allclose(batches[0]["advantage"], advantages, atol=0.02)
-    for key in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "grad_norm", "explained_variance"):
+    for key in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "grad_norm"):
         assert metrics[0][key] == pytest.approx(metrics[1][key], rel=0.02, abs=2e-3), key
+    # the variance over the returns of all members, or the mean of each member's own
+    assert metrics[0]["explained_variance"] == pytest.approx(metrics[1]["explained_variance"], abs=0.05)
     ours, theirs = learners[0].params(), learners[1].params()
     off = torch.cat([(ours[k] - theirs[k]).abs().flatten() for k in ours if k != "tally"])
     assert off.mean() < 2e-4  # a step of Adam is 1e-3 for each weight
@@ -175,4 +174,5 @@ def test_a_fused_population_learns_and_is_resumed(tmp_path, monkeypatch):
     runs = [rl.train("ppo", total_updates=n, out=str(tmp_path / str(n)), **settings) for n in (40, 20)]
     assert runs[0].eval["extra"]["worst_member"] > 100.0
     again = rl.resume(runs[1].path, total_updates=40)
-    assert again.eval["returns"] == runs[0].eval["returns"]
+    whole, parts = (rl.load(run.path).net.state_dict() for run in (runs[0], again))
+    assert all(torch.equal(whole[k], parts[k]) for k in whole)

@@ -10,7 +10,7 @@ from runnel.core.protocols import AgentRoute, Sampler
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.device import Acrobot, CartPole, FourRooms, MountainCar, Pendulum, TensorVector
-from runnel.envs.device.episodes import MAX_RECORDS, carried, ended_episodes
+from runnel.envs.device.episodes import SEGMENT_RECORDS, carried, ended_episodes
 from runnel.envs.device.sampler import DeviceSampler
 
 ENVS = {"cartpole": CartPole, "pendulum": Pendulum, "acrobot": Acrobot, "car": MountainCar, "rooms": FourRooms}
@@ -146,9 +146,9 @@ def test_records_of_a_segment_without_the_host():
         want += [(b, sums[b].item(), int(steps[b])) for b in range(50) if over[t, b]]
         sums, steps = sums.masked_fill(over[t], 0.0), steps.masked_fill(over[t], 0)
     columns, count = ended_episodes(reward, over, total, length)
-    assert int(count) == MAX_RECORDS < len(want)
+    assert int(count) == SEGMENT_RECORDS < len(want)
     for k, (b, r, n) in enumerate(columns.T.tolist()):
-        row, value, num = want[k * len(want) // MAX_RECORDS]
+        row, value, num = want[k * len(want) // SEGMENT_RECORDS]
         assert (int(b), int(n)) == (row, num)
         assert r == pytest.approx(value)
     ours = carried(reward, over, total, length)

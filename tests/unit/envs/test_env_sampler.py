@@ -195,9 +195,7 @@ def test_recurrent_state_travels_and_is_zero_where_an_episode_begins(direct):
 
 def test_lanes_take_their_turn_when_room_is_scarce():
     sampler, writer = build(ring=2, steps=4, capacity=1, target=Counter, kwargs={"length": 1000})
-    client = FakeClient()
-    for _ in range(3):
-        sampler.step({"policy": client}, {"trajectories": writer})
+    drive(sampler, writer, FakeClient(), 4)
     starts = [int(x["obs"][0, 0, 0]) for _, x in writer.committed]
     assert starts[:4] == [0, 0, 4, 4]
 

@@ -288,7 +288,7 @@ def test_records_are_exact_up_to_their_bound_and_spread_evenly_above(in_tensors)
     for _ in range(30):
         vector.step(torch.zeros(100, dtype=torch.long))
     episodes = vector.episodes()
-    assert len(episodes) == MAX_RECORDS
+    assert len(episodes) == (1000 if in_tensors else MAX_RECORDS)  # on a device the bound is higher, for evaluations
     assert {(e.total, e.length) for e in episodes} == {(6.0, 3)}
     assert len({e.env for e in episodes}) > 60
 

@@ -99,3 +99,10 @@ def test_gradients_of_many_rows_are_sums_of_parts(num_rows: int, shared: bool) -
         pairs = zip(_weight_grads_of_many(x, grad[0], stacked=False), _weight_grads(x, grad[0], stacked=False), strict=True)
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs)
+
+
+def test_no_rows_give_no_outputs() -> None:
+    """A segment in which no episode ended has no final observations."""
+    net = MLP(3, (2, 1), config=NetConfig(), head_gain=1.0, seed=0, copies=2)
+    assert net.one(torch.zeros(0, 3), 1).shape == (0, 1)
+    assert [y.shape for y in net(torch.zeros(4, 0, 3))] == [(4, 0, 2), (4, 0, 1)]

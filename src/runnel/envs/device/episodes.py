@@ -1,6 +1,6 @@
 """Records of finished episodes, with a bound: 65,536 environments must not make 100,000 Python objects a segment.
 
-Up to `MAX_RECORDS` episodes between two readings are given exactly; of more, that many evenly chosen ones.
+Up to a number of episodes between two readings is given exactly; of more, that many evenly chosen ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from runnel.core.protocols import State
 from runnel.envs.vector.contract import Episode
 
 MAX_RECORDS = 256
+SEGMENT_RECORDS = 100
+"""Of a whole segment, which has thousands: as many as a run's mean return is taken over (`run/ledger.py`)."""
+STEP_RECORDS = 4096
+"""Of single steps on a device: an evaluation, which has up to 1,024 environments and must not miss one."""
 _FIRST_ROWS, _FIRST_STEPS = 1024, 64
 
 Rows = NDArray[Any]
@@ -70,10 +74,10 @@ class DeviceLog:
         self._count += 1
 
     def take(self, index0: int) -> list[Episode]:
-        """What ended since the last call, at most `MAX_RECORDS`; this waits for the device."""
+        """What ended since the last call, at most `STEP_RECORDS`; this waits for the device."""
         count, self._count = self._count, 0
         times, rows = self._over[:count].nonzero(as_tuple=True)
-        chosen = torch.from_numpy(evenly(len(times))).to(times.device)
+        chosen = torch.from_numpy(evenly(len(times), STEP_RECORDS)).to(times.device)
         times, rows = times[chosen], rows[chosen]
         return records(torch.stack((rows.double(), *self._numbers[:, times, rows])), index0)
 
@@ -90,9 +94,9 @@ class DeviceLog:
             self.add(over[t], numbers[0, t], numbers[1, t])
 
 
-def evenly(count: int) -> Rows:
+def evenly(count: int, most: int = MAX_RECORDS) -> Rows:
     """Which of `count` episodes to give."""
-    return np.arange(count) if count <= MAX_RECORDS else np.arange(MAX_RECORDS) * count // MAX_RECORDS
+    return np.arange(count) if count <= most else np.arange(most) * count // most
 
 
 def records(columns: Any, index0: int) -> list[Episode]:
@@ -102,23 +106,23 @@ def records(columns: Any, index0: int) -> list[Episode]:
 
 
 def ended_episodes(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """At most `MAX_RECORDS` of the episodes that ended in a segment, without a wait for the device.
+    """At most `SEGMENT_RECORDS` of the episodes that ended in a segment, without a wait for the device.
 
     `reward` and `over` (bool) are `[T, B]`; `total` and `length` `[B]` say what its environments brought along. Gives
-    `[3, MAX_RECORDS]` (environment, return, length), in order of time, and how many of them count, `[]`.
+    `[3, SEGMENT_RECORDS]` (environment, return, length), in order of time, and how many of them count, `[]`.
     """
     num_steps, num_envs = over.shape
     rank = over.flatten().cumsum(0, dtype=torch.int32)
     count = rank[-1].long()
-    numbers = torch.arange(MAX_RECORDS, device=over.device)
-    wanted = torch.where(count > MAX_RECORDS, numbers * count // MAX_RECORDS, numbers) + 1
+    numbers = torch.arange(SEGMENT_RECORDS, device=over.device)
+    wanted = torch.where(count > SEGMENT_RECORDS, numbers * count // SEGMENT_RECORDS, numbers) + 1
     place = torch.searchsorted(rank, wanted.int()).clamp_(max=num_steps * num_envs - 1)
     end, row = place // num_envs, place % num_envs
     sums, steps = _since_the_last_end(reward[:, row], over[:, row], end)
     fresh = steps <= end
     sums = torch.where(fresh, sums, sums + total[row])
     steps = torch.where(fresh, steps, steps + length[row])
-    return torch.stack((row.double(), sums, steps.double())), count.clamp(max=MAX_RECORDS)
+    return torch.stack((row.double(), sums, steps.double())), count.clamp(max=SEGMENT_RECORDS)
 
 
 def carried(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
