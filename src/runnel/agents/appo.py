@@ -31,8 +31,6 @@ from runnel.ops.returns import vtrace
 class APPOConfig(PPOConfig):
     """Hyperparameters of asynchronous PPO: those of PPO, and the bars of V-trace."""
 
-    num_epochs: int = 4
-    """Passes over each batch; each ends with a policy that is further from the one that acted."""
     rho_bar: float = 1.0
     """Importance weights in the critic's targets are cut at this: 1 learns the value of a policy between the actors' and the
     learner's; more, one nearer to the learner's, with more variance."""
