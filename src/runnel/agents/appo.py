@@ -6,24 +6,18 @@ one that acted, so an action which the learner has already moved away from earns
 carry no weights of their own, because the ratio is their importance weight. On data of the newest version all of this is
 PPO. `staleness.max_lag` bounds how old data may be.
 
-`prepare` is here; the update over shuffled minibatches is that of `agents/ppo.py`.
+The credit is here; everything else, the update over shuffled minibatches included, is `agents/ppo.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core import schedule
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
-from runnel.core.records import Segment
-from runnel.core.trajectories import merge_segments
-from runnel.ops.normalise import standardise
 from runnel.ops.returns import vtrace
 
 
@@ -54,18 +48,8 @@ class APPOLearner(PPOLearner):
 
     config: APPOConfig
 
-    @torch.no_grad()
-    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
-        """Rows of all readers side by side, with value, advantage and target by this learner's policy and critic.
-
-        `{...: [T * B, ...]}`, or `[B, T, ...]` for a recurrent network, as PPO's `update` takes them.
-        """
-        data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
-        self._optimiser.lr = schedule.at(self.config.lr, progress)
-        over = data["terminated"] | data["truncated"]
-        rewards = data["rewards/env"]
-        if self._reward_scale is not None:
-            rewards = self._reward_scale(rewards, over, self.collective)
+    def _credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, advantages and targets of this learner's policy by V-trace. `[T, B]` each"""
         scores, values, next_values = self.net.unroll(data)
         mask = data["action_mask"][:-1] if "action_mask" in data else None
         logprob, _ = self.net.evaluate_scores(scores, data["action"], mask)
@@ -81,14 +65,4 @@ class APPOLearner(PPOLearner):
             rho_bar=self.config.rho_bar,
             c_bar=self.config.c_bar,
         )
-        advantages = standardise(found.advantages, self.collective) if self.config.normalise_advantage else found.advantages
-        return self._rows(data, {"value": values, "advantage": advantages, "return": found.targets}, over)
-
-    def _rows(self, data: Batch, made: Mapping[str, Tensor], over: Tensor) -> Batch:
-        """The columns of `data` that an update needs and those that were `made`, one row a step (recurrent: a segment)."""
-        keys = [*self.net.env_spec.obs, "action", "logprob", *(["action_mask"] if "action_mask" in data else [])]
-        columns = {k: data[k][: len(over)] for k in keys} | dict(made)
-        if not self.net.state_spec:
-            return Batch({k: x.flatten(0, 1) for k, x in columns.items()})
-        columns["resets"] = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
-        return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | {k: data[k] for k in self.net.state_spec})
+        return values, found.advantages, found.targets

@@ -131,23 +131,24 @@ class PPOLearner:
         return self._make_batch(data)
 
     def _batch(self, data: Batch) -> Batch:
-        num_steps = len(data["action"])
-        rewards, terminated, truncated = data["rewards/env"], data["terminated"], data["truncated"]
+        rewards, over = data["rewards/env"], data["terminated"] | data["truncated"]
         if self._reward_scale is not None:
-            rewards = self._reward_scale(rewards, terminated | truncated, self.collective)
-        values, next_values = self._values(data)
-        gamma, lam = self.config.gamma, self.config.lam
-        advantages, returns = gae(rewards, values, next_values, terminated, truncated, gamma=gamma, lam=lam)
+            rewards = self._reward_scale(rewards, over, self.collective)
+        values, advantages, returns = self._credit(data, rewards)
         if self.config.normalise_advantage:
             advantages = standardise(advantages, self.collective)
         keys = [*self.net.env_spec.obs, "action", "logprob", *(["action_mask"] if "action_mask" in data else [])]
-        columns = {k: data[k][:num_steps] for k in keys} | {"value": values, "advantage": advantages, "return": returns}
+        columns = {k: data[k][: len(over)] for k in keys} | {"value": values, "advantage": advantages, "return": returns}
         if not self.net.state_spec:
             return Batch({k: x.flatten(0, 1) for k, x in columns.items()})
-        over = terminated | truncated
         columns["resets"] = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
-        state = {k: data[k] for k in self.net.state_spec}
-        return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | state)
+        return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | {k: data[k] for k in self.net.state_spec})
+
+    def _credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values by this learner's critic, advantages, and what the critic should have said. `[T, B]` each"""
+        values, next_values = self._values(data)
+        gamma, lam = self.config.gamma, self.config.lam
+        return values, *gae(rewards, values, next_values, data["terminated"], data["truncated"], gamma=gamma, lam=lam)
 
     def _values(self, data: Batch) -> tuple[Tensor, Tensor]:
         """V(s_t), and the value of what followed step t: V(s_{t+1}), or of the final observation of an episode that ended."""
