@@ -315,7 +315,7 @@ def plainest_backend(target: Target, config: VectorConfig, *, kwargs: Mapping[st
 def choose_backend(
     target: Target, num_envs: int, *, config: VectorConfig | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> Choice:
-    """What steps `num_envs` environments fastest here: a resolved config, and one line that says why. Takes under a second."""
+    """What steps `num_envs` environments fastest here: a resolved config, and one line that says why. Takes about a second."""
     config = config or VectorConfig()
     config.check()
     if is_tensor_env(target):

@@ -17,7 +17,7 @@ class VectorConfig:
 
     backend: Backend = "auto"
     """What steps the environments: `serial` (one after the other), `gymnasium` (the environment's own vector), `processes`
-    (over shared memory), `envpool`, or `auto`, which measures for less than a second."""
+    (over shared memory), `envpool`, or `auto`, which measures for about a second."""
     num_workers: int = 0
     """Processes that share the environments of one vector (`processes`); 0: as measured, or one a core."""
     threads: int = 0
