@@ -35,7 +35,7 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	$(PIP) -e .
+	$(PIP) -e '.[compiled]'
 	touch $@
 
 $(VENV)/.installed-llm: $(VENV)/.installed

@@ -59,6 +59,8 @@ def dqn(args: argparse.Namespace) -> dict[str, Any]:
         "dqn.lr": 2.5e-4,
         "dqn.batch_size": 128,
         "dqn.epsilon": 0.05,
+        "dqn.double": False,
+        "replay.prioritised": False,
     }
 
 

@@ -15,7 +15,7 @@ from benchmarks.venvs import ROOT
 
 HERE = Path(__file__).parent
 MUJOCO, ATARI, ENVPOOL = "gymnasium[mujoco]", "ale-py==0.12.1", "envpool==1.2.5"
-OURS = ("torch", f"-e{ROOT}", MUJOCO, ATARI, ENVPOOL)
+OURS = ("torch", f"-e{ROOT}[compiled]", MUJOCO, ATARI, ENVPOOL)
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "sb3": ("torch", "stable-baselines3==2.9.2", MUJOCO, ATARI, ENVPOOL),
     "sbx": ("torch", "sbx-rl==0.28.0", MUJOCO),
@@ -268,7 +268,8 @@ row(
         ),
     ),
     "All sides: network 120-84 relu, replay of 10,000, target copied every 500 steps, epsilon 0.05 all the time (a random "
-    "action costs SB3 no forward pass, so a schedule would change the work), Adam at 2.5e-4, one thread.",
+    "action costs SB3 no forward pass, so a schedule would change the work), Adam at 2.5e-4, one thread; no double targets, "
+    "uniform replay.",
     WINDOW_NOTE,
 )
 row(

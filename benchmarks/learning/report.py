@@ -8,12 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.entries import ENTRIES, Learning, Score
+from benchmarks.learning.entries import ENTRIES, LAST, Learning, Score
 from benchmarks.results import number, table
 
 import runnel as rl
+from runnel.track.plots import Series, curve_svg
 
 Row = dict[str, Any]
+CURVES = "curves.svg"
 
 
 def read_seed(path: Path) -> Row | None:
@@ -37,11 +39,16 @@ def write_seed(path: Path, row: Row) -> None:
     draft.replace(path)
 
 
+def is_cut(row: Row) -> bool:
+    """Whether a run's time was up before its budget was spent."""
+    return bool(row.get("status") == "cut")
+
+
 def judge(score: Score, runs: Sequence[Row]) -> Row:
     """Mean over seeds with its 95 % bootstrap interval, interquartile mean, and whether the reference was reached.
 
     Reached: the interval's upper end is not below the reference less its own spread. Runs without a value are counted,
-    and keep a reference from being reached.
+    and keep a reference from being reached; while some are cut, what they have not reached is open.
     """
     values = [run[score.key] for run in runs if "error" not in run and run[score.key] is not None]
     row: Row = {**asdict(score), "values": values, "num": len(runs), "num_known": len(values)}
@@ -52,6 +59,8 @@ def judge(score: Score, runs: Sequence[Row]) -> Row:
     reached = None
     if score.reference is not None:
         reached = len(values) == len(runs) and s.high >= score.reference - score.spread
+        if not reached and any(is_cut(run) for run in runs):
+            reached = None
     return {**row, "mean": s.mean, "low": s.low, "high": s.high, "iqm": s.iqm, "reached": reached}
 
 
@@ -88,7 +97,9 @@ def page(entry: Learning, runs: Sequence[Row]) -> str:
     ]
     sources = "\n".join(f'- Reference of "{s.title}": {s.source}.' for s in entry.scores if s.source)
     settings = "Recipe `{}` with `{}`.".format(entry.recipe, json.dumps(runs[-1]["settings"] if runs else entry.settings))
-    return "\n\n".join(p for p in (f"# {entry.title}", settings, table(header, rows), sources, _runs(entry, runs)) if p) + "\n"
+    figure = f"![curves]({CURVES})" if any(r.get("curve") for r in runs) else ""
+    parts = (f"# {entry.title}", settings, table(header, rows), sources, figure, _runs(entry, runs))
+    return "\n\n".join(p for p in parts if p) + "\n"
 
 
 def _runs(entry: Learning, runs: Sequence[Row]) -> str:
@@ -97,7 +108,7 @@ def _runs(entry: Learning, runs: Sequence[Row]) -> str:
     rows = []
     for r in runs:
         values = ["failed: " + r["error"]] + ["-"] * (len(keys) + 1) if "error" in r else [number(r[k]) for k in keys]
-        values += [] if "error" in r else [f"{r['steps']:,}", number(r["wall_s"])]
+        values += [] if "error" in r else [f"{r['steps']:,}" + (" (cut)" if is_cut(r) else ""), number(r["wall_s"])]
         m = r["machine"]
         rows.append([str(r["seed"]), *values, _commit(r), r["made"], f"{m['cores']} cores, {m['cpu']}"])
     return table(header, rows) if rows else ""
@@ -115,7 +126,9 @@ def overview(out: Path) -> str:
     for entry in ENTRIES:
         runs = read_seeds(entry.name, out)
         s = judge(entry.scores[0], runs)
+        cut = [r["steps"] for r in runs if is_cut(r)]
         ran = f"{s['num_known']} of {entry.seeds}" if runs else "not run"
+        ran += f", {len(cut)} cut at {min(cut):,} steps or more" if cut else ""
         hours = number(sum(r.get("wall_s", 0.0) for r in runs) / 3600.0) if runs else "-"
         commits = ", ".join(dict.fromkeys(_commit(r) for r in runs)) or "-"
         rows.append([entry.name, s["title"], ran, number(s["mean"]), _interval(s), _goal(s), _verdict(s), hours, commits])
@@ -123,10 +136,20 @@ def overview(out: Path) -> str:
     return f"# What was run, and what was not\n\n{why}\n\n{table(header, rows)}\n"
 
 
+def draw(entry: Learning, runs: Sequence[Row], path: Path) -> None:
+    """Returns in training over steps, one line a seed."""
+    known = [r for r in runs if r.get("curve")]
+    lines = [Series(f"seed {r['seed']}", [x for x, _ in r["curve"]], [y for _, y in r["curve"]]) for r in known]
+    if lines:
+        curve_svg(lines, path, title=entry.title.replace("`", ""), x_label="steps", y_label=LAST)
+
+
 def write(entry: Learning, out: Path) -> None:
-    """The page of one entry."""
-    (out / entry.name).mkdir(parents=True, exist_ok=True)
-    (out / entry.name / "table.md").write_text(page(entry, read_seeds(entry.name, out)), encoding="utf-8")
+    """The page of one entry, and its curves."""
+    folder, runs = out / entry.name, read_seeds(entry.name, out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.md").write_text(page(entry, runs), encoding="utf-8")
+    draw(entry, runs, folder / CURVES)
 
 
 def write_all(out: Path) -> str:

@@ -5,7 +5,8 @@ python -m benchmarks.learning.run --only 'ppo-minatar-*' --background     # goes
 python -m benchmarks.learning.run --status                                # what was run, and what was not
 
 The Python that runs this trains the recipes, each run in a process of its own. A seed that has a result with the same
-settings is skipped; one that was broken off goes on from its newest checkpoint; one that another queue is at is left to it.
+settings is skipped; one that was broken off or cut (`--limit-s`) goes on from its newest checkpoint; one that another queue is
+at is left to it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import fcntl
 import fnmatch
 import json
+import math
+import os
 import subprocess
 import sys
 import zlib
@@ -22,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,10 @@ Row = dict[str, Any]
 ONE = Path(__file__).with_name("one.py")
 RUNS = venvs.ROOT / "runs" / "learning"
 OUT = RESULTS / "learning"
+GRACE_S = 900.0
+"""For starting, the last evaluation and the last checkpoint of a run whose time is up; then it is killed."""
+PLACES = ("device", "placement.", "vector.", "checkpoint.")
+"""Settings that say where and how fast a run is made, and not what it learns."""
 
 
 def choose(patterns: Sequence[str]) -> list[Learning]:
@@ -42,10 +50,22 @@ def choose(patterns: Sequence[str]) -> list[Learning]:
     return [e for e in ENTRIES if any(fnmatch.fnmatch(e.name, p) for p in patterns)]
 
 
-def is_done(entry: Learning, seed: int, out: Path) -> bool:
-    """Whether this seed has a result, made with these settings."""
+def same_learning(settings: Row, others: Row) -> bool:
+    """Whether two sets of settings differ at most in `PLACES`."""
+    ours, theirs = ({k: v for k, v in s.items() if not k.startswith(PLACES)} for s in (settings, others))
+    return bool(json.loads(json.dumps(ours)) == json.loads(json.dumps(theirs)))
+
+
+def known(entry: Learning, seed: int, out: Path) -> Row | None:
+    """The result of this seed with these settings, whole or cut."""
     row = report.read_seed(out / entry.name / f"seed-{seed}.json")
-    return row is not None and "error" not in row and row["settings"] == json.loads(json.dumps(entry.settings))
+    return row if row is not None and "error" not in row and same_learning(row["settings"], entry.settings) else None
+
+
+def is_done(entry: Learning, seed: int, out: Path) -> bool:
+    """Whether this seed was trained to its end with these settings."""
+    row = known(entry, seed, out)
+    return row is not None and not report.is_cut(row)
 
 
 def run_name(entry: Learning, seed: int) -> str:
@@ -66,8 +86,8 @@ def claim(name: str, runs: Path) -> Iterator[bool]:
         yield True
 
 
-def train_seed(entry: Learning, seed: int, *, out: Path = OUT, runs: Path = RUNS) -> str:
-    """Train one seed to its end and keep its result. Returns a line for the log."""
+def train_seed(entry: Learning, seed: int, *, out: Path = OUT, runs: Path = RUNS, limit_s: float = math.inf) -> str:
+    """Train one seed, for `limit_s` seconds at most, and keep its result. Returns a line for the log."""
     name = run_name(entry, seed)
     with claim(name, runs) as mine:
         if not mine:
@@ -75,19 +95,29 @@ def train_seed(entry: Learning, seed: int, *, out: Path = OUT, runs: Path = RUNS
         if is_done(entry, seed, out):
             return f"{name}: done before"
         code, made = machine.commit(venvs.ROOT), datetime.now().astimezone().isoformat(timespec="seconds")
+        limit_s = min(limit_s, entry.limit_s)
         arguments = [entry.recipe, json.dumps(entry.settings), "--seed", str(seed), "--folder", str(runs / name)]
-        row = run_once(sys.executable, ONE, arguments, limit_s=entry.limit_s)
+        row = run_once(sys.executable, ONE, [*arguments, "--limit-s", str(limit_s)], limit_s=limit_s + GRACE_S)
         facts = {"seed": seed, "made": made, "code": code, "machine": machine.facts(), "settings": entry.settings}
-        report.write_seed(out / entry.name / f"seed-{seed}.json", {**row, **facts})
-        report.write(entry, out)
+        former = known(entry, seed, out)
+        if former is None or row.get("steps", 0) >= former["steps"]:  # else the former attempt came further
+            report.write_seed(out / entry.name / f"seed-{seed}.json", {**row, **facts})
+            report.write(entry, out)
     shown = row.get("error") or ", ".join(f"{s.key} {number(row[s.key])}" for s in entry.scores)
-    return f"{name}: {shown}"
+    return f"{name}: {shown}" + (f" (cut at {row['steps']:,} steps)" if report.is_cut(row) else "")
 
 
-def work(queue: Sequence[tuple[Learning, int]], *, jobs: int, out: Path, runs: Path) -> None:
-    """All of the queue, `jobs` runs at a time."""
-    with ThreadPoolExecutor(jobs) as pool:
-        for line in pool.map(lambda item: train_seed(*item, out=out, runs=runs), queue):
+def work(
+    todo: Sequence[tuple[Learning, int]], *, jobs: int, out: Path, runs: Path, limit_s: float = math.inf, pin: bool = False
+) -> None:
+    """All of the queue, `jobs` runs at a time; with `pin` each has a core of its own."""
+    cores = cycle(sorted(os.sched_getaffinity(0)) if pin else [])
+
+    def start() -> None:
+        os.sched_setaffinity(0, {next(cores)})  # of this thread, and so of the processes that it starts
+
+    with ThreadPoolExecutor(jobs, initializer=start if pin else None) as pool:
+        for line in pool.map(lambda item: train_seed(*item, out=out, runs=runs, limit_s=limit_s), todo):
             print(f"{datetime.now():%H:%M:%S} {line}", flush=True)
 
 
@@ -116,7 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     entries = [replace(e, settings={**e.settings, **json.loads(args.set)}) for e in entries]
     if not args.status:
-        work([(e, s) for e in entries for s in args.seeds or range(1, e.seeds + 1)], jobs=args.jobs, out=out, runs=RUNS)
+        todo = [(e, s) for e in entries for s in args.seeds or range(1, e.seeds + 1)]
+        work(todo, jobs=args.jobs, out=out, runs=RUNS, limit_s=args.limit_s, pin=args.pin)
     print(report.write_all(out))
     judged = [s for e in entries for s in report.judge_entry(e, report.read_seeds(e.name, out))]
     return int(not args.status and any(s["reached"] is False for s in judged))
@@ -127,6 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names of entries (all)")
     parser.add_argument("--seeds", nargs="+", type=int, help="these seeds (each entry's own number of them)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--pin", action="store_true", help="a core of its own for each job")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="cut a run after so many seconds: evaluate and save it")
     parser.add_argument("--background", action="store_true", help="go on without this terminal")
     parser.add_argument("--status", action="store_true", help="train nothing; say what was run and what was not")
     parser.add_argument("--set", default="{}", help='JSON of more settings for the recipe, such as {"total_steps": 20000}')

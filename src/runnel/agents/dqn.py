@@ -24,11 +24,12 @@ from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.spaces import EnvSpec
 from runnel.losses.td import Slope, categorical_td_loss, huber_td_loss
+from runnel.nets.compiled_q import CompiledQ
 from runnel.nets.mlp import NetConfig
 from runnel.nets.q_nets import QNet
 from runnel.ops.categorical import c51_target, hl_gauss_target
 from runnel.ops.distributions import mask_logits
-from runnel.ops.optimise import Adam, Target
+from runnel.ops.optimise import Adam, Target, flat_view
 
 METRICS = ("loss/td", "td_error", "q", "grad_norm")
 Outputs = tuple[Tensor, Any, Tensor, Tensor, Tensor | None]
@@ -71,10 +72,10 @@ class DQNConfig:
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this global norm."""
 
-    def network(self, env_spec: EnvSpec, net: NetConfig, *, seed: int) -> QNet:
+    def network(self, env_spec: EnvSpec, net: NetConfig, *, seed: int, fused: bool = False) -> QNet:
         """The network that fits these settings."""
         atoms = {"num_atoms": self.num_atoms, "v_min": self.v_min, "v_max": self.v_max} if self.head != "value" else {}
-        return QNet(env_spec, net, seed=seed, dueling=self.dueling, **atoms)  # type: ignore[arg-type]
+        return QNet(env_spec, net, seed=seed, dueling=self.dueling, fused=fused, **atoms)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot train."""
@@ -105,6 +106,8 @@ class DQNLearner:
         self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0))
         self._target_net = copy.deepcopy(net)
         self._target = Target(net, self._target_net)
+        alone = device == "cpu" and self.collective.world_size == 1
+        self._target_vector = flat_view(list(self._target_net.parameters())) if alone else None
         self._params = dict(net.state_dict())
         self._sizes: Sizes = {}
         self._skip = config.burn_in if net.state_spec else 0
@@ -122,7 +125,8 @@ class DQNLearner:
 
     def update(self, batch: Batch) -> Update:
         """One step towards `reward + discount Q_target(s', a')`, a' best by Q, or by Q_target without `double`."""
-        numbers, priority = self._step(batch)
+        kernels = self.net.kernels() if self._target_vector is not None else None
+        numbers, priority = self._step(batch) if kernels is None else self._compiled_step(kernels, batch)
         self.version += 1
         if self.version % self.config.target_every == 0:
             self._target.follow(self.config.target_tau)
@@ -131,6 +135,12 @@ class DQNLearner:
             raise NonFiniteError(self._culprit(batch), self.version)
         metrics = dict(zip(METRICS, found, strict=True)) | {"epsilon": self._epsilon, "lr": self._optimiser.lr}
         return Update(metrics, split_errors(self._sizes, batch["index"], priority))
+
+    def _compiled_step(self, kernels: CompiledQ, batch: Batch) -> tuple[Tensor, Tensor]:
+        """`_step` of a small plain network on the CPU, in one call."""
+        assert self._target_vector is not None
+        c = self.config
+        return kernels.step(batch, self._target_vector, double=c.double, optimiser=self._optimiser, max_norm=c.max_grad_norm)
 
     @torch.no_grad()
     def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:

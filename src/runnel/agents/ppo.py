@@ -25,6 +25,7 @@ from runnel.losses.actor_critic import ppo_gradient
 from runnel.losses.policy import clipped_policy_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.compiled import Compiled
 from runnel.nets.fused import Fused
 from runnel.ops.capture import Captured
 from runnel.ops.normalise import ReturnScale, standardise
@@ -172,6 +173,9 @@ class PPOLearner:
         """The numbers of `METRICS` for each optimiser step `[steps, 7]`; their means, and the explained variance `[8]`."""
         kernels = self.net.kernels() if self.config.target_kl is None and self.collective.world_size == 1 else None
         history = self._passes(batch) if kernels is None else self._fused_passes(kernels, batch)
+        # The batch was made by the statistics that were published with its version. They change only now, so that ratios
+        # start at 1 and every minibatch sees one and the same normalisation; the next publication carries the new ones.
+        self.net.update_statistics(self._flat_obs(batch), self.collective)
         residual, spread = (batch["return"] - batch["value"]).var(), batch["return"].var()
         explained = 1.0 - residual / spread.clamp(min=1e-12)
         return history, torch.cat([history.mean(0), explained.reshape(1)])
@@ -191,18 +195,14 @@ class PPOLearner:
             else:
                 continue
             break
-        # The batch was made by the statistics that were published with its version. They change only now, so that ratios
-        # start at 1 and every minibatch sees one and the same normalisation; the next publication carries the new ones.
-        self.net.update_statistics(self._flat_obs(batch), self.collective)
         return torch.stack(history)
 
-    def _fused_passes(self, kernels: Fused, batch: Batch) -> Tensor:
-        """`_passes` of a small network on a CUDA device: kernels pick the rows of a minibatch themselves (nets/fused.py)."""
+    def _fused_passes(self, kernels: Fused | Compiled, batch: Batch) -> Tensor:
+        """`_passes` of a small network by kernels (`nets/fused.py`, `nets/compiled.py`), which pick their rows themselves."""
         config, num_rows = self.config, len(batch["advantage"])
-        size = num_rows // config.num_minibatches
         settings = {"optimiser": self._optimiser, "max_norm": config.max_grad_norm, **self._loss}
-        orders, starts = self._shuffle.orders(config.num_epochs, num_rows), range(0, num_rows, size)
-        return torch.cat([kernels.step(batch, order, rows=(i, i + size), **settings) for order in orders for i in starts])
+        orders = self._shuffle.orders(config.num_epochs, num_rows)
+        return kernels.passes(batch, orders, size=num_rows // config.num_minibatches, **settings)
 
     def _step(self, rows: Mapping[str, Tensor]) -> Tensor:
         """One optimiser step on one minibatch; returns the numbers of `METRICS`. `[7]`"""
@@ -253,7 +253,8 @@ class PPOLearner:
     def _metrics(self, batch: Batch, history: Tensor, numbers: Tensor) -> Metrics:
         metrics = dict(zip((*METRICS, "explained_variance"), numbers.tolist(), strict=True))
         if not math.isfinite(metrics["loss/total"]):
-            raise NonFiniteError(self._culprit(batch, *history[0][1:3].unbind()), self.version)
+            first = int((~history[:, 0].isfinite()).nonzero()[0])
+            raise NonFiniteError(self._culprit(batch, *history[first][1:3].unbind()), self.version)
         metrics["lr"] = self._optimiser.lr
         metrics["optimiser_steps"] = len(history)
         return metrics

@@ -19,6 +19,7 @@ from runnel.core.batch import Batch
 from runnel.core.protocols import Learner, State, Update
 from runnel.core.records import Segment
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.compiled import Compiled
 from runnel.nets.fused import Fused, can_fuse
 from runnel.nets.population import Population
 
@@ -103,8 +104,9 @@ class FusedPopulationLearner(PPOLearner):
             batch["advantage"] = ((advantages - mean) / (std + 1e-8)).flatten()
         return batch
 
-    def _fused_passes(self, kernels: Fused, batch: Batch) -> Tensor:
+    def _fused_passes(self, kernels: Fused | Compiled, batch: Batch) -> Tensor:
         """As for one network, with an order of its own for each member. `-> [steps, 7]`, means over members"""
+        assert isinstance(kernels, Fused)
         config, num = self.config, len(self.population.members)
         num_rows, width = len(batch["advantage"]) // num, num * self.population.num_envs
         size = num_rows // config.num_minibatches

@@ -137,69 +137,62 @@ class SACLearner:
     @torch.no_grad()
     def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The whole update on the device: the numbers of `METRICS` and the errors by transition. `[8], [B]`"""
-        count = len(batch["discount"]) * self.collective.world_size
         temperature = self._log_temperature.exp()
-        critic, q, norm = self._step_critics(batch, self._targets(batch, temperature), count)
-        actor = (self._step_actor if isinstance(self.actor, SquashedGaussianActor) else self._step_discrete_actor)(
-            batch, temperature, count
-        )
+        step = self._step_continuous if isinstance(self.actor, SquashedGaussianActor) else self._step_discrete
+        critic, q, norm, actor = step(batch, temperature, len(batch["discount"]) * self.collective.world_size)
         heat = temperature_loss(temperature, actor.entropy, target_entropy=self.target_entropy / self.collective.world_size)
         if self.config.auto_temperature:
-            self._temperature_adam.apply([heat.value], None, collective=self.collective)
+            self._temperature_adam.follow([heat.value], collective=self.collective)
         self._target.follow(self.config.tau)
         self.actor.explore.zero_()
         losses = critic.value, actor.value, heat.value
         return torch.stack([*losses, critic.error.mean(), q, actor.entropy, temperature, norm]), critic.error
 
-    def _targets(self, batch: Batch, temperature: Tensor) -> Tensor:
-        """What the critics should say, by their targets and the policy at s'. `[B]`"""
+    def _step_continuous(self, batch: Batch, temperature: Tensor, count: int) -> tuple[Slope, Tensor, Tensor, ActorSlope]:
+        """Critics, then actor: their losses, and of the critics the mean of Q and the norm of the gradient.
+
+        The actor's step is the chain rule from its loss through the critics to the action, and from there to the actor.
+        """
+        assert isinstance(self.actor, SquashedGaussianActor)
         following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
-        reward, discount = batch["rewards/env"], batch["discount"]
-        if isinstance(self.actor, SquashedGaussianActor):
-            policy, _ = self.actor.sample(following, self._noise(len(reward)))
-            next_q, _ = self._target_critic.q(following, policy.action)
-            return soft_target(reward, discount, next_q, next_logprob=policy.logprob, temperature=temperature)
+        shape = 2 * len(batch["discount"]), self.actor.noise_size
+        both, tape = self.actor.sample(following, batch, torch.randn(shape, generator=self._generator, device=self.device))
+        after, policy = both.halves()
+        next_q, _ = self._target_critic.q(following, after.action)
+        target = soft_target(
+            batch["rewards/env"], batch["discount"], next_q, next_logprob=after.logprob, temperature=temperature
+        )
+        q, given = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
+        mean = q.mean()  # before another pass writes over it
+        critic = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
+        norm = self._critic_adam.apply(self.critic.grads(given, critic.grad.unsqueeze(-1)), None, collective=self.collective)
+        q, judged = self.critic.q(batch, policy.action)
+        actor = soft_actor_loss(q, logprob=policy.logprob, temperature=temperature, denominator=count)
+        to_action = self.critic.input_grad(judged, actor.to_q.unsqueeze(-1), policy.action.shape[-1])
+        to_scores = squash_backward(policy, to_action=to_action, to_logprob=actor.to_policy)
+        self._actor_adam.follow(self.actor.grads(tape, to_scores.unsqueeze(0)), collective=self.collective)
+        return critic, mean, norm, actor
+
+    def _step_discrete(self, batch: Batch, temperature: Tensor, count: int) -> tuple[Slope, Tensor, Tensor, ActorSlope]:
+        """The same where every action's value is known, so that nothing has to pass through the critics."""
+        assert isinstance(self.actor, CategoricalActor)
+        following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
         logprobs, _ = self.actor.logprobs(following, batch.get("next_action_mask"))
         next_q, _ = self._target_critic.values(following)
-        return soft_target_discrete(reward, discount, next_q, next_logprobs=logprobs, temperature=temperature)
-
-    def _step_critics(self, batch: Batch, target: Tensor, count: int) -> tuple[Slope, Tensor, Tensor]:
-        """Both critics towards `target` at the action that was taken: the loss, the mean of Q, the gradient's norm."""
-        if isinstance(self.actor, SquashedGaussianActor):
-            q, tape = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
-            slope = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
-            to_output = slope.grad.unsqueeze(-1)
-        else:
-            values, tape = self.critic.values(batch)
-            taken = batch["action"].expand(len(values), -1).unsqueeze(-1)
-            q = values.gather(-1, taken).squeeze(-1)
-            slope = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
-            to_output = torch.zeros_like(values).scatter_(-1, taken, slope.grad.unsqueeze(-1))
-        mean = q.mean()  # before another pass writes over it
-        return slope, mean, self._critic_adam.apply(self.critic.grads(tape, to_output), None, collective=self.collective)
-
-    def _step_actor(self, batch: Batch, temperature: Tensor, count: int) -> ActorSlope:
-        """The chain rule from the loss through the critics to the action, and through the action to the actor."""
-        assert isinstance(self.actor, SquashedGaussianActor)
-        policy, tape = self.actor.sample(batch, self._noise(len(batch["discount"])))
-        q, judged = self.critic.q(batch, policy.action)
-        slope = soft_actor_loss(q, logprob=policy.logprob, temperature=temperature, denominator=count)
-        to_action = self.critic.input_grad(judged, slope.to_q.unsqueeze(-1), policy.action.shape[-1])
-        to_scores = squash_backward(policy, to_action=to_action, to_logprob=slope.to_policy)
-        self._actor_adam.apply(self.actor.grads(tape, to_scores.unsqueeze(0)), None, collective=self.collective)
-        return slope
-
-    def _step_discrete_actor(self, batch: Batch, temperature: Tensor, count: int) -> ActorSlope:
-        """Every action's value is known, so nothing has to pass through the critics."""
-        assert isinstance(self.actor, CategoricalActor)
+        target = soft_target_discrete(
+            batch["rewards/env"], batch["discount"], next_q, next_logprobs=logprobs, temperature=temperature
+        )
+        values, given = self.critic.values(batch)
+        taken = batch["action"].expand(len(values), -1).unsqueeze(-1)
+        q = values.gather(-1, taken).squeeze(-1)
+        critic = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
+        to_values = torch.zeros_like(values).scatter_(-1, taken, critic.grad.unsqueeze(-1))
+        norm = self._critic_adam.apply(self.critic.grads(given, to_values), None, collective=self.collective)
         logprobs, tape = self.actor.logprobs(batch, batch.get("action_mask"))
         values, _ = self.critic.values(batch)
-        slope = soft_actor_loss_discrete(values, logprobs=logprobs, temperature=temperature, denominator=count)
-        self._actor_adam.apply(self.actor.grads(tape, slope.to_policy.unsqueeze(0)), None, collective=self.collective)
-        return slope
-
-    def _noise(self, num_rows: int) -> Tensor:
-        return torch.randn(num_rows, self.actor.noise_size, generator=self._generator, device=self.device)
+        actor = soft_actor_loss_discrete(values, logprobs=logprobs, temperature=temperature, denominator=count)
+        self._actor_adam.follow(self.actor.grads(tape, actor.to_policy.unsqueeze(0)), collective=self.collective)
+        return critic, q.mean(), norm, actor
 
     # ------------------------------------------------------------------------------------------------------------ state
     def params(self) -> Mapping[str, Tensor]:

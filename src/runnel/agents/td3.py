@@ -159,7 +159,7 @@ class TD3Learner:
         slope = deterministic_actor_loss(q, denominator=count)
         to_action = self.critic.input_grad(judged, slope.grad.unsqueeze(-1), action.shape[-1])
         to_scores = torch.ops.aten.tanh_backward(to_action, action)
-        self._actor_adam.apply(self.actor.grads(tape, to_scores.unsqueeze(0)), None, collective=self.collective)
+        self._actor_adam.follow(self.actor.grads(tape, to_scores.unsqueeze(0)), collective=self.collective)
         self._actor_loss.copy_(slope.value)
 
     # ------------------------------------------------------------------------------------------------------------ state

@@ -21,6 +21,8 @@ from runnel.core.clock import WallClock
 from runnel.envs.vector import VectorEnv
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.trainer import TrainerWorker
+from runnel.nets.compiled import Compiled
+from runnel.nets.compiled_q import CompiledQ
 from runnel.ops.optimise import Adam, Target
 from runnel.run.experiment import Experiment
 from runnel.run.ledger import Ledger
@@ -28,6 +30,8 @@ from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
 
 ENVIRONMENT, POLICY, BACKWARD, OPTIMISER, TARGETS = "environment", "policy", "backward", "optimiser", "targets"
+COMPILED = "compiled steps"
+"""Forward, backward and optimiser in one call (`nets/compiled.py`)."""
 REST = {"sample": "writing", "update": "forward, losses"}
 """What is left of a stage once its known parts are taken away."""
 VECTOR_CALLS = ("reset", "step", "send", "ready", "recv", "play")
@@ -78,6 +82,9 @@ class Parts:
                 (torch.autograd, "backward", BACKWARD),
                 (Adam, "step", OPTIMISER),
                 (Adam, "apply", OPTIMISER),
+                (Adam, "follow", OPTIMISER),
+                (Compiled, "passes", COMPILED),
+                (CompiledQ, "step", COMPILED),
                 (Target, "follow", TARGETS),
             ):
                 undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
@@ -214,7 +221,7 @@ class Bench:
 
 def split(window: Window, parts: Parts) -> list[dict[str, Any]]:
     """Rows of the table: each worker's stages, the parts of `sample` and `update` beneath them, and what nobody timed."""
-    known = {"sample": (ENVIRONMENT, POLICY), "update": (BACKWARD, OPTIMISER, TARGETS)}
+    known = {"sample": (ENVIRONMENT, POLICY), "update": (BACKWARD, OPTIMISER, TARGETS, COMPILED)}
     rows = []
     for name, seconds in sorted(window.stages.items(), key=lambda item: -item[1]):
         worker, _, stage = name.partition("/")

@@ -77,6 +77,19 @@ class DirectInferencer(Inferencer, Protocol):
 
     def answer(self, rows: Batch) -> Batch: ...
 
+    def rows(self) -> RowPolicy | None:
+        """The policy in a form that compiled environments can call, where it has one."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowPolicy:
+    """A small actor as compiled code takes it (`ops/row_kernels.py`): the vector of its parameters, and its shape."""
+
+    vector: np.ndarray[Any, Any]
+    sizes: tuple[int, int, int, int, bool]
+    relu: bool
+
 
 class InferenceClient(Protocol):
     """A sampler's way to a policy. Inline or remote, by configuration.
@@ -101,6 +114,10 @@ class InferenceClient(Protocol):
     def local(self) -> Callable[[Batch], Batch] | None:
         """Where the policy lives beside its client and answers at once: its answer to rows, by the version that `sync` brought.
         None elsewhere; then ask with `submit`."""
+        ...
+
+    def rows(self) -> RowPolicy | None:
+        """`DirectInferencer.rows` where the policy lives beside its client."""
         ...
 
     def sync(self, version: int = -1) -> bool:

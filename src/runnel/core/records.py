@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -56,6 +57,12 @@ class StreamSpec:
     def num_rows(self) -> int:
         """Rows in every segment."""
         return self.sizes[self.rows]
+
+    @cached_property
+    def variable_axes(self) -> list[tuple[str, int, str]]:
+        """Field, axis and name of every variable dim."""
+        axes = [(name, axis, dim) for name, f in self.fields.items() for axis, dim in enumerate(f.dims)]
+        return [(name, axis, dim) for name, axis, dim in axes if isinstance(dim, str) and dim in self.variable]
 
     def shape(self, name: str, used: Mapping[str, int] | None = None) -> tuple[int, ...]:
         """Shape of a field at full size, or at the sizes in `used`."""
@@ -160,17 +167,18 @@ def trim(spec: StreamSpec, arrays: Batch, used: Mapping[str, int]) -> Batch:
     """Cut every variable dim of `arrays` to the length in `used`."""
     if not spec.variable:
         return arrays
+    check_used(spec, used)
+    out = Batch(arrays)
+    for name, axis, dim in spec.variable_axes:
+        out[name] = out[name].narrow(axis, 0, used[dim])
+    return out
+
+
+def check_used(spec: StreamSpec, used: Mapping[str, int]) -> None:
+    """Raise a `DataError` if a segment says that it uses more of a variable dim than there is."""
     for dim in spec.variable:
         if not 0 <= used.get(dim, -1) <= spec.sizes[dim]:
             raise DataError(f"stream {spec.name!r}: segment uses {used.get(dim)} of dim {dim!r}, which holds {spec.sizes[dim]}")
-    out = Batch()
-    for name, f in spec.fields.items():
-        x = arrays[name]
-        for axis, size in enumerate(f.dims):
-            if isinstance(size, str) and size in spec.variable:
-                x = x.narrow(axis, 0, used[size])
-        out[name] = x
-    return out
 
 
 @dataclass

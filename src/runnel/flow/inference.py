@@ -20,7 +20,7 @@ import torch
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import DirectInferencer, Inferencer, ParamSet, Reply, Request, State
+from runnel.core.protocols import DirectInferencer, Inferencer, ParamSet, Reply, Request, RowPolicy, State
 from runnel.flow.params import ChannelSubscriber
 
 
@@ -44,6 +44,7 @@ class InlineClient:
         self._replies: dict[int, Reply] = {}
         self._next = 0
         self._loaded: ParamSet | None = None
+        self._answer = inferencer.answer if isinstance(inferencer, DirectInferencer) else None
         self.version = -1
 
     def submit(self, rows: Batch, *, version: int = -1) -> int:
@@ -67,7 +68,10 @@ class InlineClient:
         return self._replies.pop(ticket, None)
 
     def local(self) -> Callable[[Batch], Batch] | None:
-        return self._inferencer.answer if isinstance(self._inferencer, DirectInferencer) else None
+        return self._answer
+
+    def rows(self) -> RowPolicy | None:
+        return self._inferencer.rows() if isinstance(self._inferencer, DirectInferencer) else None
 
     def abort(self, tickets: Sequence[int]) -> None:
         self._inferencer.abort(tickets)
@@ -214,6 +218,9 @@ class BoardClient:
         return num
 
     def local(self) -> Callable[[Batch], Batch] | None:
+        return None
+
+    def rows(self) -> RowPolicy | None:
         return None
 
     def ready(self, ticket: int) -> Reply | None:

@@ -12,10 +12,10 @@ last reader left something for the writer to collect.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.protocols import Feedback, State
-from runnel.core.records import Accounting, Header, Segment, Slot, StreamSpec, trim
+from runnel.core.records import Accounting, Header, Segment, Slot, StreamSpec, check_used, trim
 from runnel.flow.staleness import Counters, StalenessPolicy
 
 FREE, RESERVED, FINISHED, FEEDBACK = range(4)
@@ -54,6 +54,8 @@ HEADER = (
     "task_id",
     "required_version",
 )
+WRITER, SAMPLE_ID = HEADER.index("writer"), HEADER.index("sample_id")
+_NUMBERS = attrgetter(*HEADER)
 VERSION, EPOCH, NEXT, DISPATCHED, STEPS, CONSUMED_SEGMENTS, CANCELLED = range(7)
 GLOBALS = CANCELLED + len(REASONS)
 CURSOR, CONSUMED, HELD, DROPPED = range(4)
@@ -94,7 +96,10 @@ class SlotMemory:
 
 
 class SlotTable:
-    """The shared state of one sample stream, and every transition of it."""
+    """The shared state of one sample stream, and every transition of it.
+
+    Numbers are read as lists: for the few slots of a stream that takes a fraction of a numpy expression's time.
+    """
 
     def __init__(
         self,
@@ -125,15 +130,13 @@ class SlotTable:
     # ------------------------------------------------------------------------------------------------------- writing
     def reserve(self, writer: int) -> Slot | None:
         with self.lock:
-            free = np.flatnonzero(self.state == FREE)
-            if len(free) == 0:
-                return None
-            sequence = self._next_sequence(writer)
+            states = self.state.tolist()
+            sequence = self._next_sequence(writer, states) if FREE in states else None
             if sequence is None:
                 return None
             # where it can be, a segment goes to the place of its number: those of one batch then lie side by side
             place = sequence % self.spec.capacity
-            index = place if self.state[place] == FREE else int(free[0])
+            index = place if states[place] == FREE else states.index(FREE)
             rows, count = self.spec.num_rows, int(self.writer_count[writer])
             self.writer_count[writer] += 1
             header = Header(
@@ -148,23 +151,21 @@ class SlotTable:
             self.globals[DISPATCHED] += rows
             return Slot(index, self.spec, header, self.memory.arrays[index])
 
-    def _next_sequence(self, writer: int) -> int | None:
+    def _next_sequence(self, writer: int, states: list[int]) -> int | None:
         """The number of the next segment of `writer`, if the policy admits it.
 
         Exact: writers take turns by number, and none runs so far ahead that a number before its own would find no slot.
         """
-        version = int(self.globals[VERSION])
-        running = int((self.state == RESERVED).sum())
+        version, running = int(self.globals[VERSION]), states.count(RESERVED)
         if self.policy.exact:
-            taken = sorted(int(s) for s in self.headers[self.state != FREE, 0])
-            stride, cursor = self.spec.num_writers, int(self.readers[:, CURSOR].min())
-            sequence = cursor + (writer - cursor) % stride
-            while _contains(taken, sequence):
+            taken = {sequence for sequence, state in zip(self.headers[:, 0].tolist(), states, strict=True) if state != FREE}
+            stride, cursor = self.spec.num_writers, min(self.readers[:, CURSOR].tolist())
+            sequence: int = cursor + (writer - cursor) % stride
+            while sequence in taken:
                 sequence += stride
             has_room = sequence - cursor < self.spec.capacity
             return sequence if has_room and self.policy.admits_sequence(sequence, version, running) else None
-        finished = int((self.state == FINISHED).sum())
-        accepted = int(self.globals[CONSUMED_SEGMENTS]) + finished
+        accepted = int(self.globals[CONSUMED_SEGMENTS]) + states.count(FINISHED)
         if self.policy.admit(Counters(version, running, accepted)) < 1:
             return None
         sequence = int(self.globals[NEXT])
@@ -174,7 +175,7 @@ class SlotTable:
     def commit(self, slot: Slot, num_steps: int) -> None:
         header = slot.header
         header.num_steps = num_steps
-        trim(self.spec, slot.arrays, header.used)
+        check_used(self.spec, header.used)
         with self.lock:
             assert self.state[slot.index] == RESERVED, "only a reserved slot can be committed"
             self._put_header(slot.index, header)
@@ -202,34 +203,37 @@ class SlotTable:
         if not self.spec.feedback:
             return []
         with self.lock:
-            mine = (self.state == FEEDBACK) & (self.headers[:, HEADER.index("writer")] == writer)
-            indices = sorted(np.flatnonzero(mine).tolist(), key=lambda i: int(self.headers[i, 0]))
+            mine = [i for i in self._where(FEEDBACK) if self.headers[i, WRITER] == writer]
             out = []
-            for i in indices:
+            for i in mine:
                 values = {k: v.clone() for k, v in self.memory.feedback[i].items()}
-                out.append(Feedback(int(self.headers[i, HEADER.index("sample_id")]), values))
+                out.append(Feedback(int(self.headers[i, SAMPLE_ID]), values))
                 self.state[i] = FREE
             return out
+
+    def _where(self, state: int) -> list[int]:
+        """Slots in `state`, by sequence."""
+        found = [i for i, now in enumerate(self.state.tolist()) if now == state]
+        return sorted(found, key=self.headers[:, 0].tolist().__getitem__) if len(found) > 1 else found
 
     # ------------------------------------------------------------------------------------------------------- reading
     def ready(self, reader: int) -> list[int]:
         """Slots that `reader` may take, in sequence order; what has grown too old is dropped first."""
-        open_slots = np.flatnonzero((self.state == FINISHED) & (self.read[:, reader] == UNREAD))
-        version = int(self.globals[VERSION])
-        keep = []
-        for i in open_slots.tolist():
+        version, keep = int(self.globals[VERSION]), []
+        for i in self._where(FINISHED):
+            if self.read[i, reader] != UNREAD:
+                continue
             header = self._get_header(i)
             if header.version_min >= 0 and self.policy.evict(header, version):
                 self._finish_read(i, reader, DROPPED + reason_index("stale"))
             else:
-                keep.append(i)
-        keep.sort(key=lambda i: int(self.headers[i, 0]))
+                keep.append((header.sequence, i))
         if not self.policy.exact:
-            return keep
+            return [i for _, i in keep]
         cursor = int(self.readers[reader, CURSOR])
         run: list[int] = []
-        for i in keep:
-            if int(self.headers[i, 0]) != cursor + len(run):
+        for sequence, i in keep:
+            if sequence != cursor + len(run):
                 break
             run.append(i)
         return run
@@ -268,8 +272,9 @@ class SlotTable:
     def _finish_read(self, index: int, reader: int, outcome: int, has_feedback: bool = False) -> None:
         self.readers[reader, outcome] += self.spec.num_rows
         self.read[index, reader] = ANSWERED if has_feedback else RELEASED
-        if (self.read[index] >= RELEASED).all():
-            self.state[index] = FEEDBACK if (self.read[index] == ANSWERED).any() else FREE
+        marks = self.read[index].tolist()
+        if min(marks) >= RELEASED:
+            self.state[index] = FEEDBACK if ANSWERED in marks else FREE
             self.globals[CONSUMED_SEGMENTS] += int(outcome in (CONSUMED, HELD))
 
     def settle(self, reader: int, consumed: int, dropped: Mapping[str, int]) -> None:
@@ -288,16 +293,16 @@ class SlotTable:
     # ---------------------------------------------------------------------------------------------------- accounting
     def accounting(self, reader: int) -> Accounting:
         with self.lock:
-            account, rows = self.readers[reader], self.spec.num_rows
-            reserved = int((self.state == RESERVED).sum())
-            waiting = int(((self.state == FINISHED) & (self.read[:, reader] < RELEASED)).sum())
+            account, counts, states = self.readers[reader].tolist(), self.globals.tolist(), self.state.tolist()
+            marks = zip(states, self.read[:, reader].tolist(), strict=True)
+            waiting = sum(state == FINISHED and mark < RELEASED for state, mark in marks)
             return Accounting(
-                dispatched=int(self.globals[DISPATCHED]),
-                consumed=int(account[CONSUMED]),
+                dispatched=counts[DISPATCHED],
+                consumed=account[CONSUMED],
                 dropped=_by_reason(account[DROPPED:]),
-                cancelled=_by_reason(self.globals[CANCELLED:]),
-                in_flight=(reserved + waiting) * rows + int(account[HELD]),
-                steps=int(self.globals[STEPS]),
+                cancelled=_by_reason(counts[CANCELLED:]),
+                in_flight=(states.count(RESERVED) + waiting) * self.spec.num_rows + account[HELD],
+                steps=counts[STEPS],
             )
 
     # ---------------------------------------------------------------------------------------------------- checkpoint
@@ -322,12 +327,13 @@ class SlotTable:
 
     # ------------------------------------------------------------------------------------------------------- headers
     def _put_header(self, index: int, header: Header) -> None:
-        self.headers[index] = [getattr(header, name) for name in HEADER]
-        self.used[index] = [header.used.get(dim, 0) for dim in self.spec.variable]
+        self.headers[index] = _NUMBERS(header)
+        if self.spec.variable:
+            self.used[index] = [header.used.get(dim, 0) for dim in self.spec.variable]
 
     def _get_header(self, index: int) -> Header:
-        values = dict(zip(HEADER, self.headers[index].tolist(), strict=True))
-        return Header(**values, used=dict(zip(self.spec.variable, self.used[index].tolist(), strict=True)))
+        numbers: dict[str, int] = dict(zip(HEADER, self.headers[index].tolist(), strict=True))
+        return Header(**numbers, used=dict(zip(self.spec.variable, self.used[index].tolist(), strict=True)))
 
     def _segment(self, index: int) -> Segment:
         header = self._get_header(index)
@@ -337,13 +343,8 @@ class SlotTable:
         return Slot(index, self.spec, self._get_header(index), self.memory.arrays[index])
 
 
-def _contains(ordered: list[int], value: int) -> bool:
-    at = bisect.bisect_left(ordered, value)
-    return at < len(ordered) and ordered[at] == value
-
-
-def _by_reason(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, int]:
-    return {name: int(n) for name, n in zip(REASONS, counts, strict=True) if n}
+def _by_reason(counts: list[int]) -> dict[str, int]:
+    return {name: n for name, n in zip(REASONS, counts, strict=True) if n}
 
 
 class TableWriter:

@@ -56,9 +56,10 @@ def soft_actor_loss(q: Tensor, *, logprob: Tensor, temperature: Tensor, denomina
     The gradient reaches the policy by the log-density, and by the smallest Q through the action.
     """
     best, which = q.min(0)
-    value = (temperature * logprob - best).sum() / denominator
+    entropy = logprob.sum() * (-1.0 / denominator)
+    value = best.sum() * (-1.0 / denominator) - temperature * entropy
     to_q = torch.zeros_like(q).scatter_(0, which.unsqueeze(0), -1.0 / denominator)
-    return ActorSlope(value, -logprob.sum() / denominator, to_q, (temperature / denominator).expand_as(logprob))
+    return ActorSlope(value, entropy, to_q, (temperature / denominator).expand_as(logprob))
 
 
 def soft_actor_loss_discrete(q: Tensor, *, logprobs: Tensor, temperature: Tensor, denominator: float) -> ActorSlope:

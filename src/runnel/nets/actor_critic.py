@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import Collective
+from runnel.core.protocols import Collective, RowPolicy
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody
+from runnel.nets.compiled import Compiled
 from runnel.nets.fused import Fused, fuse
 from runnel.nets.heads import ContinuousHead, DiscreteHead, make_head
 from runnel.nets.host import HOST_ROWS, host_action
@@ -29,7 +30,7 @@ Obs = Mapping[str, Tensor]
 class ActorCritic(nn.Module):
     """A policy and a critic over `body`, for the observations and the action of `env_spec`.
 
-    `fused` runs a small network on a CUDA device by kernels of its own (`fused.py`), where they serve it.
+    `fused` runs a small network by kernels of its own, where some serve it (`fused.py` on a CUDA device, else `compiled.py`).
     """
 
     log_std: Tensor | None
@@ -48,13 +49,15 @@ class ActorCritic(nn.Module):
         statistics = nn.ModuleDict({k: RunningMeanStd(leaf.shape) for k, leaf in leaves.items()})
         self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
         self._normalises, self.fuses = bool(leaves), fused
-        self._kernels: Fused | None = None
+        self._kernels: Fused | Compiled | None = None
+        self._sought = False
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
 
-    def kernels(self) -> Fused | None:
-        """What runs this network in one go on a CUDA device; None where torch does. Parameters must have their address."""
-        if self._kernels is None and self.fuses:
-            self._kernels = fuse(self)
+    def kernels(self) -> Fused | Compiled | None:
+        """What runs this network in one go; None where torch does. Parameters must have their address (make the optimiser
+        first); it is looked for once after each `load_state_dict`."""
+        if self.fuses and not self._sought:
+            self._kernels, self._sought = fuse(self), True
         return self._kernels
 
     # ----------------------------------------------------------------------------------------------------------- acting
@@ -65,10 +68,11 @@ class ActorCritic(nn.Module):
         The mask may be absent. Gives `action` `[B, *action.shape]` (continuous ones unclipped), `logprob` `[B]` and the state
         after the step. The critic does not run (but in a recurrent body, where it costs one row of a matrix).
         """
-        obs = self._observe(rows)
         if self.fuses and not greedy and (kernels := self.kernels()) is not None:
-            action, logprob = kernels.act(rows, rows["noise"])
-            return Batch(action=action, logprob=logprob)
+            chosen = kernels.act(rows, rows["noise"])
+            if chosen is not None:
+                return Batch(action=chosen[0], logprob=chosen[1])
+        obs = self.observe(rows)
         if isinstance(self.body, SeparateBody) and not self._normalises:
             first = next(iter(obs.values()))
             scores = self.body.host(obs) if first.shape[0] <= HOST_ROWS and not first.is_cuda else None
@@ -87,10 +91,15 @@ class ActorCritic(nn.Module):
         )
         return Batch(action=action, logprob=logprob, **after)
 
+    def rows(self) -> RowPolicy | None:
+        """This network as compiled environments take it; None where it is not compiled, or sees more than one plain vector."""
+        kernels = self.kernels() if self.fuses and not self._normalises and len(self.env_spec.obs) == 1 else None
+        return kernels.row_policy() if isinstance(kernels, Compiled) else None
+
     # --------------------------------------------------------------------------------------------------------- learning
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Scores `[..., S]` and value `[...]` of obs leaves `[..., *shape]`, in one pass where the body can; feedforward."""
-        seen = self._observe(obs)
+        seen = self.observe(obs)
         if isinstance(self.body, SeparateBody | SharedBody):
             return self.body.both(seen)
         body = cast(Body, self.body)
@@ -105,7 +114,7 @@ class ActorCritic(nn.Module):
     def tape(self, obs: Obs) -> tuple[Tensor, Tensor, Tape]:
         """`both` of `[N, ...]` leaves, and what `backward` needs; for a `taped` network, without automatic differentiation."""
         assert isinstance(self.body, SeparateBody)
-        (scores, values), tape = self.body.nets.tape(self.body.torso(self._observe(obs)))
+        (scores, values), tape = self.body.nets.tape(self.body.torso(self.observe(obs)))
         return scores, values.squeeze(-1), tape
 
     def backward(self, tape: Tape, to_scores: Tensor, to_values: Tensor, to_log_std: Tensor | None) -> list[Tensor]:
@@ -120,18 +129,18 @@ class ActorCritic(nn.Module):
 
     def evaluate(self, obs: Obs, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`evaluate_scores` at obs leaves `[..., *shape]`; feedforward."""
-        return self.evaluate_scores(cast(Body, self.body).policy(self._observe(obs)), action, mask)
+        return self.evaluate_scores(cast(Body, self.body).policy(self.observe(obs)), action, mask)
 
     def value(self, obs: Obs) -> Tensor:
         """The critic's value. Obs leaves `[..., *shape]` -> `[...]`; feedforward."""
         if self.fuses and not torch.is_grad_enabled() and (kernels := self.kernels()) is not None:
             return kernels.values(obs)
-        return cast(Body, self.body).value(self._observe(obs))
+        return cast(Body, self.body).value(self.observe(obs))
 
     def sequence(self, data: Obs, resets: Tensor) -> tuple[Tensor, Tensor]:
         """Scores `[T, B, S]` and values `[T, B]` of a recurrent body from `state/...` `[B, ...]`; see `Core.unroll`."""
         assert isinstance(self.body, RecurrentBody)
-        seen = self._observe(data)
+        seen = self.observe(data)
         state = {k: data[k] for k in self.state_spec}
         scores, values, _ = self.body.unroll({k: seen[k] for k in self.env_spec.obs}, state, resets)
         return scores, values
@@ -154,13 +163,13 @@ class ActorCritic(nn.Module):
     def _unroll_recurrent(self, body: RecurrentBody, data: Obs, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         over = data["terminated"] | data["truncated"]
         resets = torch.cat([torch.zeros_like(over[:1]), over])  # the state of a segment's first step is stored as it was
-        seen = self._observe(data)
+        seen = self.observe(data)
         scores, values, after = body.unroll(
             {k: seen[k] for k in self.env_spec.obs}, {k: data[k] for k in self.state_spec}, resets
         )
         with torch.no_grad():
             index = data["final_index"]
-            final = self._observe({k: data["final_" + k] for k in self.env_spec.obs})
+            final = self.observe({k: data["final_" + k] for k in self.env_spec.obs})
             state = {k: x[:num_steps].flatten(0, 1).index_select(0, index) for k, x in after.items()}
             _, at_ends, _ = body.step(final, state)
         following = self._following(values[:num_steps].detach(), values[num_steps].detach(), at_ends, index)
@@ -177,7 +186,8 @@ class ActorCritic(nn.Module):
         for key, normaliser in self.normalisers.items():
             normaliser.update(obs[key], collective)
 
-    def _observe(self, obs: Obs) -> Obs:
+    def observe(self, obs: Obs) -> Obs:
+        """Leaves as the body sees them: normalised where that is on."""
         if not self._normalises:
             return obs
         return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in self.env_spec.obs}
@@ -186,5 +196,5 @@ class ActorCritic(nn.Module):
 def _forget(module: nn.Module, incompatible: object) -> None:
     """Loaded parameters may lie elsewhere. If not, kernels stay: a captured graph may be using their memory."""
     assert isinstance(module, ActorCritic)
-    if module._kernels is not None and not module._kernels.serves(module):
-        module._kernels = None
+    if module._kernels is None or not module._kernels.serves(module):
+        module._kernels, module._sought = None, False

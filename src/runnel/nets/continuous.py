@@ -89,7 +89,7 @@ class _Net(nn.Module):
         return out.detach(), (out, inputs)
 
     def grads(self, tape: Any, grad: Tensor) -> Sequence[Tensor]:
-        """Gradients of the parameters, in their order, from that of the output `[S, B, O]`."""
+        """Gradients of the parameters, in their order, from that of the output `[S, B, O]`; one flat vector if by hand."""
         if self._passes is not None:
             return (self._passes.backward(grad),)
         return torch.autograd.grad(tape[0], list(self.parameters()), grad)
@@ -97,7 +97,7 @@ class _Net(nn.Module):
     def input_grad(self, tape: Any, grad: Tensor, size: int) -> Tensor:
         """The gradient of the last `size` numbers of the input alone. `[S, B, O] -> [B, size]`"""
         if self._passes is not None:
-            return self._passes.to_input(grad)[:, -size:]
+            return self._passes.to_input(grad, size)
         found: Tensor = torch.autograd.grad(tape[0], tape[1][-1], grad)[0]
         return found
 
@@ -124,10 +124,13 @@ class SquashedGaussianActor(_Actor):
         super().__init__(env_spec, config, outputs=2 * env_spec.action.size, seed=seed)
         self.box = Box(env_spec.action)
 
-    def sample(self, obs: Mapping[str, Tensor], z: Tensor) -> tuple[Squashed, Any]:
-        """Actions in (-1, 1) with their log-probabilities from normal noise `z` `[B, D]`, and the tape."""
-        out, tape = self.tape(obs)
-        return squash(out[0], z, log_std_bounds=LOG_STD_BOUNDS), tape
+    def sample(self, following: Mapping[str, Tensor], obs: Mapping[str, Tensor], z: Tensor) -> tuple[Squashed, Any]:
+        """Actions in (-1, 1) with their log-probabilities from normal noise `z` `[2 B, D]`: at s', then at s; and s's tape."""
+        if self._passes is not None:
+            out, tape = self.tape({k: torch.cat([following[k], obs[k]]) for k in self.env_spec.obs})
+            return squash(out[0], z, log_std_bounds=LOG_STD_BOUNDS), tape
+        (first, _), (second, tape) = self.tape(following), self.tape(obs)
+        return squash(torch.cat([first[0], second[0]]), z, log_std_bounds=LOG_STD_BOUNDS), tape
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B, *shape]` in the environment's units: the mode, or a sample from the request's noise."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from runnel.nets.bodies import SeparateBody
+from runnel.nets.compiled import Compiled, can_compile
 from runnel.nets.heads import ContinuousHead
 from runnel.ops.optimise import Adam, flat_view
 
@@ -47,10 +48,11 @@ def can_fuse(net: ActorCritic) -> bool:
     return fits and next(net.parameters()).is_cuda and importlib.util.find_spec("triton") is not None
 
 
-def fuse(net: ActorCritic) -> Fused | None:
-    """The kernels for `net`, if they serve it and its parameters lie one after the other (a learner's do)."""
-    vector = flat_view(list(net.parameters())) if can_fuse(net) else None
-    return None if vector is None else Fused(net, vector)
+def fuse(net: ActorCritic) -> Fused | Compiled | None:
+    """The kernels for `net`, if some serve it and its parameters lie one after the other (a learner's do)."""
+    kind = Fused if can_fuse(net) else Compiled if can_compile(net) else None
+    vector = flat_view(list(net.parameters())) if kind is not None else None
+    return None if kind is None or vector is None else kind(net, vector)
 
 
 class Fused:
@@ -114,6 +116,11 @@ class Fused:
         grid = (min(math.ceil(each / _BLOCK), max(1, 8 * _SHARES // self._members)), self._members)
         kernels.value_kernel[grid](rows, self._vector, out, each, width // self._members, width, self._total, **self._shape)
         return out
+
+    def passes(self, batch: Mapping[str, Tensor], orders: Tensor, *, size: int, **settings: Any) -> Tensor:
+        """A `step` for each `size` rows of each of `orders` `[epochs, N]`. `[steps, 7]`"""
+        starts = range(0, orders.shape[-1], size)
+        return torch.cat([self.step(batch, order, rows=(i, i + size), **settings) for order in orders for i in starts])
 
     def step(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.core.protocols import ParamSet, Reply, Request, RowPolicy, State
 from runnel.core.spaces import ArraySpec
 
 
@@ -54,6 +54,11 @@ class TorchInferencer:
         """The answer to rows, now, by the parameters that are loaded."""
         with torch.inference_mode():
             return self._forward(rows)
+
+    def rows(self) -> RowPolicy | None:
+        """The network as compiled environments take it, where it is small and plain."""
+        give = getattr(self.net, "rows", None)
+        return None if give is None or self.greedy or self.device.type != "cpu" else give()
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._pending.extend(requests)

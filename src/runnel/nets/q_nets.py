@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
+from runnel.nets.compiled_q import CompiledQ, compile_q
 from runnel.nets.host import HOST_ROWS
 from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
 from runnel.nets.rnn import Core
@@ -33,7 +34,8 @@ class QNet(nn.Module):
     """Q(s, a) for every discrete action. `epsilon` is a buffer: the exploration rate is published with the weights.
 
     `dueling`: a network for V and one for A, joined as Q = V + A - mean A (Wang et al. 2016, arXiv:1511.06581, eq. 9), for
-    each atom where there are several. With a core in `config`, the state of a row is `state/...` (`state_spec`).
+    each atom where there are several. With a core in `config`, the state of a row is `state/...` (`state_spec`). `fused` runs a
+    small plain network by compiled kernels.
     """
 
     epsilon: Tensor
@@ -51,6 +53,7 @@ class QNet(nn.Module):
         num_atoms: int = 1,
         v_min: float = 0.0,
         v_max: float = 0.0,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         if env_spec.action.kind != "discrete":
@@ -78,7 +81,17 @@ class QNet(nn.Module):
         self.register_buffer("epsilon", torch.ones(()))
         self.register_buffer("support", torch.linspace(v_min, v_max, num_atoms), persistent=False)
         plain = len(env_spec.obs) == 1 and not self.torso.convolves and self.core is None
-        (self._leaf,) = env_spec.obs if plain and next(iter(env_spec.obs.values())).dtype == torch.float32 else ("",)
+        (self.leaf,) = env_spec.obs if plain and next(iter(env_spec.obs.values())).dtype == torch.float32 else ("",)
+
+        self._fuses, self._sought, self._kernels = fused, False, cast(CompiledQ | None, None)
+        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def kernels(self) -> CompiledQ | None:
+        """What runs a small network in one go (`compiled_q.py`); None where torch does. Parameters must have their address
+        (make the optimiser first); it is looked for once after each `load_state_dict`."""
+        if self._fuses and not self._sought:
+            self._kernels, self._sought = compile_q(self), True
+        return self._kernels
 
     # --------------------------------------------------------------------------------------------------------- learning
     def scores(self, obs: Obs) -> Tensor:
@@ -167,7 +180,7 @@ class QNet(nn.Module):
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B]`: the best one, or, with probability epsilon unless greedy, a uniform one among those allowed; and
         the state after the step where there is a core."""
-        if self._leaf and rows[self._leaf].shape[0] <= HOST_ROWS and not rows[self._leaf].is_cuda:
+        if self.leaf and rows[self.leaf].shape[0] <= HOST_ROWS and not rows[self.leaf].is_cuda:
             return self._act_on_host(rows, greedy=greedy)
         after: Mapping[str, Tensor] = {}
         if self.core is not None:
@@ -208,8 +221,10 @@ class QNet(nn.Module):
         return random
 
     def _best_on_host(self, rows: Batch, mask: Array | None) -> Array:
-        obs = rows[self._leaf].numpy()
+        obs = rows[self.leaf].numpy()
         x = obs if obs.ndim == 2 else obs.reshape(len(obs), -1)
+        if (kernels := self.kernels()) is not None and (found := kernels.best(x, mask)) is not None:
+            return found
         out = self.head.host(x, copy=1) if self.dueling else self.head.host(x)  # V does not change which action is best
         if self.num_atoms > 1:
             out = self._expected_on_host(x, out)
@@ -223,6 +238,13 @@ class QNet(nn.Module):
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         q: Array = (weights @ self.support.numpy()) / weights.sum(-1)
         return q
+
+
+def _forget(module: nn.Module, incompatible: object) -> None:
+    """Loaded parameters may lie elsewhere."""
+    assert isinstance(module, QNet)
+    if module._kernels is None or not module._kernels.serves(module):
+        module._kernels, module._sought = None, False
 
 
 def _followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:

@@ -60,15 +60,23 @@ class Adam:
     @torch.no_grad()
     def apply(self, grads: Sequence[Tensor], max_norm: float | None, *, collective: Collective) -> Tensor:
         """Step along gradients that are already there, one for each parameter; returns their norm before clipping."""
-        grad = collective.all_reduce(torch.cat([g.reshape(-1) for g in grads]))
+        grad = _join(grads, collective)
         norm: Tensor = torch.linalg.vector_norm(grad)
         if max_norm is not None:
             grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        self._step(grad)
+        return norm
+
+    @torch.no_grad()
+    def follow(self, grads: Sequence[Tensor], *, collective: Collective) -> None:
+        """`apply` for those who want neither clipping nor the norm."""
+        self._step(_join(grads, collective))
+
+    def _step(self, grad: Tensor) -> None:
         if self._on_device is None:
             self._step_on_host(grad)
         else:
             self._step_on_device(grad, self._on_device)
-        return norm
 
     def _step_on_host(self, grad: Tensor) -> None:
         """The kernel of `torch.optim.Adam(fused=True)`: one pass over memory instead of seven."""
@@ -99,6 +107,12 @@ class Adam:
         self._square.mul_(b2).addcmul_(grad, grad, value=1.0 - b2)
         scale = self._square.sqrt().mul_((1.0 - b2**count).rsqrt()).add_(self.eps)
         self._vector.sub_(self._mean * (rate / (1.0 - b1**count)) / scale)
+
+    def on_host(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """For code that takes `num_steps` steps itself: weights, mean, square `[P]` each, and the number of the first step."""
+        first = self.num_steps + 1
+        self.num_steps += num_steps
+        return self._vector, self._mean, self._square, first
 
     def on_device(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """For kernels that take the step themselves: weights, mean, square `[P]` each, and rate and step count `[2]`."""
@@ -141,6 +155,11 @@ class Target:
         """Move by the share `tau`; 1 copies."""
         for old, new in self._pairs:
             old.lerp_(new, tau)
+
+
+def _join(grads: Sequence[Tensor], collective: Collective) -> Tensor:
+    """The sum over ranks of gradients, as one vector."""
+    return collective.all_reduce(grads[0].reshape(-1) if len(grads) == 1 else torch.cat([g.reshape(-1) for g in grads]))
 
 
 def flat_view(parameters: Sequence[Tensor]) -> Tensor | None:

@@ -24,6 +24,12 @@ class Squashed:
     spread: Tensor
     free: Tensor
 
+    def halves(self) -> tuple[Squashed, Squashed]:
+        """The first and the last half of the rows."""
+        parts = (x.chunk(2) for x in (self.action, self.logprob, self.spread, self.free))
+        first, last = zip(*parts, strict=True)
+        return Squashed(*first), Squashed(*last)
+
 
 def squash(scores: Tensor, z: Tensor, *, log_std_bounds: tuple[float, float]) -> Squashed:
     """`a = tanh(u)`, `u = mean + std z`, with `scores` = (mean, log std) and normal noise `z`. `[B, 2 D], [B, D]`

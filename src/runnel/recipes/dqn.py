@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 import runnel as rl
 
+COMPILE_FROM = 50_000
+"""A run of so many steps pays for compiling kernels for a small network (nets/compiled_q.py: some ten seconds, once on a
+machine); a shorter one is over sooner without."""
+
 
 @dataclass(frozen=True)
 class Config(rl.ReplayEnvConfig):
@@ -40,7 +44,7 @@ def build(c: Config) -> rl.Experiment:
         raise rl.ConfigError("env", c.env, "DQN needs discrete actions; use ppo or sac for this environment")
 
     def network() -> rl.QNet:
-        return c.dqn.network(task.spec, c.net, seed=c.seed)
+        return c.dqn.network(task.spec, c.net, seed=c.seed, fused=(c.total_steps or COMPILE_FROM) >= COMPILE_FROM)
 
     def learner() -> rl.DQNLearner:
         return rl.DQNLearner(c.dqn, network(), device=c.device)

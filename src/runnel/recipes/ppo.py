@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import runnel as rl
 
-FUSE_FROM = 100_000_000
-"""On a CUDA device, a run of so many steps pays for compiling kernels for its network (nets/fused.py: 7 seconds, once on a
-machine); a shorter one is over sooner without."""
+FUSE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
+"""A run of so many steps pays for compiling kernels for its network (nets/compiled.py, nets/fused.py: some ten seconds, once on
+a machine); a shorter one is over sooner without."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def build(c: Config) -> rl.Experiment:
     """Actors play and write `trajectories`; an update takes one segment of each actor."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     c.ppo.check(c.batch_steps)
-    fused = c.device != "cpu" and c.num_planned_steps >= FUSE_FROM and c.ppo.target_kl is None
+    fused = c.num_planned_steps >= FUSE_FROM[c.device.partition(":")[0]] and c.ppo.target_kl is None
 
     def network(seed: int = c.seed) -> rl.ActorCritic:
         body = rl.resolve(c.network, "network")(task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)

@@ -7,7 +7,6 @@ the local launcher runs the same rounds over fewer workers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -95,7 +94,7 @@ class Group:
         """Keep what a worker said, in the order in which it was said. An update brings the accounts of that moment."""
         for event in worker.drain():
             if event["kind"] == "update":
-                event["streams"] = {k: asdict(v) for k, v in self.accounting().items()}
+                event["streams"] = {k: dict(vars(v)) for k, v in self.accounting().items()}
             self._log.append({**event, "worker": worker.name})
 
     def abandon(self, worker: str) -> int:

@@ -88,10 +88,12 @@ def test_the_critics_follow_the_gradient_of_the_written_loss():
     learner, data = make(SACConfig(critic_lr=1e-3)), segment()
     probe = copy.deepcopy(learner.critic)
     batch = learner.prepare({"replay": [data]}, progress=0.0)
-    state = learner._generator.get_state()
+    z = torch.randn(len(batch["discount"]), 2, generator=same(learner._generator))
     with torch.no_grad():
-        y = learner._targets(batch, learner._log_temperature.exp())
-    learner._generator.set_state(state)
+        scores = learner.actor.scores({"obs": batch["next_obs"]})
+        action, logprob = squashed_gaussian_sample(*scores.chunk(2, -1), torch.special.ndtr(z))
+        next_q = learner._target_critic.head(torch.cat([batch["next_obs"], action], -1)).squeeze(-1).min(0).values
+        y = batch["rewards/env"] + batch["discount"] * (next_q - learner.config.temperature * logprob)
     pairs = torch.cat([batch["obs"], learner.actor.box.normalise(batch["action"])], -1)
     loss = sum((batch["weight"] * (q.squeeze(-1) - y).square()).mean() / 2 for q in probe.head(pairs))
     grads = torch.autograd.grad(loss, list(probe.parameters()))

@@ -1,6 +1,7 @@
 """The queue of learning runs: what is skipped, what is kept, how seeds are judged. Nothing is trained here."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from benchmarks.learning import report, run
+from benchmarks.learning import one, report, run
 from benchmarks.learning.entries import ENTRIES, Learning, Score
 
 import runnel as rl
@@ -56,6 +57,59 @@ def test_other_settings_are_another_run(tmp_path, calls):
     assert run.run_name(ENTRY, 1) != run.run_name(other, 1)
 
 
+def test_where_a_run_is_made_does_not_make_it_another(tmp_path, calls):
+    train(1, tmp_path)
+    elsewhere = Learning("toy", "a toy", "ppo", 2, (GOAL,), {**ENTRY.settings, "device": "cuda", "placement.threads": 4})
+    assert train(1, tmp_path, elsewhere).endswith("done before")
+    assert calls == ["1"]
+
+
+def test_a_cut_seed_is_gone_on_with_and_never_gives_way_to_one_that_came_less_far(tmp_path, monkeypatch):
+    answers = [{**ANSWER, "status": "cut", "steps": 600}, {**ANSWER, "status": "cut", "steps": 400}, {"error": "fell over"}]
+    limits = []
+
+    def answer(python, script, arguments, *, limit_s):
+        limits.append((arguments[-1], limit_s))
+        return answers.pop(0)
+
+    monkeypatch.setattr(run, "run_once", answer)
+    path = tmp_path / "out" / "toy" / "seed-1.json"
+    for _ in range(3):
+        line = run.train_seed(ENTRY, 1, out=tmp_path / "out", runs=tmp_path / "runs", limit_s=5.0)
+        assert json.loads(path.read_text())["steps"] == 600
+    assert limits == [("5.0", 5.0 + run.GRACE_S)] * 3
+    assert "fell over" in line
+    assert "600 (cut)" in path.with_name("table.md").read_text()
+
+
+def test_jobs_get_a_core_each(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "train_seed", lambda entry, seed, **_: seen.append(os.sched_getaffinity(0)) or "")
+    before = os.sched_getaffinity(0)
+    run.work([(ENTRY, 1)], jobs=1, out=tmp_path, runs=tmp_path, pin=True)
+    assert seen == [{min(before)}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_limit_cuts_a_run_and_the_next_attempt_ends_it(tmp_path):
+    settings = {"env": "CartPole-v1", "total_steps": 4096, "num_steps": 64, "eval.episodes": 2, "vector.backend": "serial"}
+    folder = tmp_path / "toy"
+    watch = one.Watch(0.0)
+    first = one.scores(one.finish("ppo", settings, seed=1, folder=folder, watch=watch), cut=watch.cut)
+    assert (first["status"], first["steps"], first["solve_steps"]) == ("cut", 512, None)
+    assert first["eval_return"] > 0.0
+    watch = one.Watch(60.0)
+    last = one.scores(one.finish("ppo", settings, seed=1, folder=folder, watch=watch), cut=watch.cut)
+    assert (last["status"], last["steps"]) == ("finished", 4096)
+    assert last["curve"][-1] == [4096, pytest.approx(last["train_return"], abs=1e-3)]
+
+
+def test_a_curve_keeps_its_end():
+    rows = [{"steps": i, "metrics": {"return": float(i)} if i > 2 else {}} for i in range(10)]
+    assert one.curve(rows, 3) == [[3, 3.0], [6, 6.0], [9, 9.0]]
+    assert len(one.curve(rows)) == 7
+
+
 def test_a_run_that_another_queue_is_at_is_left_to_it(tmp_path, calls):
     with run.claim(run.run_name(ENTRY, 1), tmp_path / "runs") as mine:
         assert mine
@@ -70,6 +124,7 @@ def test_reached_by_the_upper_end_of_the_interval():
     assert report.judge(GOAL, [{"train_return": 400.0}])["reached"] is False
     assert report.judge(GOAL, [{"train_return": 500.0}, {"error": "fell over"}])["reached"] is False
     assert report.judge(GOAL, [])["reached"] is None
+    assert report.judge(GOAL, [{"train_return": 400.0, "status": "cut"}])["reached"] is None
 
 
 def test_the_overview_says_what_was_not_run(tmp_path):

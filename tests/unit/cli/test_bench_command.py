@@ -28,7 +28,7 @@ def test_throughput_of_a_recipe(capsys, tmp_path, monkeypatch):
 
 
 def test_profile_takes_sample_and_update_apart(capsys):
-    result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16")
+    result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16", "--net.hidden", "64")
     found = {(r["worker"], r["stage"], r["part"]): r for r in result["stages"]}
     for part in ("environment", "policy", "writing"):
         assert ("actor-0", "sample", part) in found
@@ -45,9 +45,17 @@ def test_profile_takes_sample_and_update_apart(capsys):
 
 
 def test_profile_of_a_tensor_environment(capsys):
-    result = bench(capsys, "--profile", "--env", "tensor:CartPole-v1", "--num-steps", "16")
+    result = bench(capsys, "--profile", "--env", "tensor:CartPole-v1", "--num-steps", "16", "--net.hidden", "64")
     parts = {r["part"] for r in result["stages"] if r["stage"] == "sample"}
     assert {"environment", "policy"} <= parts
+
+
+def test_profile_of_compiled_steps(capsys):
+    pytest.importorskip("numba")
+    result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16")
+    parts = {r["part"] for r in result["stages"] if r["stage"] == "update"}
+    assert "compiled steps" in parts
+    assert "backward" not in parts
 
 
 def test_profile_of_a_replay_recipe_has_its_buffer(capsys):

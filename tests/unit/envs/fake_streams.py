@@ -100,6 +100,9 @@ class FakeClient:
     def local(self) -> Callable[[Batch], Batch] | None:
         return self.policy if self.direct else None
 
+    def rows(self) -> None:
+        return None
+
     def abort(self, tickets: Sequence[int]) -> None:
         raise AssertionError
 

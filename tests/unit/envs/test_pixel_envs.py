@@ -86,12 +86,13 @@ def test_atari_is_preprocessed_by_name():
 def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
     vector = make_vector("atari:Breakout", 2, seed=3)
     vector.reset()
-    rng, lives, resets = np.random.default_rng(0), [], 0
+    rng, lives, resets, games = np.random.default_rng(0), [], 0, [0, 0]
     for _ in range(120):
         out = vector.step(torch.from_numpy(rng.integers(0, 4, 2)))
         for f, row in enumerate(out.final_rows):
             assert out.terminated[row]
-            begun = int(vector._resets._start[row]) == vector._clock
+            begun = int(vector._resets._episode[row]) > games[row]
+            games[row] += begun
             resets += begun
             lives.append(begun)
             if not begun:
@@ -99,6 +100,29 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
     assert len(lives) >= 4
     assert resets < len(lives), "a lost life is no new game"
     vector.close()
+
+
+@needs_atari
+@pytest.mark.parametrize("steps_a_seed", [100, 4096])
+def test_a_resume_replays_games_from_their_last_seed(monkeypatch, steps_a_seed):
+    monkeypatch.setattr("runnel.envs.atari.STEPS_A_SEED", steps_a_seed)
+    kwargs = {"repeat_action_probability": 0.25, "max_num_frames_per_episode": 280}
+    vector, twin = (make_vector("atari:Breakout", 2, seed=seed, kwargs=kwargs) for seed in (3, 9))
+    vector.reset()
+    actions = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (320, 2)))
+    for action in actions[:250]:
+        vector.step(action)
+    seeded, games = vector._resets._start.tolist(), vector._resets._episode.tolist()
+    assert min(games) >= 2
+    assert (seeded == [0, 0]) == (steps_a_seed > 250)
+    twin.restore(vector.snapshot())
+    for action in actions[250:]:
+        ours, theirs = vector.step(action), twin.step(action)
+        assert torch.equal(ours.obs["obs"], theirs.obs["obs"])
+        assert torch.equal(ours.terminated, theirs.terminated)
+    assert vector._resets._episode.tolist() == twin._resets._episode.tolist() > games
+    vector.close()
+    twin.close()
 
 
 @needs_atari

@@ -95,6 +95,9 @@ class FakeClient:
     def local(self) -> None:
         return None
 
+    def rows(self) -> None:
+        return None
+
     def sync(self, version: int = -1) -> bool:
         wanted = max(self.published, default=-1) if version < 0 else version
         if wanted not in self.published:

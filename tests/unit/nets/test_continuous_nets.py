@@ -62,9 +62,11 @@ def test_a_sampled_action_is_the_one_that_acting_gives():
     actor, data = SquashedGaussianActor(BOX, NET, seed=3), rows()
     actor.explore.zero_()
     with torch.no_grad():
-        policy, _ = actor.sample(data, torch.special.ndtri(data["noise"]))
+        first, last = data.map(lambda x: x[:32]), data.map(lambda x: x[32:])
+        policy, _ = actor.sample(first, last, torch.special.ndtri(data["noise"]))
         torch.testing.assert_close(actor.act(data)["action"], actor.box.scale(policy.action))
     assert policy.logprob.shape == (64,)
+    assert torch.equal(torch.cat([half.action for half in policy.halves()]), policy.action)
 
 
 def test_exploration_noise_has_its_scale():
@@ -155,6 +157,14 @@ def test_gradients_by_hand_are_those_of_autograd(config, copies):
         torch.testing.assert_close(critic.input_grad(tape, weight[:1], 2), first)
 
 
+def test_a_gradient_may_be_that_of_the_last_rows_alone():
+    actor, data, to_scores = SquashedGaussianActor(BOX, NET, seed=0), rows(), torch.randn(1, 24, 4)
+    (expected,) = actor.grads(actor.tape({"obs": data["obs"][-24:]})[1], to_scores)
+    expected = expected.clone()
+    (found,) = actor.grads(actor.tape(data)[1], to_scores)
+    torch.testing.assert_close(found, expected)
+
+
 def test_passes_follow_the_weights_and_a_copy_makes_its_own():
     critic, data, action = QEnsemble(BOX, NET, seed=0), rows(), torch.zeros(64, 2)
     adam = Adam(critic.parameters(), lr=0.1)
@@ -175,7 +185,8 @@ def test_images_go_through_convolutions():
     data = Batch(obs=torch.randint(0, 255, (5, 4, 10, 10), dtype=torch.uint8))
     actor, critic = SquashedGaussianActor(spec, config, seed=0), QEnsemble(spec, config, seed=0)
     with torch.no_grad():
-        policy, tape = actor.sample(data, torch.randn(5, 2))
+        both, tape = actor.sample(data, data, torch.randn(10, 2))
+        _, policy = both.halves()
         q, judged = critic.q(data, policy.action)
         assert q.shape == (2, 5)
         assert critic.input_grad(judged, torch.ones(2, 5, 1), 2).shape == (5, 2)

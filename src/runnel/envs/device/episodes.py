@@ -33,12 +33,19 @@ class HostLog:
         self._count = 0
 
     def add(self, rows: Rows, totals: Rows, lengths: Rows) -> None:
-        stop = self._count + len(rows)
-        while stop > self._columns.shape[1]:
+        for column, x in zip(self.room(len(rows)), (rows, totals, lengths), strict=True):
+            column[: len(rows)] = x
+        self.keep(len(rows))
+
+    def room(self, num: int) -> Rows:
+        """Memory for `num` more episodes: environment, return, length. Say how many were written with `keep`. `[3, >= num]`"""
+        while self._count + num > self._columns.shape[1]:
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
-        for column, x in zip(self._columns, (rows, totals, lengths), strict=True):
-            column[self._count : stop] = x
-        self._count = stop
+        return self._columns[:, self._count :]
+
+    def keep(self, num: int) -> None:
+        """So many episodes were written into `room`."""
+        self._count += num
 
     def take(self, index0: int) -> list[Episode]:
         """What was added since the last call, at most `MAX_RECORDS`."""

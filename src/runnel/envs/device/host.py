@@ -14,15 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import State
+from runnel.core.protocols import RowPolicy, State
 from runnel.envs.device.base import Leaves, TensorEnv
 from runnel.envs.device.engines import NEVER, Act, Played
 from runnel.envs.device.episodes import HostLog
 from runnel.envs.vector.contract import Episode, StepOut
 
 Rows = NDArray[Any]
-_FRESH = 64
+_FRESH = 256
 """First states drawn at a time, at least."""
+_COMPILED = ("tensor:CartPole-v1",)
+"""Environments that `compiled.py` has (importing it takes a second)."""
+_COMPILED_ROWS = 256
+"""Above so many, steps of all environments at once are as fast."""
 
 
 class HostEngine:
@@ -41,6 +45,8 @@ class HostEngine:
         self._total = np.zeros(num_envs)
         self._deadline = np.zeros(num_envs, np.int64)
         self._plans: dict[tuple[int, int], _Plan] = {}
+        self.compiles = env.name in _COMPILED and num_envs <= _COMPILED_ROWS
+        """Whether `play_compiled` can play a segment."""
         self._views: dict[int, _Views] = {}
         self.begin()
 
@@ -72,6 +78,7 @@ class HostEngine:
 
     def _advance(self, action: Rows, reward: Rows, terminated: Rows, truncated: Rows) -> tuple[Leaves, Rows | None]:
         """One step into the given memory; the state before resets, and which rows ended (None: none did)."""
+        self._refill()
         following, earned, ended = self._env.transition(self._state, action)
         self._clock += 1
         self._total += earned
@@ -93,16 +100,42 @@ class HostEngine:
         if self._clock >= self._next:
             self._next = int(self._deadline.min())
         start, self._used = self._used, self._used + len(rows)
-        if not self._fresh or self._used > len(next(iter(self._fresh.values()))):
-            num = max(_FRESH, self._num_envs)
-            self._fresh = {k: x.numpy() for k, x in self._env.initial(num, self._generator).items()}
-            start, self._used = 0, len(rows)
         for key, x in self._fresh.items():
             following[key] = following[key].copy(order="K")
             following[key][rows] = x[start : self._used]
         return final
 
+    def _refill(self) -> None:
+        """Before each step there are first states for all environments."""
+        if not self._fresh or self._used + self._num_envs > len(next(iter(self._fresh.values()))):
+            num = max(_FRESH, 4 * self._num_envs)
+            self._fresh = {k: x.numpy() for k, x in self._env.initial(num, self._generator).items()}
+            self._used = 0
+
     # -------------------------------------------------------------------------------------------------------- a segment
+    def play_compiled(self, arrays: Batch, policy: RowPolicy, noise: Tensor) -> Played:
+        """`play` in one call of compiled code, for an environment and a policy that are there in such a form."""
+        from runnel.envs.device.compiled import STEPS, play
+
+        plan, step = self._plan(arrays, noise), STEPS[self._env.name]
+        ((leaf, obs),) = plan.obs.items()
+        self.show(plan.rows[0])
+        memory = (obs, *(plan.host[k] for k in ("action", "logprob")), plan.reward, plan.terminated, plan.truncated)
+        scratch = tuple(np.empty(n, np.float32) for n in policy.sizes[1:4])
+        num_steps, num_final, t = len(plan.reward), 0, 0
+        while t < num_steps:
+            self._refill()
+            log = self._log.room(num_steps * self._num_envs)
+            marks = np.array([self._clock, self._limit, self._used, num_final, 0])
+            (pool,) = self._fresh.values()
+            shape, ends, numbers = (policy.vector, policy.sizes, policy.relu), (plan.final[leaf], plan.final_index), plan.noise
+            t = play(step, *shape, t, pool, marks, self._deadline, self._total, numbers, memory, ends, log, scratch)
+            self._clock, _, self._used, num_final, num_episodes = marks.tolist()
+            self._log.keep(num_episodes)
+        self._state = _columnwise(dict.fromkeys(self._state, obs[num_steps]))
+        self._next = int(self._deadline.min())
+        return Played(num_final, None, plan.total())
+
     def play(self, arrays: Batch, act: Act, noise: Tensor) -> Played:
         """Fill the arrays of a trajectory segment; `noise` is `[T, B, n]`, the same memory at every call."""
         plan = self._plan(arrays, noise)
@@ -167,13 +200,13 @@ class _Plan:
         self.final = {k: host["final_" + k] for k in keys}
         self.final_index = host["final_index"]
         self.reward, self.terminated, self.truncated = host["rewards/env"], host["terminated"], host["truncated"]
-        self._host = host
+        self.host, self.noise = host, noise.numpy()
         self._answer: list[tuple[str, Rows]] | None = None
 
     def answer(self, rows: Batch) -> list[tuple[str, Rows]]:
         """Where the fields of a policy's answer go, as far as the stream has them."""
         if self._answer is None:
-            self._answer = [(k, self._host[k]) for k in rows if k in self._host]
+            self._answer = [(k, self.host[k]) for k in rows if k in self.host]
         return self._answer
 
     def total(self) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State
+from runnel.core.protocols import AgentRoute, InferenceClient, RowPolicy, SampleWriter, State
 from runnel.core.records import Slot, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
@@ -111,7 +111,7 @@ class DeviceSampler:
             generators = [self._generator, self.vector.generator]
             self._act, self._play = (
                 act,
-                Captured(lambda arrays: self._segment(arrays, act), generators=generators, name="a segment"),
+                Captured(lambda arrays: self._segment(arrays, act, client.rows()), generators=generators, name="a segment"),
             )
         return self._play
 
@@ -128,10 +128,10 @@ class DeviceSampler:
         slot.header.used = {"F": played.num_final}
         self._reports.append(_report(played, self.vector.device))
 
-    def _segment(self, arrays: Batch, act: Act) -> Played:
+    def _segment(self, arrays: Batch, act: Act, rows: RowPolicy | None) -> Played:
         """The work of a segment, on the device alone. The noise is kept in fixed memory, so that requests can be made once."""
         self._noise.uniform_(generator=self._generator).clamp_(min=_SMALLEST_NOISE)
-        return self.vector.play(arrays, act, self._noise)
+        return self.vector.play(arrays, act, self._noise, rows)
 
     def _check(self, spec: StreamSpec) -> None:
         if self._noise.numel():

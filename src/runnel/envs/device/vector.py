@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import State
+from runnel.core.protocols import RowPolicy, State
 from runnel.core.rng import make_seed
 from runnel.envs.device.base import ArrayEnv, TensorEnv
 from runnel.envs.device.engines import Act, DeviceEngine, Played
@@ -63,11 +63,13 @@ class TensorVector:
         self._engine.step(actions, self.out)
         return self.out
 
-    def play(self, arrays: Batch, act: Act, noise: Tensor) -> Played:
-        """Fill the arrays of a whole `[T, B]` segment with the policy `act` and `noise` `[T, B, n]`.
+    def play(self, arrays: Batch, act: Act, noise: Tensor, rows: RowPolicy | None = None) -> Played:
+        """Fill the arrays of a whole `[T, B]` segment with the policy `act` (or its form `rows`) and `noise` `[T, B, n]`.
 
         `out` is not kept up to date; `episodes` does not know of what `Played.records` holds.
         """
+        if rows is not None and isinstance(self._engine, HostEngine) and self._engine.compiles:
+            return self._engine.play_compiled(arrays, rows, noise)
         return self._engine.play(arrays, act, noise)
 
     def episodes(self) -> list[Episode]:

@@ -46,9 +46,12 @@ class BufferWorker(Worker):
 
     def poll(self) -> int:
         work = self._collect()
-        if self._given < self._policy.updates(self._inserted):
-            return work + self._give()
-        return work + self._insert()
+        if not self._due():
+            work += self._insert()
+        return work + self._give() if self._due() else work
+
+    def _due(self) -> bool:
+        return self._given < self._policy.updates(self._inserted)
 
     def _collect(self) -> int:
         """Priorities come home; the actors learn how far the learner is."""

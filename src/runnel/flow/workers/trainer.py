@@ -144,7 +144,12 @@ class TrainerWorker(Worker):
 def _check_finite(params: Mapping[str, Tensor], version: int) -> None:
     """A finite loss may have an infinite gradient. Bad parameters go no further: not to actors, not into a checkpoint."""
     floats = {name: x for name, x in params.items() if x.is_floating_point()}
-    if math.isfinite(float(get_total_norm(list(floats.values()), math.inf))):
+    if all(x.is_cpu for x in floats.values()):
+        total = sum(x.sum().item() for x in floats.values())  # of finite numbers it is finite, or overflows
+    else:
+        total = float(get_total_norm(list(floats.values()), math.inf))
+    if math.isfinite(total):
         return
-    name = next(name for name, x in floats.items() if not bool(torch.isfinite(x).all()))
-    raise NonFiniteError(f"params/{name}", version, "after the update; lower the learning rate, or look at the gradient")
+    name = next((name for name, x in floats.items() if not bool(torch.isfinite(x).all())), None)
+    if name is not None:
+        raise NonFiniteError(f"params/{name}", version, "after the update; lower the learning rate, or look at the gradient")

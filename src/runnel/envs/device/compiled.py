@@ -1,0 +1,69 @@
+# mypy: ignore-errors
+"""Whole segments of small environments with a small policy in one compiled call (Numba): the CPU's form of the GPU lane.
+
+For environments whose observation is their state and whose action is discrete: `STEPS` has their transitions of one row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from runnel.ops.row_kernels import OPTIONS, njit, pick, score_row, split
+
+
+@njit(**OPTIONS)
+def cartpole(now, action, following):
+    """`CartPole.transition` for one row: writes the next state; reward and whether it fell."""
+    sin, cos, spin = np.sin(now[2]), np.cos(now[2]), now[3]
+    share = np.float32(0.1 * 0.5 / 1.1)
+    push = (np.float32(10.0 / 1.1) if action == 1 else np.float32(-10.0 / 1.1)) + share * spin * spin * sin
+    fall = sin - np.float32(1.0 / 9.8) * cos * push
+    turn = fall / (np.float32(0.5 * 4.0 / 3.0 / 9.8) - share / np.float32(9.8) * cos * cos)
+    tau = np.float32(0.02)
+    following[0] = now[0] + tau * now[1]
+    following[1] = now[1] + tau * (push - share * turn * cos)
+    following[2] = now[2] + tau * spin
+    following[3] = spin + tau * turn
+    out = abs(following[0]) > np.float32(2.4) or abs(following[2]) > np.float32(12 * 2 * math.pi / 360)
+    return np.float32(1.0), out
+
+
+STEPS = {"tensor:CartPole-v1": cartpole}
+
+
+@njit(**OPTIONS)
+def play(step, vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows):
+    """Steps `first` on of a segment, until it is full or the pool of first states runs low; returns the step that is next.
+
+    `memory` is obs `[T + 1, B, I]`, action, logprob, reward, terminated, truncated `[T, B]`; `ends` final observations and
+    their index; `log` environment, return and length of each episode; `marks` the clock, the limit, and how much of pool, ends
+    and log is used (they are moved on).
+    """
+    _, w1, w2, wa, _, b1, b2, ba, _ = split(vector, sizes)
+    obs, action, logprob, reward, terminated, truncated = memory
+    final, final_index = ends
+    h1, h2, scores = rows
+    num_steps, num_envs = action.shape
+    for t in range(first, num_steps):
+        if pool.shape[0] - marks[2] < num_envs:
+            return t
+        marks[0] += 1
+        for n in range(num_envs):
+            score_row(obs[t, n], w1[0], w2[0], wa, b1[0], b2[0], ba, h1, h2, scores, relu)
+            action[t, n], logprob[t, n] = pick(scores, noise[t, n, 0])
+            after = obs[t + 1, n]
+            reward[t, n], terminated[t, n] = step(obs[t, n], action[t, n], after)
+            truncated[t, n] = deadline[n] == marks[0]
+            total[n] += reward[t, n]
+            if terminated[t, n] or truncated[t, n]:
+                final[marks[3]] = after
+                final_index[marks[3]] = t * num_envs + n
+                log[0, marks[4]], log[1, marks[4]], log[2, marks[4]] = n, total[n], marks[0] + marks[1] - deadline[n]
+                total[n], deadline[n] = 0.0, marks[0] + marks[1]
+                after[:] = pool[marks[2]]
+                marks[2] += 1
+                marks[3] += 1
+                marks[4] += 1
+    return num_steps

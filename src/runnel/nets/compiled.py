@@ -1,0 +1,212 @@
+"""Small actor-critics on the CPU, compiled: an optimiser step is one call (`compiled_kernels.py` has the kernels).
+
+On a few hundred rows torch and numpy spend most of an update between their operations. Numba compiles forward pass, loss,
+backward pass and Adam into one function, which is four to five times as fast for two layers of 64. `Compiled` works on the flat
+vector that holds the parameters (`ops/optimise.py`), so it sees every update, whoever makes it.
+
+Numbers agree with torch's to float32 rounding. The first run on a machine compiles for about ten seconds; Numba keeps the
+result beside the source (or in NUMBA_CACHE_DIR), and later runs load it in half a second.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from runnel.core.protocols import RowPolicy
+from runnel.nets.bodies import SeparateBody
+from runnel.nets.heads import ContinuousHead
+from runnel.ops.distributions import UNIFORM_MARGIN
+from runnel.ops.optimise import Adam
+
+if TYPE_CHECKING:
+    from runnel.nets.actor_critic import ActorCritic
+
+Array = NDArray[Any]
+ACT_ROWS = 128
+"""Rows up to which compiled code, which goes row by row there, acts faster than torch."""
+CHUNK = 1024
+"""Rows that go through all layers before the next ones do: what lies between layers then stays in the cache."""
+MOST_THREADS = 16
+_WIDEST = 256
+_NO_FLOATS, _NO_MASK = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.bool_)
+
+
+def can_compile(net: ActorCritic) -> bool:
+    """Whether the kernels serve this network: on the CPU with Numba, fully connected, two hidden layers of tanh or relu."""
+    body = net.body
+    if not net.taped or not isinstance(body, SeparateBody) or next(net.parameters()).is_cuda:
+        return False
+    widths = [w.shape[-1] for w in body.nets.weight][:-2]
+    fits = len(widths) == 2 and max(widths) <= _WIDEST and body.nets.activation in ("tanh", "relu")
+    return fits and has_numba()
+
+
+@cache
+def has_numba() -> bool:
+    """Whether what compiled kernels need is installed (`pip install 'runnel[compiled]'`)."""
+    return all(importlib.util.find_spec(name) is not None for name in ("numba", "scipy", "threadpoolctl"))
+
+
+class Compiled:
+    """The kernels for `net`, whose parameters lie one after the other in `vector` `[P]`."""
+
+    def __init__(self, net: ActorCritic, vector: Tensor) -> None:
+        assert isinstance(net.body, SeparateBody)
+        nets, self._net, self._torso = net.body.nets, net, net.body.torso
+        self._vector, self._address = vector.numpy(), vector.data_ptr()
+        self._action_shape, self._gauss = net.env_spec.action.shape, isinstance(net.head, ContinuousHead)
+        self._sizes = (nets.num_inputs, nets.weight[0].shape[-1], nets.weight[1].shape[-1], net.head.num_scores, self._gauss)
+        self._relu = nets.activation == "relu"
+        self._memories: dict[tuple[int, int], tuple[Array, ...]] = {}
+        self._pool = ThreadPoolExecutor(max_workers=MOST_THREADS, thread_name_prefix="compiled")
+        self._rows = tuple(np.empty(n, np.float32) for n in self._sizes[1:4])
+        one_blas_thread()
+
+    def serves(self, net: nn.Module) -> bool:
+        """Whether the parameters of `net` (still) lie where these kernels look for them."""
+        return next(net.parameters()).data_ptr() == self._address
+
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Actions and log-probabilities `[B, *action.shape], [B]`; None for so many rows that torch is faster."""
+        from runnel.nets import compiled_kernels as kernels
+
+        if len(noise) > ACT_ROWS:
+            return None
+        num, mask = len(noise), obs.get("action_mask")
+        if self._gauss:
+            noise = torch.special.ndtri(noise.clamp(UNIFORM_MARGIN, 1.0 - UNIFORM_MARGIN))
+        action, logprob = np.empty(0 if self._gauss else num, np.int64), np.empty(num, np.float32)
+        moves = np.empty((num, self._sizes[3]), np.float32) if self._gauss else _NO_FLOATS
+        kernels.act(
+            self._vector,
+            self._sizes,
+            self._relu,
+            self._features(obs),
+            noise.numpy(),
+            _NO_MASK if mask is None else mask.numpy(),
+            action,
+            moves,
+            logprob,
+            *self._rows,
+        )
+        found = moves.reshape(num, *self._action_shape) if self._gauss else action
+        return torch.from_numpy(found), torch.from_numpy(logprob)
+
+    def row_policy(self) -> RowPolicy:
+        """For compiled code that asks row by row."""
+        return RowPolicy(self._vector, self._sizes, self._relu)
+
+    def values(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """The critic. Obs leaves `[..., *shape] -> [...]`"""
+        from runnel.nets import compiled_kernels as kernels
+
+        seen = self._features(obs)
+        x = seen.reshape(-1, seen.shape[-1])
+        out, cut = np.empty(len(x), np.float32), len(x) // self._workers(len(x))
+
+        def run(worker: int) -> None:
+            rows = slice(worker * cut, (worker + 1) * cut) if worker + 1 < self._workers(len(x)) else slice(worker * cut, None)
+            kernels.values(self._vector, self._sizes, self._relu, x[rows], self._memory(worker, CHUNK), out[rows])
+
+        self._spread(run, len(x))
+        return torch.from_numpy(out.reshape(seen.shape[:-1]))
+
+    def passes(
+        self,
+        batch: Mapping[str, Tensor],
+        orders: Tensor,
+        *,
+        size: int,
+        optimiser: Adam,
+        max_norm: float,
+        clip: float,
+        dual_clip: float | None,
+        value_clip: float | None,
+        value_coef: float,
+        entropy_coef: float,
+    ) -> Tensor:
+        """An optimiser step along `ppo_gradient` for each `size` rows of each of `orders` `[epochs, N]` of `batch` `[N, ...]`.
+
+        Gives the six numbers of `losses.actor_critic.METRICS` and the gradient's norm for each. A step whose loss is not finite
+        changes nothing. Sums do not depend on the number of threads. `[steps, 7]`
+        """
+        from runnel.nets import compiled_kernels as kernels
+
+        data = (self._sizes, self._relu, self._features(batch), self._columns(batch))
+        coefs = tuple(np.float32(c or 0.0) for c in (clip, dual_clip, value_clip, value_coef, entropy_coef))
+        steps = orders.numpy().reshape(-1, size)
+        vector, mean, square, count = optimiser.on_host(len(steps))
+        assert vector.data_ptr() == self._address, "the optimiser of another network"
+        moments, numbers = (mean.numpy(), square.numpy()), np.zeros((len(steps), 7), np.float32)
+        num_chunks, workers = -(-size // CHUNK), self._workers(size)
+        grads, parts = np.zeros((num_chunks, len(self._vector)), np.float32), np.zeros((num_chunks, 7), np.float32)
+        for i, order in enumerate(steps):
+            adam = (optimiser.lr, *optimiser.betas, optimiser.eps, float(count + i), max_norm)
+            if workers == 1:
+                memory = self._memory(0, min(size, CHUNK))
+                kernels.step(self._vector, grads, moments, *data, order, coefs, adam, memory, parts, numbers[i])
+                continue
+
+            def run(worker: int, order: Array = order) -> None:
+                span = (worker * num_chunks // workers, (worker + 1) * num_chunks // workers)
+                kernels.gradients(self._vector, grads, *data, order, *span, coefs, self._memory(worker, CHUNK), parts)
+
+            self._spread(run, size)
+            kernels.descend(self._vector, grads, moments, adam, parts, numbers[i])
+        return torch.from_numpy(numbers)
+
+    def _workers(self, num_rows: int) -> int:
+        """Threads that share `num_rows` rows; compiled code runs outside of Python's lock."""
+        return max(1, min(torch.get_num_threads(), num_rows // (2 * CHUNK)))
+
+    def _spread(self, run: Callable[[int], None], num_rows: int) -> None:
+        workers = self._workers(num_rows)
+        others = [self._pool.submit(run, worker) for worker in range(1, workers)]
+        run(0)
+        for other in others:
+            other.result()
+
+    def _features(self, obs: Mapping[str, Tensor]) -> Array:
+        """What the layers see, `[N, I]`: leaves side by side, normalised where that is on."""
+        x: Array = self._torso(self._net.observe(obs)).numpy()
+        return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+
+    def _columns(self, batch: Mapping[str, Tensor]) -> tuple[Array, ...]:
+        action, mask = batch["action"].numpy(), batch.get("action_mask")
+        actions = action.reshape(len(action), -1) if self._gauss else _NO_FLOATS
+        rest = (batch[k].numpy() for k in ("logprob", "advantage", "return", "value"))
+        taken = np.zeros(0, np.int64) if self._gauss else action
+        return taken, actions, _NO_MASK if mask is None else mask.numpy(), *rest
+
+    def _memory(self, worker: int, num: int) -> tuple[Array, ...]:
+        """Where one thread keeps what lies between layers, for `num` rows at a time."""
+        if (worker, num) not in self._memories:
+            (inputs, first, second, scores, _), float32 = self._sizes, np.float32
+            layers: list[tuple[int, ...]] = [(2, num, first), (2, num, second)]
+            outputs: list[tuple[int, ...]] = [(num, scores), (num,)]
+            floats = [np.zeros(shape, float32) for shape in ((num, inputs), *layers, *layers, *outputs, *outputs)]
+            masked = self._net.env_spec.has_mask
+            extra = (
+                np.zeros(num, np.int64),
+                np.zeros((num, scores), float32),
+                np.zeros((num, scores) if masked else (0, 0), bool),
+            )
+            self._memories[worker, num] = (*floats, *extra, np.zeros((4, num), float32))
+        return self._memories[worker, num]
+
+
+def one_blas_thread() -> None:
+    """Numba multiplies by SciPy's BLAS, whose threads wait for each other longer than small products take."""
+    import scipy.linalg.cython_blas  # noqa: F401  (loads the library that is to be told)
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1, user_api="blas")

@@ -1,0 +1,243 @@
+"""Compiled kernels against torch: one optimiser step, values, acting, Q-learning; and whole compiled segments."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from runnel.agents.dqn import DQNConfig, DQNLearner
+from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.core.batch import Batch
+from runnel.core.errors import NonFiniteError
+from runnel.core.records import trim
+from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.trajectories import trajectory_stream
+from runnel.envs.device import CartPole, TensorVector
+from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.bodies import build_body
+from runnel.nets.compiled import CHUNK, Compiled
+from runnel.nets.mlp import NetConfig
+
+DISCRETE = ActionSpec("discrete", num_actions=3)
+BOX = ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2)
+KINDS = {
+    "discrete": EnvSpec({"obs": ArraySpec((5,))}, DISCRETE),
+    "masked": EnvSpec({"obs": ArraySpec((5,))}, DISCRETE, has_mask=True),
+    "box": EnvSpec({"obs": ArraySpec((5,))}, BOX),
+    "leaves": EnvSpec({"obs/a": ArraySpec((2, 2)), "obs/b": ArraySpec((3,))}, DISCRETE),
+}
+
+
+def make_net(kind: str, *, fused: bool, activation: str = "tanh", normalise: bool = False) -> ActorCritic:
+    spec = KINDS[kind]
+    body = build_body(spec, NetConfig(hidden=(24, 16), activation=activation), seed=3)  # type: ignore[arg-type]
+    return ActorCritic(spec, body, normalise_obs=normalise, fused=fused)
+
+
+def make_batch(kind: str, num: int, *, seed: int = 0) -> Batch:
+    g, spec = torch.Generator().manual_seed(seed), KINDS[kind]
+    batch = Batch({k: torch.randn(num, *leaf.shape, generator=g) for k, leaf in spec.obs.items()})
+    for key in ("advantage", "return", "value"):
+        batch[key] = torch.randn(num, generator=g)
+    batch["logprob"] = -1.0 + 0.4 * torch.randn(num, generator=g)
+    batch["action"] = torch.randint(0, 3, (num,), generator=g) if spec.action is DISCRETE else torch.randn(num, 2, generator=g)
+    if spec.has_mask:
+        mask = torch.rand(num, 3, generator=g) > 0.3
+        batch["action_mask"] = mask.scatter(1, batch["action"].unsqueeze(1), True)
+    return batch
+
+
+def learners(kind: str, config: PPOConfig, **more: Any) -> tuple[PPOLearner, PPOLearner]:
+    ours, torchs = (PPOLearner(config, make_net(kind, fused=fused, **more), seed=1) for fused in (True, False))
+    assert isinstance(ours.net.kernels(), Compiled)
+    assert torchs.net.kernels() is None
+    return ours, torchs
+
+
+def same_weights(a: torch.nn.Module, b: torch.nn.Module, tolerance: float = 2e-5) -> None:
+    for x, y in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(x, y, atol=tolerance, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dual_clip", "value_clip", "entropy_coef"), itertools.product([None, 1.5], [None, 0.3], [0.0, 0.02]))
+def test_an_update_is_torchs(kind: str, dual_clip: float | None, value_clip: float | None, entropy_coef: float) -> None:
+    config = PPOConfig(num_epochs=2, dual_clip=dual_clip, value_clip=value_clip, entropy_coef=entropy_coef, lr=1e-3)
+    ours, torchs = learners(kind, config)
+    found, expected = (learner.update(make_batch(kind, 96)).metrics for learner in (ours, torchs))
+    same_weights(ours.net, torchs.net)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=2e-3, abs=2e-5), key
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_several_updates_stay_together(activation: str, normalise: bool) -> None:
+    ours, torchs = learners("discrete", PPOConfig(lr=1e-3), activation=activation, normalise=normalise)
+    for i in range(4):
+        batch = make_batch("discrete", 64, seed=i)
+        ours.update(batch)
+        torchs.update(batch)
+    same_weights(ours.net, torchs.net, 2e-4)
+    for a, b in zip(ours.net.buffers(), torchs.net.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_minibatches_of_several_chunks_do_not_depend_on_threads(threads: int) -> None:
+    before, num = torch.get_num_threads(), 4 * (4 * CHUNK + 100)
+    torch.set_num_threads(threads)
+    try:
+        ours, torchs = learners("box", PPOConfig(num_epochs=1, lr=1e-3))
+        assert ours.net.kernels()._workers(num // 4) == threads  # type: ignore[union-attr]
+        batch = make_batch("box", num)
+        ours.update(batch)
+        torchs.update(batch)
+        same_weights(ours.net, torchs.net)
+        alone, _ = learners("box", PPOConfig(num_epochs=1, lr=1e-3))
+        torch.set_num_threads(1)
+        alone.update(batch)
+        for a, b in zip(ours.net.parameters(), alone.net.parameters(), strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_bad_loss_changes_nothing_and_is_named() -> None:
+    ours, _ = learners("discrete", PPOConfig())
+    batch, before = make_batch("discrete", 64), copy.deepcopy(ours.net.state_dict())
+    batch["advantage"][:] = float("nan")
+    with pytest.raises(NonFiniteError, match="rewards/env"):
+        ours.update(batch)
+    for key, value in ours.net.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_actions_are_torchs(kind: str) -> None:
+    ours, torchs = learners(kind, PPOConfig())
+    rows = make_batch(kind, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.net.value(rows), torchs.net.value(rows), atol=1e-5, rtol=1e-4)
+        noise = torch.rand(64, ours.net.noise_size, generator=torch.Generator().manual_seed(1)).clamp(min=1e-6)
+        found, expected = (learner.net.act(Batch(rows | {"noise": noise})) for learner in (ours, torchs))
+    torch.testing.assert_close(found["logprob"], expected["logprob"], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found["action"], expected["action"], atol=1e-4, rtol=1e-4)
+
+
+def test_noise_at_its_ends_never_picks_a_masked_action() -> None:
+    ours, _ = learners("masked", PPOConfig())
+    rows = make_batch("masked", 8)
+    rows["action_mask"][:] = torch.tensor([False, True, False])
+    for u in (2.0**-25, 0.5, 1.0 - 2.0**-24, 1.0):
+        with torch.no_grad():
+            answer = ours.net.act(Batch(rows | {"noise": torch.full((8, 1), u)}))
+        assert answer["action"].tolist() == [1] * 8
+        assert answer["logprob"].tolist() == pytest.approx([0.0] * 8, abs=1e-6)
+
+
+def test_kernels_follow_weights_that_moved() -> None:
+    ours, _ = learners("discrete", PPOConfig())
+    other = make_net("discrete", fused=True)
+    other.load_state_dict({k: v.clone() for k, v in ours.net.state_dict().items()}, assign=True)
+    assert other.kernels() is None, "weights that do not lie in one vector are torch's"
+    other.load_state_dict(ours.params(), assign=True)
+    kernels = other.kernels()
+    assert isinstance(kernels, Compiled)
+    assert kernels.serves(ours.net)
+
+
+# ------------------------------------------------------------------------------------------------------------ Q-learning
+def q_learner(*, fused: bool, double: bool, spec: EnvSpec) -> DQNLearner:
+    config = DQNConfig(double=double, target_every=3)
+    return DQNLearner(config, config.network(spec, NetConfig(hidden=(20, 12), activation="relu"), seed=1, fused=fused))
+
+
+def q_batch(g: torch.Generator, *, masked: bool, num: int = 32) -> Batch:
+    batch = Batch({k: torch.randn(num, 5, generator=g) for k in ("obs", "next_obs")})
+    batch["action"], batch["index"] = torch.randint(3, (num,), generator=g), torch.arange(num)
+    batch["discount"], batch["weight"] = torch.full((num,), 0.9), torch.rand(num, generator=g)
+    batch["rewards/env"] = 3.0 * torch.randn(num, generator=g)
+    if masked:
+        batch["next_action_mask"] = (torch.rand(num, 3, generator=g) > 0.5).index_fill(1, torch.tensor([1]), True)
+    return batch
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("kind", ["discrete", "masked"])
+def test_updates_of_q_are_torchs(kind: str, double: bool) -> None:
+    ours, torchs = (q_learner(fused=fused, double=double, spec=KINDS[kind]) for fused in (True, False))
+    assert ours.net.kernels() is not None
+    g = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        batch = q_batch(g, masked=kind == "masked")
+        found, expected = ours.update(batch), torchs.update(batch)
+        for key, value in expected.metrics.items():
+            assert found.metrics[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+    same_weights(ours.net, torchs.net)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "masked"])
+def test_the_best_action_is_torchs(kind: str) -> None:
+    ours, torchs = (q_learner(fused=fused, double=True, spec=KINDS[kind]).net for fused in (True, False))
+    rows = make_batch(kind, 50)
+    assert torch.equal(ours.act(rows, greedy=True)["action"], torchs.act(rows, greedy=True)["action"])
+
+
+def test_a_bad_q_batch_changes_nothing() -> None:
+    ours = q_learner(fused=True, double=True, spec=KINDS["discrete"])
+    before, batch = copy.deepcopy(ours.net.state_dict()), q_batch(torch.Generator().manual_seed(0), masked=False)
+    batch["rewards/env"][3] = float("inf")
+    with pytest.raises(NonFiniteError, match="rewards/env"):
+        ours.update(batch)
+    for key, value in ours.net.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+# -------------------------------------------------------------------------------------------------------------- segments
+def played(*, compiled: bool, num_segments: int) -> tuple[list[Batch], list[Any], Any]:
+    """Segments of CartPole by one network, its episodes, and what is saved at the end."""
+    spec = CartPole().spec
+    learner = PPOLearner(
+        PPOConfig(), ActorCritic(spec, build_body(spec, NetConfig(hidden=(24, 16)), seed=3), fused=True), seed=1
+    )
+    vector = TensorVector(CartPole(), 8, seed=5)
+    vector.reset()
+    stream, g = trajectory_stream(spec, num_steps=96, num_envs=8), torch.Generator().manual_seed(2)
+    segments, noise = [], torch.zeros(96, 8, 1)
+    for _ in range(num_segments):
+        arrays = stream.allocate()
+        noise.uniform_(generator=g).clamp_(min=1e-6)
+        with torch.no_grad():
+            done = vector.play(arrays, learner.net.act, noise, learner.net.rows() if compiled else None)
+        segments.append(trim(stream, arrays, {"F": done.num_final}))
+    return segments, vector.episodes(), vector.snapshot()["engine"]
+
+
+def test_compiled_segments_are_the_plain_ones() -> None:
+    ours, theirs = (played(compiled=compiled, num_segments=5) for compiled in (True, False))
+    for a, b in zip(ours[0], theirs[0], strict=True):
+        for key in ("action", "terminated", "truncated", "final_index", "rewards/env"):
+            assert torch.equal(a[key], b[key]), key
+        for key in ("obs", "final_obs", "logprob"):
+            torch.testing.assert_close(a[key], b[key], atol=2e-3, rtol=1e-3)
+    assert len(ours[1]) > 20
+    assert [(e.env, e.total, e.length) for e in ours[1]] == [(e.env, e.total, e.length) for e in theirs[1]]
+    for key in ("clock", "used"):
+        assert ours[2][key] == theirs[2][key], key
+    assert (ours[2]["deadline"] == theirs[2]["deadline"]).all()
+
+
+def test_tanh_is_tanh() -> None:
+    from runnel.ops.row_kernels import tanh
+
+    xs = np.linspace(-12.0, 12.0, 4001, dtype=np.float32)
+    assert max(abs(float(tanh(x)) - np.tanh(float(x))) for x in xs) < 1e-6
