@@ -43,7 +43,7 @@ SPEED: dict[str, dict[str, Any]] = {
     "CartPole, 32 learners x 128": {"env": "tensor:CartPole-v1", "num_envs": 128, "population": 32, "updates": 800},
     "CartPole, 32 learners x 2,048": {"env": "tensor:CartPole-v1", "num_envs": 2_048, "population": 32, "updates": 160},
 }
-"""A run that is short enough (see FUSE_FROM in the recipe) is made in plain torch."""
+"""A run that is short enough (see `compiled` in the configuration) is made in plain torch."""
 SOLVED = 475.0
 EVERY = 8
 """Updates between two evaluations of `solve`."""

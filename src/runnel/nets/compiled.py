@@ -11,9 +11,11 @@ result beside the source (or in NUMBA_CACHE_DIR), and later runs load it in half
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +56,12 @@ def can_compile(net: ActorCritic) -> bool:
 def has_numba() -> bool:
     """Whether what compiled kernels need is installed (`pip install 'runnel[compiled]'`)."""
     return all(importlib.util.find_spec(name) is not None for name in ("numba", "scipy", "threadpoolctl"))
+
+
+def is_cached() -> bool:
+    """Whether a run on this machine has compiled kernels before."""
+    folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"
+    return next(Path(folder).rglob("compiled_kernels.*.nbi"), None) is not None
 
 
 class Compiled:

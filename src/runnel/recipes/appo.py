@@ -6,6 +6,7 @@ runnel train appo --env CartPole-v1 --launcher local --num-actors 2
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
 
@@ -14,6 +15,7 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """APPO (agents/appo.py): actors run ahead of the learner by at most `staleness.max_lag` versions."""
 
+    compiles: ClassVar[bool] = True
     num_actors: int = 2
     """Actors that play at the same time; each has its own environments."""
     num_envs: int = 4
@@ -44,7 +46,7 @@ def build(c: Config) -> rl.Experiment:
         body = (
             rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
         )
-        return rl.ActorCritic(task.spec, body, normalise_obs=c.appo.normalise_obs)
+        return rl.ActorCritic(task.spec, body, normalise_obs=c.appo.normalise_obs, fused=c.fuses)
 
     def learner() -> rl.APPOLearner:
         return rl.APPOLearner(c.appo, network(), seed=c.seed, device=c.device)

@@ -8,18 +8,16 @@ runnel train dqn --net.core lstm --dqn.burn-in 8 --dqn.batch-size 16
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
-
-COMPILE_FROM = 50_000
-"""A run of so many steps pays for compiling kernels for a small network (nets/compiled_q.py: some ten seconds, once on a
-machine); a shorter one is over sooner without."""
 
 
 @dataclass(frozen=True)
 class Config(rl.ReplayEnvConfig):
     """DQN (agents/dqn.py): actors fill a replay buffer, which gives out `update_ratio` batches for each step."""
 
+    compiles: ClassVar[bool] = True
     update_ratio: float = 0.25
     """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
     total_steps: int | None = 50_000
@@ -44,7 +42,7 @@ def build(c: Config) -> rl.Experiment:
         raise rl.ConfigError("env", c.env, "DQN needs discrete actions; use ppo or sac for this environment")
 
     def network() -> rl.QNet:
-        return c.dqn.network(task.spec, c.net, seed=c.seed, fused=(c.total_steps or COMPILE_FROM) >= COMPILE_FROM)
+        return c.dqn.network(task.spec, c.net, seed=c.seed, fused=c.fuses)
 
     def learner() -> rl.DQNLearner:
         return rl.DQNLearner(c.dqn, network(), device=c.device)

@@ -6,18 +6,16 @@ runnel train ppo --env Pendulum-v1 --total-steps 200000 --ppo.normalise-obs
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
-
-FUSE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
-"""A run of so many steps pays for compiling kernels for its network (nets/compiled.py, nets/fused.py: some ten seconds, once on
-a machine); a shorter one is over sooner without."""
 
 
 @dataclass(frozen=True)
 class Config(rl.EnvConfig):
     """PPO (agents/ppo.py) on `num_actors` x `num_envs` environments, `num_steps` steps of each per update."""
 
+    compiles: ClassVar[bool] = True
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
     population: int = 1
@@ -30,7 +28,7 @@ class Config(rl.EnvConfig):
 
     @property
     def num_planned_steps(self) -> int:
-        """Environment steps until the budget is spent."""
+        """Environment steps until the budget is spent, of all members."""
         return self.total_steps or (self.total_updates or 0) * self.batch_steps * self.population
 
     def check(self) -> None:
@@ -44,7 +42,7 @@ def build(c: Config) -> rl.Experiment:
     """Actors play and write `trajectories`; an update takes one segment of each actor."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     c.ppo.check(c.batch_steps)
-    fused = c.num_planned_steps >= FUSE_FROM[c.device.partition(":")[0]] and c.ppo.target_kl is None
+    fused = c.fuses and c.ppo.target_kl is None
 
     def network(seed: int = c.seed) -> rl.ActorCritic:
         body = rl.resolve(c.network, "network")(task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)

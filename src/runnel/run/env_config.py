@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from runnel.core.errors import ConfigError
 from runnel.data.replay import ReplayConfig
 from runnel.envs.registry import choose_backend, is_tensor_env, plainest_backend
 from runnel.envs.vector.config import VectorConfig
+from runnel.nets.compiled import has_numba, is_cached
 from runnel.nets.mlp import NetConfig
 from runnel.run.experiment import RunConfig
 from runnel.run.registry import resolve_live
+
+COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
+"""Steps of a run that pay for compiling kernels for its network; a shorter run is over sooner without."""
 
 
 @dataclass(frozen=True)
 class EnvConfig(RunConfig):
     """`num_actors` actors, each with `num_envs` environments, `num_steps` steps of each in a segment."""
 
+    compiles: ClassVar[bool] = False
+    """Whether the recipe's learner has compiled kernels at all."""
     env: str = "CartPole-v1"
     """Gymnasium id, module:Class, or path/to/file.py:factory; tensor:CartPole-v1 keeps the environment on the device."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -31,16 +37,28 @@ class EnvConfig(RunConfig):
     """Groups that an actor's environments are split into; while one group waits for the policy, another steps."""
     vector: VectorConfig = field(default_factory=VectorConfig)
     net: NetConfig = field(default_factory=NetConfig)
+    compiled: bool | None = None
+    """Run a small network by kernels compiled for it (ppo, appo, dqn). None: in a run that is long enough to pay for compiling
+    them, which takes some 20 seconds once on a machine: 50,000 steps on the CPU, 100 million on a CUDA device."""
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments: measured where it is open (a deterministic run takes the plainest)."""
+        told = self._about_compiling()
         if self.vector.backend != "auto" or is_tensor_env(self.env):
-            return self, []
+            return self, told
         target = resolve_live(self.env, "env")
         if self.deterministic:
-            return replace(self, vector=plainest_backend(target, self.vector, kwargs=self.env_kwargs)), []
+            return replace(self, vector=plainest_backend(target, self.vector, kwargs=self.env_kwargs)), told
         choice = choose_backend(target, self.num_envs // self.ring, config=self.vector, kwargs=self.env_kwargs)
-        return replace(self, vector=choice.config), [choice.text]
+        return replace(self, vector=choice.config), [*told, choice.text]
+
+    def _about_compiling(self) -> list[str]:
+        """What a user should know of it before it takes its time, or why it does not happen."""
+        if not self.fuses or self.device != "cpu":
+            return []
+        if not has_numba():
+            return ["pip install 'runnel[compiled]' would train small networks several times as fast (Numba is not installed)"]
+        return [] if is_cached() else ["the first update compiles kernels for small networks: some 20 s, once on a machine"]
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
@@ -52,6 +70,23 @@ class EnvConfig(RunConfig):
                 raise ConfigError(name, value, "use at least 1")
         if self.num_envs % self.ring:
             raise ConfigError("ring", self.ring, f"must divide num_envs ({self.num_envs}); use a divisor of it")
+        if self.compiled and not self.compiles:
+            raise ConfigError("compiled", True, "this recipe has no compiled kernels; leave it open")
+        if self.compiled and self.device == "cpu" and not has_numba():
+            raise ConfigError("compiled", True, "needs Numba: pip install 'runnel[compiled]'; or leave it open")
+
+    @property
+    def num_planned_steps(self) -> int:
+        """Environment steps until the budget is spent."""
+        return self.total_steps or (self.total_updates or 0) * self.batch_steps
+
+    @property
+    def fuses(self) -> bool:
+        """Whether small networks run by compiled kernels, where these serve them."""
+        if not self.compiles:
+            return False
+        least = COMPILE_FROM["cpu" if self.device == "cpu" else "cuda"]
+        return self.num_planned_steps >= least if self.compiled is None else self.compiled
 
     @property
     def batch_segments(self) -> int:

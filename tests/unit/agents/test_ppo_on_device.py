@@ -77,7 +77,7 @@ def test_graphs_make_the_steps_of_plain_calls(fused):
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FourRooms"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_run_is_resumed_bit_for_bit(env, fused, tmp_path, monkeypatch):
-    monkeypatch.setattr("runnel.recipes.ppo.FUSE_FROM", 0 if fused else 1 << 60)
+    monkeypatch.setattr("runnel.run.env_config.COMPILE_FROM", {"cuda": 0 if fused else 1 << 60})
     settings = {"env": f"tensor:{env}", "device": "cuda", "num_envs": 256, "num_steps": 16, "track": (), "checkpoint.every": 0}
     settings |= {"ppo.lr": 3e-3, "ppo.num_epochs": 4, "eval.episodes": 50}
     whole = rl.train("ppo", total_updates=30, out=str(tmp_path / "whole"), **settings)

@@ -169,7 +169,7 @@ def test_fused_members_learn_what_they_would_learn_one_by_one(spec):
 @cuda
 @pytest.mark.cuda
 def test_a_fused_population_learns_and_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("runnel.recipes.ppo.FUSE_FROM", 0)
+    monkeypatch.setattr("runnel.run.env_config.COMPILE_FROM", {"cpu": 0, "cuda": 0})
     settings = {"env": "tensor:CartPole-v1", "population": 4, "device": "cuda", **TINY, "num_envs": 64, "ppo.lr": 3e-3}
     runs = [rl.train("ppo", total_updates=n, out=str(tmp_path / str(n)), **settings) for n in (40, 20)]
     assert runs[0].eval["extra"]["worst_member"] > 100.0
