@@ -13,7 +13,7 @@ from runnel.flow.transports.shm import free_shared_memory
 from runnel.run.wiring import available_cores
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "tensorboard")
-OPTIONAL = {"transformers": "llm", "mujoco": "mujoco", "ale-py": "atari", "ray": "ray", "wandb": "wandb"}
+OPTIONAL = {"numba": "compiled", "transformers": "llm", "mujoco": "mujoco", "ale-py": "atari", "ray": "ray", "wandb": "wandb"}
 
 
 def doctor(args: list[str]) -> int:
