@@ -58,6 +58,9 @@ CLEANRL_CONTINUOUS: dict[str, Any] = {
     "checkpoint.every": 50,
 }
 """CleanRL's `ppo_continuous_action.py`; its critic loss is half the squared error too."""
+IN_EIGHTS: dict[str, Any] = {"num_envs": 8, "num_steps": 1, "checkpoint.every": 100_000}
+"""CleanRL's SAC and TD3 are the recipes' own, but for this: the policy acts in eight environments at once, then learns eight
+times, where theirs does both once in one. As many updates a step, and an eighth of the passes to act."""
 CLEANRL_ATARI: dict[str, Any] = {
     "num_envs": 8,
     "num_steps": 128,
@@ -88,7 +91,22 @@ LUNAR_ZOO: dict[str, Any] = {
     "ppo.value_coef": 1.0,
     "checkpoint.every": 10,
 }
+CLEANRL_DQN: dict[str, Any] = {
+    "num_steps": 10,
+    "update_ratio": 0.1,
+    "min_fill": 10_000,
+    "replay.capacity": 10_000,
+    "replay.prioritised": False,
+    "dqn.lr": 2.5e-4,
+    "dqn.batch_size": 128,
+    "dqn.epsilon": "linear(1, 0.05, 0.5)",
+    "dqn.target_every": 50,
+    "dqn.double": False,
+}
+"""CleanRL's `dqn.py`, but for its squared error where ours is Huber's."""
 MINATAR_DQN: dict[str, Any] = {
+    "num_envs": 8,
+    "num_steps": 4,
     "update_ratio": 0.25,
     "min_fill": 5_000,
     "replay.capacity": 100_000,
@@ -146,7 +164,7 @@ def pendulum(recipe: str, reference: float) -> Learning:
 def mujoco(recipe: str, game: str) -> Learning:
     reference, spread = MUJOCO[recipe][game]
     settings: dict[str, Any] = {"env": f"{game}-v5", "total_steps": 1_000_000, "eval.episodes": 10}
-    settings |= CLEANRL_CONTINUOUS if recipe == "ppo" else {"checkpoint.every": 100_000, "placement.threads": 1}
+    settings |= CLEANRL_CONTINUOUS if recipe == "ppo" else {**IN_EIGHTS, f"{recipe}.metrics_every": 50}
     return Learning(
         f"{recipe}-{game.lower()}",
         f"`{recipe}` on {game}-v5, 1M steps",
@@ -177,9 +195,9 @@ def minatar(recipe: str, game: str) -> Learning:
 
 ENTRIES = (
     cartpole("ppo", 490.0, 6.1),
-    cartpole("dqn", 488.7, 16.0, update_ratio=0.1),
+    cartpole("dqn", 488.7, 16.0, **CLEANRL_DQN),
     acrobot("ppo", -86.4, 1.3),
-    acrobot("dqn", -91.5, 7.2, update_ratio=0.1),
+    acrobot("dqn", -91.5, 7.2, **CLEANRL_DQN),
     Learning(
         "ppo-lunarlander",
         "`ppo` on LunarLander-v3, 1M steps",

@@ -41,7 +41,7 @@ RUNS = venvs.ROOT / "runs" / "learning"
 OUT = RESULTS / "learning"
 GRACE_S = 900.0
 """For starting, the last evaluation and the last checkpoint of a run whose time is up; then it is killed."""
-PLACES = ("device", "placement.", "vector.", "checkpoint.")
+PLACES = ("device", "compiled", "placement.", "vector.", "checkpoint.")
 """Settings that say where and how fast a run is made, and not what it learns."""
 
 

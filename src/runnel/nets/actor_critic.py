@@ -55,8 +55,8 @@ class ActorCritic(nn.Module):
 
     def kernels(self) -> Fused | Compiled | None:
         """What runs this network in one go; None where torch does. Parameters must have their address (make the optimiser
-        first); it is looked for once after each `load_state_dict`."""
-        if self.fuses and not self._sought:
+        first); it is looked for once, and again after each `load_state_dict`."""
+        if self.fuses and (not self._sought or (isinstance(self._kernels, Compiled) and self._kernels.stale)):
             self._kernels, self._sought = fuse(self), True
         return self._kernels
 

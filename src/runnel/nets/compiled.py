@@ -4,7 +4,7 @@ On a few hundred rows torch and numpy spend most of an update between their oper
 backward pass and Adam into one function, which is four to five times as fast for two layers of 64. `Compiled` works on the flat
 vector that holds the parameters (`ops/optimise.py`), so it sees every update, whoever makes it.
 
-Numbers agree with torch's to float32 rounding. The first run on a machine compiles for about ten seconds; Numba keeps the
+Numbers agree with torch's to float32 rounding. The first run on a machine compiles for some 20 seconds; Numba keeps the
 result beside the source (or in NUMBA_CACHE_DIR), and later runs load it in half a second.
 """
 
@@ -45,7 +45,8 @@ _NO_FLOATS, _NO_MASK = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.bool_)
 def can_compile(net: ActorCritic) -> bool:
     """Whether the kernels serve this network: on the CPU with Numba, fully connected, two hidden layers of tanh or relu."""
     body = net.body
-    if not net.taped or not isinstance(body, SeparateBody) or next(net.parameters()).is_cuda:
+    first = next(net.parameters())
+    if not net.taped or not isinstance(body, SeparateBody) or not first.is_cpu or first.dtype != torch.float32:
         return False
     widths = [w.shape[-1] for w in body.nets.weight][:-2]
     fits = len(widths) == 2 and max(widths) <= _WIDEST and body.nets.activation in ("tanh", "relu")
@@ -64,24 +65,39 @@ def is_cached() -> bool:
     return next(Path(folder).rglob("compiled_kernels.*.nbi"), None) is not None
 
 
-class Compiled:
-    """The kernels for `net`, whose parameters lie one after the other in `vector` `[P]`."""
+class OnVector:
+    """Kernels that work on `vector` `[P]`, in which the parameters of `net` lie one after the other."""
+
+    def __init__(self, net: nn.Module, vector: Tensor) -> None:
+        self._vector, self._address, self._first = vector.numpy(), vector.data_ptr(), next(net.parameters())
+        one_blas_thread()
+
+    def serves(self, net: nn.Module) -> bool:
+        """Whether the parameters of `net` (still) lie where these kernels look for them."""
+        return next(net.parameters()).data_ptr() == self._address
+
+    @property
+    def stale(self) -> bool:
+        """Whether the parameters have got another address, by a new optimiser."""
+        return self._first.data_ptr() != self._address
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copied network has its parameters elsewhere, and runs in torch."""
+
+
+class Compiled(OnVector):
+    """The kernels for an actor-critic."""
 
     def __init__(self, net: ActorCritic, vector: Tensor) -> None:
+        super().__init__(net, vector)
         assert isinstance(net.body, SeparateBody)
         nets, self._net, self._torso = net.body.nets, net, net.body.torso
-        self._vector, self._address = vector.numpy(), vector.data_ptr()
         self._action_shape, self._gauss = net.env_spec.action.shape, isinstance(net.head, ContinuousHead)
         self._sizes = (nets.num_inputs, nets.weight[0].shape[-1], nets.weight[1].shape[-1], net.head.num_scores, self._gauss)
         self._relu = nets.activation == "relu"
         self._memories: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._pool = ThreadPoolExecutor(max_workers=MOST_THREADS, thread_name_prefix="compiled")
         self._rows = tuple(np.empty(n, np.float32) for n in self._sizes[1:4])
-        one_blas_thread()
-
-    def serves(self, net: nn.Module) -> bool:
-        """Whether the parameters of `net` (still) lie where these kernels look for them."""
-        return next(net.parameters()).data_ptr() == self._address
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor] | None:
         """Actions and log-probabilities `[B, *action.shape], [B]`; None for so many rows that torch is faster."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from runnel.nets.compiled import ACT_ROWS, has_numba, one_blas_thread
+from runnel.nets.compiled import ACT_ROWS, OnVector, has_numba
 from runnel.ops.optimise import Adam, flat_view
 
 if TYPE_CHECKING:
@@ -24,28 +24,24 @@ _COLUMNS = ("action", "rewards/env", "discount", "weight")
 def compile_q(net: QNet) -> CompiledQ | None:
     """The kernels for `net`, if they serve it: one float vector, two hidden layers, one number for each action, on the CPU."""
     plain = not net.dueling and net.num_atoms == 1 and bool(net.leaf) and len(net.head.weight) == 3
-    if not plain or net.head.activation == "silu" or net.head.weight[0].is_cuda or not has_numba():
+    first = net.head.weight[0]
+    if not plain or net.head.activation == "silu" or not first.is_cpu or first.dtype != torch.float32 or not has_numba():
         return None
     vector = flat_view(list(net.parameters()))
     return None if vector is None else CompiledQ(net, vector)
 
 
-class CompiledQ:
-    """The kernels for `net`, whose parameters lie one after the other in `vector` `[P]`."""
+class CompiledQ(OnVector):
+    """The kernels for a network of action values."""
 
     def __init__(self, net: QNet, vector: Tensor) -> None:
+        super().__init__(net, vector)
         weights = net.head.weight
         self._leaf, self._relu = net.leaf, net.head.activation == "relu"
-        self._vector, self._address = vector.numpy(), vector.data_ptr()
         self._sizes = (net.head.num_inputs, *(w.shape[1] for w in weights))
         self._grad = np.zeros_like(self._vector)
         self._rows = tuple(np.empty(n, np.float32) for n in self._sizes[1:])
         self._memory: dict[int, tuple[Array, ...]] = {}
-        one_blas_thread()
-
-    def serves(self, net: nn.Module) -> bool:
-        """Whether the parameters of `net` (still) lie where these kernels look for them."""
-        return next(net.parameters()).data_ptr() == self._address
 
     def best(self, x: Array, mask: Array | None) -> Array | None:
         """The best action of rows `[B, I]` `-> [B]`; None for so many that numpy is faster."""

@@ -88,8 +88,8 @@ class QNet(nn.Module):
 
     def kernels(self) -> CompiledQ | None:
         """What runs a small network in one go (`compiled_q.py`); None where torch does. Parameters must have their address
-        (make the optimiser first); it is looked for once after each `load_state_dict`."""
-        if self._fuses and not self._sought:
+        (make the optimiser first); it is looked for once, and again after each `load_state_dict`."""
+        if self._fuses and (not self._sought or (self._kernels is not None and self._kernels.stale)):
             self._kernels, self._sought = compile_q(self), True
         return self._kernels
 

@@ -155,6 +155,24 @@ def test_kernels_follow_weights_that_moved() -> None:
     assert kernels.serves(ours.net)
 
 
+def test_a_copy_and_a_new_optimiser_never_leave_old_weights_behind() -> None:
+    ours, _ = learners("discrete", PPOConfig())
+    kernels, rows = ours.net.kernels(), make_batch("discrete", 4)
+    twin = copy.deepcopy(ours.net)
+    assert twin.kernels() is None
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight.zero_()
+        assert twin.value(rows).abs().max() == 0.0
+    again = PPOLearner(PPOConfig(), ours.net, seed=1)  # its optimiser gives the weights another address
+    assert isinstance(again.net.kernels(), Compiled)
+    assert again.net.kernels() is not kernels
+    with torch.no_grad():
+        for weight in again.net.parameters():
+            weight.zero_()
+        assert again.net.value(rows).abs().max() == 0.0
+
+
 # ------------------------------------------------------------------------------------------------------------ Q-learning
 def q_learner(*, fused: bool, double: bool, spec: EnvSpec) -> DQNLearner:
     config = DQNConfig(double=double, target_every=3)

@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """Whole segments of small environments with a small policy in one compiled call (Numba): the CPU's form of the GPU lane.
 
-For environments whose observation is their state and whose action is discrete: `STEPS` has their transitions of one row.
+For environments whose observation is their state and whose action is discrete. `PLAYS` has a function for each, whose compiled
+form can be kept on disk (one that takes a transition as an argument would be compiled anew in every process).
 """
 
 from __future__ import annotations
@@ -30,10 +31,7 @@ def cartpole(now, action, following):
     return np.float32(1.0), out
 
 
-STEPS = {"tensor:CartPole-v1": cartpole}
-
-
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def play(step, vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows):
     """Steps `first` on of a segment, until it is full or the pool of first states runs low; returns the step that is next.
 
@@ -67,3 +65,12 @@ def play(step, vector, sizes, relu, first, pool, marks, deadline, total, noise, 
                 marks[3] += 1
                 marks[4] += 1
     return num_steps
+
+
+@njit(**OPTIONS)
+def play_cartpole(vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows):
+    """`play` of CartPole."""
+    return play(cartpole, vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows)
+
+
+PLAYS = {"tensor:CartPole-v1": play_cartpole}

@@ -115,9 +115,9 @@ class HostEngine:
     # -------------------------------------------------------------------------------------------------------- a segment
     def play_compiled(self, arrays: Batch, policy: RowPolicy, noise: Tensor) -> Played:
         """`play` in one call of compiled code, for an environment and a policy that are there in such a form."""
-        from runnel.envs.device.compiled import STEPS, play
+        from runnel.envs.device.compiled import PLAYS
 
-        plan, step = self._plan(arrays, noise), STEPS[self._env.name]
+        plan, play = self._plan(arrays, noise), PLAYS[self._env.name]
         ((leaf, obs),) = plan.obs.items()
         self.show(plan.rows[0])
         memory = (obs, *(plan.host[k] for k in ("action", "logprob")), plan.reward, plan.terminated, plan.truncated)
@@ -129,7 +129,7 @@ class HostEngine:
             marks = np.array([self._clock, self._limit, self._used, num_final, 0])
             (pool,) = self._fresh.values()
             shape, ends, numbers = (policy.vector, policy.sizes, policy.relu), (plan.final[leaf], plan.final_index), plan.noise
-            t = play(step, *shape, t, pool, marks, self._deadline, self._total, numbers, memory, ends, log, scratch)
+            t = play(*shape, t, pool, marks, self._deadline, self._total, numbers, memory, ends, log, scratch)
             self._clock, _, self._used, num_final, num_episodes = marks.tolist()
             self._log.keep(num_episodes)
         self._state = _columnwise(dict.fromkeys(self._state, obs[num_steps]))
