@@ -102,8 +102,9 @@ CLEANRL_DQN: dict[str, Any] = {
     "dqn.epsilon": "linear(1, 0.05, 0.5)",
     "dqn.target_every": 50,
     "dqn.double": False,
+    "dqn.huber": None,
 }
-"""CleanRL's `dqn.py`, but for its squared error where ours is Huber's."""
+"""CleanRL's `dqn.py`."""
 MINATAR_DQN: dict[str, Any] = {
     "num_envs": 8,
     "num_steps": 4,

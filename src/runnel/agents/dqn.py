@@ -71,6 +71,9 @@ class DQNConfig:
     """How far the target network then moves to the online one: 1 copies it."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this global norm."""
+    huber: float | None = 1.0
+    """Errors beyond this count linearly (Huber loss); None: all are squared. With uniform replay and values much larger than
+    this, a linear loss can run away: the few transitions that end an episode weigh no more than the many that do not."""
 
     def network(self, env_spec: EnvSpec, net: NetConfig, *, seed: int, fused: bool = False) -> QNet:
         """The network that fits these settings."""
@@ -93,6 +96,8 @@ class DQNConfig:
             raise ConfigError("dqn.v_max", self.v_max, f"must be above v_min ({self.v_min})")
         if not self.sigma > 0.0:
             raise ConfigError("dqn.sigma", self.sigma, "must be above 0")
+        if self.huber is not None and not self.huber > 0.0:
+            raise ConfigError("dqn.huber", self.huber, "must be above 0, or None for squared errors")
 
 
 class DQNLearner:
@@ -140,7 +145,8 @@ class DQNLearner:
         """`_step` of a small plain network on the CPU, in one call."""
         assert self._target_vector is not None
         c = self.config
-        return kernels.step(batch, self._target_vector, double=c.double, optimiser=self._optimiser, max_norm=c.max_grad_norm)
+        settings: dict[str, Any] = {"double": c.double, "huber": c.huber, "max_norm": c.max_grad_norm}
+        return kernels.step(batch, self._target_vector, optimiser=self._optimiser, **settings)
 
     @torch.no_grad()
     def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -170,7 +176,8 @@ class DQNLearner:
             return categorical_td_loss(out, wanted, weight=weight, denominator=count), q
         target = torch.addcmul(reward, discount, self.net.expected(after))
         if c.head == "value":
-            return huber_td_loss(q, target, weight=weight, denominator=count), q
+            delta = math.inf if c.huber is None else c.huber
+            return huber_td_loss(q, target, weight=weight, denominator=count, delta=delta), q
         wanted = hl_gauss_target(target, support=support, sigma=c.sigma)
         slope = categorical_td_loss(out, wanted, weight=weight, denominator=count)
         return replace(slope, error=(q - target).abs()), q

@@ -313,7 +313,7 @@ def _all_scores(vector, sizes, relu, x, h1, h2, out):
 
 
 @njit(**OPTIONS)
-def q_step(vector, target, grad, moments, sizes, relu, double, columns, adam_numbers, memory, error, numbers):
+def q_step(vector, target, grad, moments, sizes, relu, double, delta, columns, adam_numbers, memory, error, numbers):
     """One optimiser step of Q-learning; loss, mean error, mean Q and the gradient's norm go into `numbers` `[4]`.
 
     Nothing is changed where the loss is not finite.
@@ -332,7 +332,7 @@ def q_step(vector, target, grad, moments, sizes, relu, double, columns, adam_num
         best = _best(chooser[i] if double else after[i], mask, i)
         q = scores[i, action[i]]
         e = q - (reward[i] + discount[i] * after[i, best])
-        c = min(max(e, np.float32(-1.0)), np.float32(1.0))
+        c = min(max(e, -delta), delta)
         slope = c * weight[i] * scale
         to_scores[i, action[i]] = slope
         error[i] = abs(e)

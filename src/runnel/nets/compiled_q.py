@@ -54,7 +54,14 @@ class CompiledQ(OnVector):
         return action
 
     def step(
-        self, batch: Mapping[str, Tensor], target: Tensor, *, double: bool, optimiser: Adam, max_norm: float
+        self,
+        batch: Mapping[str, Tensor],
+        target: Tensor,
+        *,
+        double: bool,
+        huber: float | None,
+        optimiser: Adam,
+        max_norm: float,
     ) -> tuple[Tensor, Tensor]:
         """An optimiser step along `huber_td_loss`, with `target` the parameters of the target network `[P]`: loss, mean error,
         mean Q, the gradient's norm; and the error of each row. A loss that is not finite changes nothing. `[4], [B]`"""
@@ -74,6 +81,7 @@ class CompiledQ(OnVector):
             self._sizes,
             self._relu,
             double,
+            np.float32(np.inf if huber is None else huber),
             columns,
             (optimiser.lr, *optimiser.betas, optimiser.eps, float(count), max_norm),
             self._memory_for(len(error)),

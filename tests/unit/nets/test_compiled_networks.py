@@ -174,8 +174,8 @@ def test_a_copy_and_a_new_optimiser_never_leave_old_weights_behind() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ Q-learning
-def q_learner(*, fused: bool, double: bool, spec: EnvSpec) -> DQNLearner:
-    config = DQNConfig(double=double, target_every=3)
+def q_learner(*, fused: bool, double: bool, spec: EnvSpec, huber: float | None = 1.0) -> DQNLearner:
+    config = DQNConfig(double=double, target_every=3, huber=huber)
     return DQNLearner(config, config.network(spec, NetConfig(hidden=(20, 12), activation="relu"), seed=1, fused=fused))
 
 
@@ -189,10 +189,11 @@ def q_batch(g: torch.Generator, *, masked: bool, num: int = 32) -> Batch:
     return batch
 
 
+@pytest.mark.parametrize("huber", [1.0, None])
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("kind", ["discrete", "masked"])
-def test_updates_of_q_are_torchs(kind: str, double: bool) -> None:
-    ours, torchs = (q_learner(fused=fused, double=double, spec=KINDS[kind]) for fused in (True, False))
+def test_updates_of_q_are_torchs(kind: str, double: bool, huber: float | None) -> None:
+    ours, torchs = (q_learner(fused=fused, double=double, spec=KINDS[kind], huber=huber) for fused in (True, False))
     assert ours.net.kernels() is not None
     g = torch.Generator().manual_seed(0)
     for _ in range(8):
