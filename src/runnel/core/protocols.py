@@ -77,7 +77,7 @@ class DirectInferencer(Inferencer, Protocol):
 
     def answer(self, rows: Batch) -> Batch: ...
 
-    def rows(self) -> RowPolicy | None:
+    def row_policy(self) -> RowPolicy | None:
         """The policy in a form that compiled environments can call, where it has one."""
         ...
 
@@ -116,8 +116,8 @@ class InferenceClient(Protocol):
         None elsewhere; then ask with `submit`."""
         ...
 
-    def rows(self) -> RowPolicy | None:
-        """`DirectInferencer.rows` where the policy lives beside its client."""
+    def row_policy(self) -> RowPolicy | None:
+        """`DirectInferencer.row_policy` where the policy lives beside its client."""
         ...
 
     def sync(self, version: int = -1) -> bool:

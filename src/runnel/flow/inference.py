@@ -70,8 +70,8 @@ class InlineClient:
     def local(self) -> Callable[[Batch], Batch] | None:
         return self._answer
 
-    def rows(self) -> RowPolicy | None:
-        return self._inferencer.rows() if isinstance(self._inferencer, DirectInferencer) else None
+    def row_policy(self) -> RowPolicy | None:
+        return self._inferencer.row_policy() if isinstance(self._inferencer, DirectInferencer) else None
 
     def abort(self, tickets: Sequence[int]) -> None:
         self._inferencer.abort(tickets)
@@ -220,7 +220,7 @@ class BoardClient:
     def local(self) -> Callable[[Batch], Batch] | None:
         return None
 
-    def rows(self) -> RowPolicy | None:
+    def row_policy(self) -> RowPolicy | None:
         return None
 
     def ready(self, ticket: int) -> Reply | None:

@@ -91,7 +91,7 @@ class ActorCritic(nn.Module):
         )
         return Batch(action=action, logprob=logprob, **after)
 
-    def rows(self) -> RowPolicy | None:
+    def row_policy(self) -> RowPolicy | None:
         """This network as compiled environments take it; None where it is not compiled, or sees more than one plain vector."""
         kernels = self.kernels() if self.fuses and not self._normalises and len(self.env_spec.obs) == 1 else None
         return kernels.row_policy() if isinstance(kernels, Compiled) else None

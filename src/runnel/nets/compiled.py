@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,10 +60,10 @@ def has_numba() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("numba", "scipy", "threadpoolctl"))
 
 
-def is_cached() -> bool:
-    """Whether a run on this machine has compiled kernels before."""
+def is_cached(kernel: str) -> bool:
+    """Whether a run on this machine has compiled this function of `compiled_kernels.py` before."""
     folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"
-    return next(Path(folder).rglob("compiled_kernels.*.nbi"), None) is not None
+    return next(Path(folder).rglob(f"compiled_kernels.{kernel}-*.nbi"), None) is not None
 
 
 class OnVector:
@@ -70,7 +71,6 @@ class OnVector:
 
     def __init__(self, net: nn.Module, vector: Tensor) -> None:
         self._vector, self._address, self._first = vector.numpy(), vector.data_ptr(), next(net.parameters())
-        one_blas_thread()
 
     def serves(self, net: nn.Module) -> bool:
         """Whether the parameters of `net` (still) lie where these kernels look for them."""
@@ -135,13 +135,14 @@ class Compiled(OnVector):
 
         seen = self._features(obs)
         x = seen.reshape(-1, seen.shape[-1])
-        out, cut = np.empty(len(x), np.float32), len(x) // self._workers(len(x))
+        out, workers = np.empty(len(x), np.float32), self._workers(len(x))
 
         def run(worker: int) -> None:
-            rows = slice(worker * cut, (worker + 1) * cut) if worker + 1 < self._workers(len(x)) else slice(worker * cut, None)
+            rows = slice(worker * len(x) // workers, (worker + 1) * len(x) // workers)
             kernels.values(self._vector, self._sizes, self._relu, x[rows], self._memory(worker, CHUNK), out[rows])
 
-        self._spread(run, len(x))
+        with one_blas_thread():
+            self._spread(run, workers)
         return torch.from_numpy(out.reshape(seen.shape[:-1]))
 
     def passes(
@@ -173,27 +174,27 @@ class Compiled(OnVector):
         moments, numbers = (mean.numpy(), square.numpy()), np.zeros((len(steps), 7), np.float32)
         num_chunks, workers = -(-size // CHUNK), self._workers(size)
         grads, parts = np.zeros((num_chunks, len(self._vector)), np.float32), np.zeros((num_chunks, 7), np.float32)
-        for i, order in enumerate(steps):
-            adam = (optimiser.lr, *optimiser.betas, optimiser.eps, float(count + i), max_norm)
-            if workers == 1:
-                memory = self._memory(0, min(size, CHUNK))
-                kernels.step(self._vector, grads, moments, *data, order, coefs, adam, memory, parts, numbers[i])
-                continue
+        memory = self._memory(0, min(size, CHUNK))
 
-            def run(worker: int, order: Array = order) -> None:
-                span = (worker * num_chunks // workers, (worker + 1) * num_chunks // workers)
-                kernels.gradients(self._vector, grads, *data, order, *span, coefs, self._memory(worker, CHUNK), parts)
+        def run(worker: int) -> None:
+            span = (worker * num_chunks // workers, (worker + 1) * num_chunks // workers)
+            kernels.gradients(self._vector, grads, *data, order, *span, coefs, self._memory(worker, CHUNK), parts)
 
-            self._spread(run, size)
-            kernels.descend(self._vector, grads, moments, adam, parts, numbers[i])
+        with one_blas_thread():
+            for i, order in enumerate(steps):
+                adam = (optimiser.lr, *optimiser.betas, optimiser.eps, float(count + i), max_norm)
+                if workers == 1:
+                    kernels.step(self._vector, grads, moments, *data, order, coefs, adam, memory, parts, numbers[i])
+                else:
+                    self._spread(run, workers)
+                    kernels.descend(self._vector, grads, moments, adam, parts, numbers[i])
         return torch.from_numpy(numbers)
 
     def _workers(self, num_rows: int) -> int:
         """Threads that share `num_rows` rows; compiled code runs outside of Python's lock."""
         return max(1, min(torch.get_num_threads(), num_rows // (2 * CHUNK)))
 
-    def _spread(self, run: Callable[[int], None], num_rows: int) -> None:
-        workers = self._workers(num_rows)
+    def _spread(self, run: Callable[[int], None], workers: int) -> None:
         others = [self._pool.submit(run, worker) for worker in range(1, workers)]
         run(0)
         for other in others:
@@ -228,9 +229,23 @@ class Compiled(OnVector):
         return self._memories[worker, num]
 
 
-def one_blas_thread() -> None:
-    """Numba multiplies by SciPy's BLAS, whose threads wait for each other longer than small products take."""
-    import scipy.linalg.cython_blas  # noqa: F401  (loads the library that is to be told)
-    from threadpoolctl import threadpool_limits
+@cache
+def _blas() -> list[Any]:
+    """The BLAS libraries of this process, SciPy's (by which Numba multiplies) among them."""
+    import scipy.linalg.cython_blas  # noqa: F401  (loads it)
+    from threadpoolctl import ThreadpoolController
 
-    threadpool_limits(1, user_api="blas")
+    return list(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Products run on one thread: those of BLAS wait for each other longer than small products take."""
+    before = [library.get_num_threads() for library in _blas()]
+    try:
+        for library in _blas():
+            library.set_num_threads(1)
+        yield
+    finally:
+        for library, num in zip(_blas(), before, strict=True):
+            library.set_num_threads(num)

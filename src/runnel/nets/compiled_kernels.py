@@ -12,7 +12,10 @@ import math
 
 import numpy as np
 
-from runnel.ops.row_kernels import HALF_LOG_TWO_PI, LOWEST, OPTIONS, njit, pick, score_row, split, tanh
+from runnel.ops import row_kernels
+from runnel.ops.row_kernels import HALF_LOG_TWO_PI, LOWEST, OPTIONS, forget_older, njit, pick, score_row, split, tanh
+
+forget_older(__file__, row_kernels.__file__)
 
 
 @njit(**OPTIONS)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.nets.compiled import ACT_ROWS, OnVector, has_numba
+from runnel.nets.compiled import ACT_ROWS, OnVector, has_numba, one_blas_thread
 from runnel.ops.optimise import Adam, flat_view
 
 if TYPE_CHECKING:
@@ -73,21 +73,22 @@ class CompiledQ(OnVector):
         vector, mean, square, count = optimiser.on_host(1)
         assert vector.data_ptr() == self._address, "the optimiser of another network"
         error, numbers = np.empty(len(obs[0]), np.float32), np.zeros(4, np.float32)
-        kernels.q_step(
-            self._vector,
-            target.numpy(),
-            self._grad,
-            (mean.numpy(), square.numpy()),
-            self._sizes,
-            self._relu,
-            double,
-            np.float32(np.inf if huber is None else huber),
-            columns,
-            (optimiser.lr, *optimiser.betas, optimiser.eps, float(count), max_norm),
-            self._memory_for(len(error)),
-            error,
-            numbers,
-        )
+        with one_blas_thread():
+            kernels.q_step(
+                self._vector,
+                target.numpy(),
+                self._grad,
+                (mean.numpy(), square.numpy()),
+                self._sizes,
+                self._relu,
+                double,
+                np.float32(np.inf if huber is None else huber),
+                columns,
+                (optimiser.lr, *optimiser.betas, optimiser.eps, float(count), max_norm),
+                self._memory_for(len(error)),
+                error,
+                numbers,
+            )
         return torch.from_numpy(numbers), torch.from_numpy(error)
 
     def _memory_for(self, num: int) -> tuple[Array, ...]:

@@ -55,9 +55,9 @@ class TorchInferencer:
         with torch.inference_mode():
             return self._forward(rows)
 
-    def rows(self) -> RowPolicy | None:
+    def row_policy(self) -> RowPolicy | None:
         """The network as compiled environments take it, where it is small and plain."""
-        give = getattr(self.net, "rows", None)
+        give = getattr(self.net, "row_policy", None)
         return None if give is None or self.greedy or self.device.type != "cpu" else give()
 
     def submit(self, requests: Sequence[Request]) -> None:

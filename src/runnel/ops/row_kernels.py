@@ -8,6 +8,9 @@ head [H2, A], the critic's [H2, 1], then the biases in the same order; index 0 o
 from __future__ import annotations
 
 import math
+import os
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +21,20 @@ except ImportError:  # then nothing here is ever called
     def njit(**options):
         """Leave a function as it is."""
         return lambda function: function
+
+
+def forget_older(kernels: str, *sources: str) -> None:
+    """Delete compiled forms of the functions in file `kernels` that are older than one of `sources`, which went into them too.
+
+    Numba looks at a function's own file alone, and would run what another file said when it was compiled.
+    """
+    file = Path(kernels)
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or file.parent / "__pycache__")
+    newest = max(Path(source).stat().st_mtime for source in sources)
+    for index in folder.rglob(f"{file.stem}.*.nbi"):
+        with suppress(OSError):  # another process was faster, or the folder is not ours
+            if index.stat().st_mtime < newest:
+                index.unlink()
 
 
 LOWEST = np.float32(np.finfo(np.float32).min)
@@ -65,30 +82,30 @@ def split(vector, sizes):
 
 
 @njit(**OPTIONS)
-def score_row(x, w1, w2, wa, b1, b2, ba, h1, h2, scores, relu):
-    """The actor's scores of one row. `[I] -> [A]`"""
-    for j in range(h1.shape[0]):
-        h1[j] = b1[j]
+def _affine(x, weight, bias, out):
+    """`x W + b` of one row. `[I], [I, O], [O] -> [O]`"""
+    for j in range(out.shape[0]):
+        out[j] = bias[j]
     for i in range(x.shape[0]):
         xi = x[i]
-        for j in range(h1.shape[0]):
-            h1[j] += xi * w1[i, j]
-    for j in range(h1.shape[0]):
-        h1[j] = max(h1[j], np.float32(0.0)) if relu else tanh(h1[j])
-    for j in range(h2.shape[0]):
-        h2[j] = b2[j]
-    for i in range(h1.shape[0]):
-        xi = h1[i]
-        for j in range(h2.shape[0]):
-            h2[j] += xi * w2[i, j]
-    for j in range(h2.shape[0]):
-        h2[j] = max(h2[j], np.float32(0.0)) if relu else tanh(h2[j])
-    for k in range(scores.shape[0]):
-        scores[k] = ba[k]
-    for i in range(h2.shape[0]):
-        xi = h2[i]
-        for k in range(scores.shape[0]):
-            scores[k] += xi * wa[i, k]
+        for j in range(out.shape[0]):
+            out[j] += xi * weight[i, j]
+
+
+@njit(**OPTIONS)
+def _bend(h, relu):
+    for j in range(h.shape[0]):
+        h[j] = max(h[j], np.float32(0.0)) if relu else tanh(h[j])
+
+
+@njit(**OPTIONS)
+def score_row(x, w1, w2, w3, b1, b2, b3, h1, h2, scores, relu):
+    """The output of one row through two hidden layers, kept in `h1` and `h2`. `[I] -> [A]`"""
+    _affine(x, w1, b1, h1)
+    _bend(h1, relu)
+    _affine(h1, w2, b2, h2)
+    _bend(h2, relu)
+    _affine(h2, w3, b3, scores)
 
 
 @njit(**OPTIONS)

@@ -15,7 +15,7 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """APPO (agents/appo.py): actors run ahead of the learner by at most `staleness.max_lag` versions."""
 
-    compiles: ClassVar[bool] = True
+    compiles: ClassVar[str] = "step"
     num_actors: int = 2
     """Actors that play at the same time; each has its own environments."""
     num_envs: int = 4

@@ -17,7 +17,7 @@ import runnel as rl
 class Config(rl.ReplayEnvConfig):
     """DQN (agents/dqn.py): actors fill a replay buffer, which gives out `update_ratio` batches for each step."""
 
-    compiles: ClassVar[bool] = True
+    compiles: ClassVar[str] = "q_step"
     update_ratio: float = 0.25
     """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
     total_steps: int | None = 50_000

@@ -15,7 +15,7 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """PPO (agents/ppo.py) on `num_actors` x `num_envs` environments, `num_steps` steps of each per update."""
 
-    compiles: ClassVar[bool] = True
+    compiles: ClassVar[str] = "step"
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
     population: int = 1

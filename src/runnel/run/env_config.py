@@ -23,8 +23,8 @@ COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
 class EnvConfig(RunConfig):
     """`num_actors` actors, each with `num_envs` environments, `num_steps` steps of each in a segment."""
 
-    compiles: ClassVar[bool] = False
-    """Whether the recipe's learner has compiled kernels at all."""
+    compiles: ClassVar[str] = ""
+    """The optimiser step of the recipe's learner in `nets/compiled_kernels.py`; empty: there is none."""
     env: str = "CartPole-v1"
     """Gymnasium id, module:Class, or path/to/file.py:factory; tensor:CartPole-v1 keeps the environment on the device."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +58,11 @@ class EnvConfig(RunConfig):
             return []
         if not has_numba():
             return ["pip install 'runnel[compiled]' would train small networks several times as fast (Numba is not installed)"]
-        return [] if is_cached() else ["the first update compiles kernels for small networks: some 20 s, once on a machine"]
+        return (
+            []
+            if is_cached(self.compiles)
+            else ["the first update compiles kernels for small networks: some 20 s, once on a machine"]
+        )
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""

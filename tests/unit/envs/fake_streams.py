@@ -100,7 +100,7 @@ class FakeClient:
     def local(self) -> Callable[[Batch], Batch] | None:
         return self.policy if self.direct else None
 
-    def rows(self) -> None:
+    def row_policy(self) -> None:
         return None
 
     def abort(self, tickets: Sequence[int]) -> None:

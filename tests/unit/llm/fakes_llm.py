@@ -95,7 +95,7 @@ class FakeClient:
     def local(self) -> None:
         return None
 
-    def rows(self) -> None:
+    def row_policy(self) -> None:
         return None
 
     def sync(self, version: int = -1) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,7 +238,7 @@ def played(*, compiled: bool, num_segments: int) -> tuple[list[Batch], list[Any]
         arrays = stream.allocate()
         noise.uniform_(generator=g).clamp_(min=1e-6)
         with torch.no_grad():
-            done = vector.play(arrays, learner.net.act, noise, learner.net.rows() if compiled else None)
+            done = vector.play(arrays, learner.net.act, noise, learner.net.row_policy() if compiled else None)
         segments.append(trim(stream, arrays, {"F": done.num_final}))
     return segments, vector.episodes(), vector.snapshot()["engine"]
 
@@ -253,6 +255,51 @@ def test_compiled_segments_are_the_plain_ones() -> None:
     for key in ("clock", "used"):
         assert ours[2][key] == theirs[2][key], key
     assert (ours[2]["deadline"] == theirs[2]["deadline"]).all()
+
+
+class Moon(CartPole):
+    """Another world under the same name."""
+
+    gravity = 1.6
+
+
+def test_an_environment_that_derives_from_a_compiled_one_is_played_by_its_own_rules() -> None:
+    assert TensorVector(CartPole(), 8, seed=0)._engine.compiles  # type: ignore[union-attr]
+    assert not TensorVector(Moon(), 8, seed=0)._engine.compiles  # type: ignore[union-attr]
+
+
+def test_the_threads_of_blas_are_given_back() -> None:
+    from runnel.nets.compiled import _blas, one_blas_thread
+
+    libraries = _blas()
+    assert libraries
+    before = [library.get_num_threads() for library in libraries]
+    try:
+        for library in libraries:
+            library.set_num_threads(2)
+        with one_blas_thread():
+            assert [library.get_num_threads() for library in libraries] == [1] * len(libraries)
+        ours, _ = learners("discrete", PPOConfig(num_epochs=1))
+        ours.update(make_batch("discrete", 64))
+        assert [library.get_num_threads() for library in libraries] == [2] * len(libraries)
+    finally:
+        for library, num in zip(libraries, before, strict=True):
+            library.set_num_threads(num)
+
+
+def test_machine_code_older_than_a_source_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runnel.ops.row_kernels import forget_older
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    kernels, source, cache = tmp_path / "kernels.py", tmp_path / "source.py", tmp_path / "__pycache__"
+    cache.mkdir()
+    names = ("kernels.step-1.py311.nbi", "kernels.act-9.py311.nbi", "others.step-1.py311.nbi")
+    for path in (kernels, source, *(cache / name for name in names)):
+        path.touch()
+    for path, time in ((cache / names[0], 100), (cache / names[1], 300), (cache / names[2], 100), (source, 200)):
+        os.utime(path, (time, time))
+    forget_older(str(kernels), str(source))
+    assert sorted(path.name for path in cache.iterdir()) == sorted(names[1:])
 
 
 def test_tanh_is_tanh() -> None:

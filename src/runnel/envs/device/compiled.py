@@ -7,28 +7,38 @@ form can be kept on disk (one that takes a transition as an argument would be co
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import numpy as np
 
-from runnel.ops.row_kernels import OPTIONS, njit, pick, score_row, split
+from runnel.envs.device import cartpole as cartpole_file
+from runnel.envs.device.cartpole import CartPole
+from runnel.ops import row_kernels
+from runnel.ops.row_kernels import OPTIONS, forget_older, njit, pick, score_row, split
+
+forget_older(__file__, row_kernels.__file__, cartpole_file.__file__)
+
+
+_C = CartPole
+_SHARE = np.float32(_C.pole_mass * _C.half_length / _C.total_mass)
+_FORCE = np.float32(_C.force / _C.total_mass)
+_PER_GRAVITY = np.float32(1.0 / _C.gravity)
+_INERTIA = np.float32(_C.half_length * 4.0 / 3.0 / _C.gravity)
+_TAU, _X_LIMIT, _ANGLE_LIMIT = np.float32(_C.tau), np.float32(_C.x_limit), np.float32(_C.angle_limit)
 
 
 @njit(**OPTIONS)
 def cartpole(now, action, following):
     """`CartPole.transition` for one row: writes the next state; reward and whether it fell."""
     sin, cos, spin = np.sin(now[2]), np.cos(now[2]), now[3]
-    share = np.float32(0.1 * 0.5 / 1.1)
-    push = (np.float32(10.0 / 1.1) if action == 1 else np.float32(-10.0 / 1.1)) + share * spin * spin * sin
-    fall = sin - np.float32(1.0 / 9.8) * cos * push
-    turn = fall / (np.float32(0.5 * 4.0 / 3.0 / 9.8) - share / np.float32(9.8) * cos * cos)
-    tau = np.float32(0.02)
-    following[0] = now[0] + tau * now[1]
-    following[1] = now[1] + tau * (push - share * turn * cos)
-    following[2] = now[2] + tau * spin
-    following[3] = spin + tau * turn
-    out = abs(following[0]) > np.float32(2.4) or abs(following[2]) > np.float32(12 * 2 * math.pi / 360)
-    return np.float32(1.0), out
+    push = (_FORCE if action == 1 else -_FORCE) + _SHARE * spin * spin * sin
+    fall = sin - _PER_GRAVITY * cos * push
+    turn = fall / (_INERTIA - _SHARE * _PER_GRAVITY * cos * cos)
+    following[0] = now[0] + _TAU * now[1]
+    following[1] = now[1] + _TAU * (push - _SHARE * turn * cos)
+    following[2] = now[2] + _TAU * spin
+    following[3] = spin + _TAU * turn
+    return np.float32(1.0), abs(following[0]) > _X_LIMIT or abs(following[2]) > _ANGLE_LIMIT
 
 
 @njit(inline="always", **OPTIONS)
@@ -73,4 +83,4 @@ def play_cartpole(vector, sizes, relu, first, pool, marks, deadline, total, nois
     return play(cartpole, vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows)
 
 
-PLAYS = {"tensor:CartPole-v1": play_cartpole}
+PLAYS: dict[type, Callable[..., int]] = {CartPole: play_cartpole}

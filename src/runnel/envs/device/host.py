@@ -16,6 +16,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.protocols import RowPolicy, State
 from runnel.envs.device.base import Leaves, TensorEnv
+from runnel.envs.device.cartpole import CartPole
 from runnel.envs.device.engines import NEVER, Act, Played
 from runnel.envs.device.episodes import HostLog
 from runnel.envs.vector.contract import Episode, StepOut
@@ -23,8 +24,8 @@ from runnel.envs.vector.contract import Episode, StepOut
 Rows = NDArray[Any]
 _FRESH = 256
 """First states drawn at a time, at least."""
-_COMPILED = ("tensor:CartPole-v1",)
-"""Environments that `compiled.py` has (importing it takes a second)."""
+_COMPILED = (CartPole,)
+"""Environments that `compiled.py` has (importing it takes a second); not those that derive from them."""
 _COMPILED_ROWS = 256
 """Above so many, steps of all environments at once are as fast."""
 
@@ -45,7 +46,7 @@ class HostEngine:
         self._total = np.zeros(num_envs)
         self._deadline = np.zeros(num_envs, np.int64)
         self._plans: dict[tuple[int, int], _Plan] = {}
-        self.compiles = env.name in _COMPILED and num_envs <= _COMPILED_ROWS
+        self.compiles = type(env) in _COMPILED and num_envs <= _COMPILED_ROWS
         """Whether `play_compiled` can play a segment."""
         self._views: dict[int, _Views] = {}
         self.begin()
@@ -117,7 +118,7 @@ class HostEngine:
         """`play` in one call of compiled code, for an environment and a policy that are there in such a form."""
         from runnel.envs.device.compiled import PLAYS
 
-        plan, play = self._plan(arrays, noise), PLAYS[self._env.name]
+        plan, play = self._plan(arrays, noise), PLAYS[type(self._env)]
         ((leaf, obs),) = plan.obs.items()
         self.show(plan.rows[0])
         memory = (obs, *(plan.host[k] for k in ("action", "logprob")), plan.reward, plan.terminated, plan.truncated)

@@ -111,7 +111,9 @@ class DeviceSampler:
             generators = [self._generator, self.vector.generator]
             self._act, self._play = (
                 act,
-                Captured(lambda arrays: self._segment(arrays, act, client.rows()), generators=generators, name="a segment"),
+                Captured(
+                    lambda arrays: self._segment(arrays, act, client.row_policy()), generators=generators, name="a segment"
+                ),
             )
         return self._play
 
