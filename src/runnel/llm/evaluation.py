@@ -7,7 +7,7 @@ from typing import Any
 from runnel.core.errors import DataError
 from runnel.core.protocols import EvalResult, InferenceClient, Progress
 from runnel.core.rng import make_seed
-from runnel.llm.engines.native import request_rows
+from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.rewards import RewardJob, RewardPool
 from runnel.llm.tasks import TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
@@ -52,7 +52,7 @@ class TextEvaluation:
         for i, example in enumerate(self._examples):
             prompt = self.tokenizer.render(messages_of(example.prompt))
             seed = make_seed(self._seed, "eval", round_index, i)
-            rows = request_rows(prompt, seed=seed, max_tokens=self._max_tokens, temperature=self._temperature)
+            rows = request_rows(prompt, seed=seed, max_tokens=self._max_tokens, sampling=SamplingConfig(self._temperature))
             tickets[i] = client.submit(rows)
         found: dict[int, list[int]] = {}
         while tickets:

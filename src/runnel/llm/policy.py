@@ -7,7 +7,8 @@ from typing import Any
 
 from runnel.core.protocols import ParamSet
 from runnel.core.rng import make_seed
-from runnel.llm.engines.native import NativeEngine, generate, make_request
+from runnel.llm.engines.native import NativeEngine
+from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
 from runnel.nets.causal_lm import model_params
 
@@ -38,7 +39,7 @@ class ChatPolicy:
             self.tokenizer.render(messages),
             seed=make_seed(self._seed, "chat", self._num_calls),
             max_tokens=max_tokens or self._max_tokens,
-            temperature=0.0 if deterministic else self._temperature,
+            sampling=SamplingConfig(0.0 if deterministic else self._temperature),
         )
         return self.tokenizer.decode(generate(self.engine, [request])[0].rows["tokens"].tolist())
 

@@ -18,7 +18,7 @@ from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, Sta
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
-from runnel.llm.engines.native import request_rows
+from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.rewards import RewardJob, RewardPool, Verdict
 from runnel.llm.streams import write_row
 from runnel.llm.tasks import Example, ExampleSource, TextTask
@@ -61,7 +61,7 @@ class PromptSampler:
         group_size: int,
         max_tokens: int,
         seed: int,
-        temperature: float = 1.0,
+        sampling: SamplingConfig | None = None,
         routes: Sequence[AgentRoute] = (AgentRoute(samples="rollouts"),),
         source: TaskSource | None = None,
         blocking_rewards: bool = True,
@@ -71,7 +71,7 @@ class PromptSampler:
         max_failures: int = 32,
     ) -> None:
         self.task, self.tokenizer, self.group_size = task, tokenizer, group_size
-        self._max_tokens, self._seed, self._temperature = max_tokens, seed, temperature
+        self._max_tokens, self._seed, self._sampling = max_tokens, seed, sampling
         self._route = route(routes, AGENT)
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="prompts")
         self._pool = RewardPool(task.reward, channels=task.channels, timeout_s=reward_timeout_s, num_threads=reward_threads)
@@ -150,7 +150,7 @@ class PromptSampler:
     def _request(self, client: InferenceClient, group: Group, rows: Sequence[int]) -> None:
         for row in rows:
             seed = make_seed(self._seed, "sample", group.slot.header.sample_id + row)
-            request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, temperature=self._temperature)
+            request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=self._sampling)
             group.tickets[row] = client.submit(request, version=group.required)
 
     def _collect(self, client: InferenceClient) -> int:
@@ -217,8 +217,8 @@ class PromptSampler:
             arrays["policy_version"][start:middle], arrays["policy_version"][middle:end] = -1, reply["policy_version"]
             start = end
             arrays["prompt_length"][row] = len(prompt)
-            arrays["terminated"][row] = reply["finished_by_eos"][0]
-            arrays["truncated"][row] = ~reply["finished_by_eos"][0]
+            arrays["terminated"][row] = reply["terminated"][0]
+            arrays["truncated"][row] = ~reply["terminated"][0]
         for channel, values in rewards.items():
             arrays[f"rewards/{channel}"][:] = torch.tensor(values)
         versions = torch.cat([r["policy_version"] for r in group.replies.values()])

@@ -12,6 +12,7 @@ from runnel.core.rng import make_seed
 from runnel.llm.algorithms import Algorithm
 from runnel.llm.demos import DemoSampler
 from runnel.llm.engines.native import NativeEngine
+from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.policy import ChatPolicy
@@ -106,7 +107,7 @@ class PromptTask:
                     group_size=group_size,
                     max_tokens=self.sizes.completion,
                     seed=make_seed(self._config.seed, "prompts", incarnation, index),
-                    temperature=temperature,
+                    sampling=SamplingConfig(temperature),
                     blocking_rewards=self._config.launcher == "inproc" or self._config.deterministic,
                 )
 

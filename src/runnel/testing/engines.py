@@ -63,7 +63,7 @@ def _check_replies(engine: Any, params: ParamSet, prompts: Sequence[Sequence[int
             assert reply.rows[name].shape == (m,), f"{name} must have one entry a token"
         assert bool((reply.rows["logprob"] <= 0).all()), "log-probabilities are at most 0"
         assert bool((reply.rows["policy_version"] == params.version).all()), "policy_version must be the loaded one"
-        assert bool(reply.rows["finished_by_eos"][0]) or m == 8, "a completion ends by eos or at max_tokens"
+        assert bool(reply.rows["terminated"][0]) or m == 8, "a completion ends by eos or at max_tokens"
     assert engine.step() == [], "an engine without requests has nothing to answer"
 
 

@@ -6,7 +6,8 @@ import torch
 
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import ParamSet
-from runnel.llm.engines.native import NativeEngine, generate, make_request
+from runnel.llm.engines.native import NativeEngine
+from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)
@@ -41,13 +42,13 @@ def test_greedy_equals_plain_forward_passes():
             with torch.no_grad():
                 tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
         assert reply.rows["tokens"].tolist() == tokens[len(prompt) :]
-        assert bool(reply.rows["finished_by_eos"]) == (tokens[-1] == 2)
+        assert bool(reply.rows["terminated"]) == (tokens[-1] == 2)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_equal_the_full_forward_pass(temperature):
     model = build_model(SIZES, VOCAB, seed=1)
-    asked = [make_request(i, p, seed=i, max_tokens=10, temperature=temperature) for i, p in enumerate(prompts(9))]
+    asked = [make_request(i, p, seed=i, max_tokens=10, sampling=SamplingConfig(temperature)) for i, p in enumerate(prompts(9))]
     for request, reply in zip(asked, generate(engine_of(model), asked), strict=True):
         full = torch.cat([request.rows["tokens"], reply.rows["tokens"]])
         with torch.no_grad():

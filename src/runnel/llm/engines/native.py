@@ -15,35 +15,10 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
-from runnel.core.protocols import Inferencer, ParamSet, Reply, Request, State
+from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.llm.engines.requests import check_request, reply_rows
 from runnel.llm.engines.slots import Running, SlotCache
 from runnel.nets.causal_lm import hidden_states, load_model_params
-
-
-def make_request(
-    id: int, tokens: Sequence[int], *, seed: int, max_tokens: int, temperature: float = 1.0, version: int = -1
-) -> Request:
-    """A request for one completion of `tokens`."""
-    return Request(id, request_rows(tokens, seed=seed, max_tokens=max_tokens, temperature=temperature), version)
-
-
-def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, temperature: float = 1.0) -> Batch:
-    """The rows that an engine reads: `tokens [n]`, `seed [1]`, `max_tokens [1]`, `temperature [1]` (0: greedy)."""
-    return Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int64),
-        seed=torch.tensor([seed], dtype=torch.int64),
-        max_tokens=torch.tensor([max_tokens], dtype=torch.int64),
-        temperature=torch.tensor([temperature], dtype=torch.float32),
-    )
-
-
-def generate(engine: Inferencer, requests: Sequence[Request]) -> list[Reply]:
-    """Submit `requests`, step until all are answered, and return the replies in the order of the requests."""
-    engine.submit(requests)
-    replies: dict[int, Reply] = {}
-    while len(replies) < len(requests):
-        replies |= {reply.id: reply for reply in engine.step()}
-    return [replies[request.id] for request in requests]
 
 
 class NativeEngine:
@@ -55,7 +30,7 @@ class NativeEngine:
     rounding of differently sized matrix products.
 
     Reply rows: `tokens [m]`, `logprob [m]` (at the request's temperature; at 1 if greedy), `policy_version [m]`,
-    `finished_by_eos [1]`. The model's logits must be its output embedding of its last hidden state.
+    `terminated [1]`. The model's logits must be its output embedding of its last hidden state.
     """
 
     immediate = False
@@ -80,12 +55,7 @@ class NativeEngine:
     # ------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            n, m = request.rows["tokens"].shape[0], int(request.rows["max_tokens"])
-            if n == 0 or m < 1 or n + m > self.max_length:
-                raise DataError(
-                    f"request {request.id}: a prompt of {n} tokens and max_tokens = {m} do not fit max_length = "
-                    f"{self.max_length}; both must be at least 1 and their sum at most max_length"
-                )
+            check_request(request, self.max_length)
         self._waiting.extend(requests)
 
     def pending(self) -> int:
@@ -181,12 +151,7 @@ class NativeEngine:
         return row.last == self.eos_id or len(row.tokens) == row.max_tokens
 
     def _reply(self, row: Running) -> Reply:
-        rows = Batch(
-            tokens=torch.tensor(row.tokens, dtype=torch.int64),
-            logprob=torch.tensor(row.logprobs, dtype=torch.float32),
-            policy_version=torch.tensor(row.versions, dtype=torch.int64),
-            finished_by_eos=torch.tensor([row.last == self.eos_id]),
-        )
+        rows = reply_rows(row.tokens, row.logprobs, row.versions, terminated=row.last == self.eos_id)
         return Reply(row.request.id, rows, row.versions[-1])
 
     def _free(self, rows: Sequence[int]) -> None:

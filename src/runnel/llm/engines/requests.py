@@ -1,0 +1,190 @@
+"""What engines are asked and what they answer: the rows of requests and replies, the same for every engine.
+
+A request carries everything that its answer depends on (tokens, seed, sampling), so any engine of a run can serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.protocols import Inferencer, Reply, Request
+
+LogitsHook = Callable[[Tensor, Sequence[Request]], Tensor]
+"""`hook(logits [n, vocabulary], requests) -> logits`: changes what may be sampled next. Log-probabilities stay those of the
+model; `sampling_logprob` tells what was sampled from."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the next token is drawn."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest token."""
+    top_k: int = 0
+    """Only the k likeliest tokens; 0 is all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that together have this probability; 1 is all."""
+    min_p: float = 0.0
+    """Only tokens that are at least this fraction as likely as the likeliest; 0 is all."""
+    stop: tuple[str, ...] = ()
+    """A completion ends behind any of these texts."""
+    stop_tokens: tuple[int, ...] = ()
+    """A completion ends behind any of these tokens, as behind eos."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ConfigError("sampling.temperature", self.temperature, "use 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ConfigError("sampling.top_k", self.top_k, "use 0 for all, or a number of tokens")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError("sampling.top_p", self.top_p, "use a probability above 0; 1 is all")
+        if not 0 <= self.min_p < 1:
+            raise ConfigError("sampling.min_p", self.min_p, "use a fraction from 0 (all) to below 1")
+        if any(not text for text in self.stop):
+            raise ConfigError("sampling.stop", self.stop, "a stop text must not be empty")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are sampled from less than the model's whole distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling: SamplingConfig | None = None) -> Batch:
+    """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; where they are set `top_k`, `top_p`,
+    `min_p` `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte behind each text)."""
+    s = sampling or SamplingConfig()
+    rows = Batch(
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        seed=torch.tensor([seed], dtype=torch.int64),
+        max_tokens=torch.tensor([max_tokens], dtype=torch.int64),
+        temperature=torch.tensor([s.temperature], dtype=torch.float32),
+    )
+    if s.top_k:
+        rows["top_k"] = torch.tensor([s.top_k], dtype=torch.int64)
+    if s.top_p < 1:
+        rows["top_p"] = torch.tensor([s.top_p], dtype=torch.float32)
+    if s.min_p > 0:
+        rows["min_p"] = torch.tensor([s.min_p], dtype=torch.float32)
+    if s.stop_tokens:
+        rows["stop_tokens"] = torch.tensor(s.stop_tokens, dtype=torch.int64)
+    if s.stop:
+        rows["stop_text"] = torch.frombuffer(bytearray(b"".join(t.encode() + b"\0" for t in s.stop)), dtype=torch.uint8)
+    return rows
+
+
+def sampling_of(rows: Batch) -> SamplingConfig:
+    """The sampling that `request_rows` put into `rows`.
+
+    >>> sampling = SamplingConfig(temperature=0.5, top_k=3, stop=("END",))
+    >>> sampling_of(request_rows([1], seed=0, max_tokens=1, sampling=sampling)) == sampling
+    True
+    """
+    texts = bytes(rows["stop_text"].tolist()).split(b"\0")[:-1] if "stop_text" in rows else []
+    return SamplingConfig(
+        temperature=float(rows["temperature"]),
+        top_k=int(rows["top_k"]) if "top_k" in rows else 0,
+        top_p=float(rows["top_p"]) if "top_p" in rows else 1.0,
+        min_p=float(rows["min_p"]) if "min_p" in rows else 0.0,
+        stop=tuple(t.decode() for t in texts),
+        stop_tokens=tuple(rows["stop_tokens"].tolist()) if "stop_tokens" in rows else (),
+    )
+
+
+def make_request(
+    id: int,
+    tokens: Sequence[int],
+    *,
+    seed: int,
+    max_tokens: int,
+    sampling: SamplingConfig | None = None,
+    version: int = -1,
+) -> Request:
+    """A request for one completion of `tokens`."""
+    return Request(id, request_rows(tokens, seed=seed, max_tokens=max_tokens, sampling=sampling), version)
+
+
+def reply_rows(
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    versions: Sequence[int],
+    *,
+    terminated: bool,
+    sampling_logprobs: Sequence[float] | None = None,
+) -> Batch:
+    """The rows of a reply: `tokens`, `logprob`, `policy_version` `[m]` and `terminated [1]`.
+
+    `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks; where those are on,
+    `sampling_logprob [m]` is what the tokens were drawn from. `terminated`: ended by eos, a stop token or a stop text.
+    """
+    rows = Batch(
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        logprob=torch.tensor(logprobs, dtype=torch.float32),
+        policy_version=torch.tensor(versions, dtype=torch.int64),
+        terminated=torch.tensor([terminated]),
+    )
+    if sampling_logprobs is not None:
+        rows["sampling_logprob"] = torch.tensor(sampling_logprobs, dtype=torch.float32)
+    return rows
+
+
+class Engine(Inferencer, Protocol):
+    """An inferencer that completes tokens (`testing.check_engine` is its contract)."""
+
+    max_length: int
+    """Most tokens of a prompt and its completion."""
+    num_tokens: int
+    """Tokens made since the start."""
+
+    def pause(self) -> None:
+        """`step` does nothing until `resume`; what is running stays."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def so_far(self, id: int) -> list[int]:
+        """The tokens that request `id`, still running, has got until now: streaming."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds outside this process."""
+        ...
+
+
+def check_request(request: Request, max_length: int) -> None:
+    """Raise a `DataError` for a request that can never be answered."""
+    n, m = request.rows["tokens"].shape[0], int(request.rows["max_tokens"])
+    if n == 0 or m < 1 or n + m > max_length:
+        raise DataError(
+            f"request {request.id}: a prompt of {n} tokens and max_tokens = {m} do not fit max_length = {max_length}; both "
+            "must be at least 1 and their sum at most max_length"
+        )
+
+
+def generate(engine: Inferencer, requests: Sequence[Request]) -> list[Reply]:
+    """Submit `requests`, step until all are answered, and return the replies in the order of the requests."""
+    engine.submit(requests)
+    replies: dict[int, Reply] = {}
+    while len(replies) < len(requests):
+        replies |= {reply.id: reply for reply in engine.step()}
+    return [replies[request.id] for request in requests]
+
+
+def stream(engine: Engine, request: Request) -> Iterator[list[int]]:
+    """The tokens of one completion as they come, some at a time."""
+    engine.submit([request])
+    shown = 0
+    while True:
+        done = [r for r in engine.step() if r.id == request.id]
+        tokens = done[0].rows["tokens"].tolist() if done else engine.so_far(request.id)
+        if len(tokens) > shown:
+            yield tokens[shown:]
+            shown = len(tokens)
+        if done:
+            return
