@@ -8,7 +8,8 @@ from runnel.core.errors import DataError
 from runnel.core.protocols import EvalResult, InferenceClient, Progress
 from runnel.core.rng import make_seed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
-from runnel.llm.rewards import RewardJob, RewardPool
+from runnel.llm.rewards.judging import RewardJob
+from runnel.llm.rewards.pool import RewardPool
 from runnel.llm.tasks import TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 
@@ -31,12 +32,11 @@ class TextEvaluation:
         temperature: float = 0.0,
         num_samples: int = 8,
         reward_timeout_s: float = 30.0,
-        reward_threads: int = 1,
     ) -> None:
         self.task, self.tokenizer = task, tokenizer
         self._examples = list(task.eval[:num_prompts])
         self._max_tokens, self._seed, self._temperature, self._num_samples = max_tokens, seed, temperature, num_samples
-        self._pool = RewardPool(task.reward, channels=task.channels, timeout_s=reward_timeout_s, num_threads=reward_threads)
+        self._pool = RewardPool(task.components, timeout_s=reward_timeout_s)
 
     def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
         completions = self._complete(client, round_index, progress)

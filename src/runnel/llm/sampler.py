@@ -7,42 +7,21 @@ the parameter version that a segment requires, for the engine, and for rewards.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State, TaskSource
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.llm.engines.requests import SamplingConfig, request_rows
-from runnel.llm.rewards import RewardJob, RewardPool, Verdict
-from runnel.llm.streams import write_row
+from runnel.llm.groups import Group, fill, group_data, group_from
+from runnel.llm.rewards.judging import RewardJob, Rewards, Verdict
+from runnel.llm.rewards.pool import RewardPool
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 
 AGENT = "assistant"
-
-
-@dataclass(eq=False)
-class Group:
-    """The completions of one prompt on their way: waiting (no tickets), running, then judged (all replies there)."""
-
-    slot: Slot
-    task_id: int
-    example: Example
-    prompt: list[int]
-    tickets: dict[int, int] = field(default_factory=dict)
-    """Row to ticket, for rows whose reply is not there yet."""
-    replies: dict[int, Batch] = field(default_factory=dict)
-    """Row to what the engine made of it."""
-
-    @property
-    def required(self) -> int:
-        return self.slot.header.required_version
 
 
 class PromptSampler:
@@ -50,7 +29,9 @@ class PromptSampler:
 
     Segments that require a version are made by it from first to last token, in the order of their sequence; others take
     parameters as they come, also inside a completion. `blocking_rewards` collects verdicts in the step that asks for them
-    (deterministic); without it, generation goes on while rewards are computed.
+    (deterministic); without it, generation goes on while rewards are computed, and a reward that hangs holds up its own group
+    alone. `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose rewards are all equal says nothing, so it is
+    cancelled as `no_signal` and another prompt takes its place, at most so many times in a row.
     """
 
     def __init__(
@@ -66,7 +47,7 @@ class PromptSampler:
         source: TaskSource | None = None,
         blocking_rewards: bool = True,
         reward_timeout_s: float = 30.0,
-        reward_threads: int = 1,
+        max_refills: int = 0,
         sample_every: int = 32,
         max_failures: int = 32,
     ) -> None:
@@ -74,8 +55,10 @@ class PromptSampler:
         self._max_tokens, self._seed, self._sampling = max_tokens, seed, sampling
         self._route = route(routes, AGENT)
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="prompts")
-        self._pool = RewardPool(task.reward, channels=task.channels, timeout_s=reward_timeout_s, num_threads=reward_threads)
+        self._pool = RewardPool(task.components, timeout_s=reward_timeout_s, ordered=blocking_rewards)
         self._blocking, self._sample_every, self._max_failures = blocking_rewards, sample_every, max_failures
+        self._levels = {channel: part.level for part in task.components for channel in part.weights}
+        self._max_refills, self._refills = max_refills, 0
         self._groups: list[Group] = []
         self._num_groups = 0
         self._failures = 0
@@ -179,10 +162,11 @@ class PromptSampler:
 
     # --------------------------------------------------------------------------------------------------------- rewards
     def _judge(self, group: Group) -> None:
-        completions = [self.tokenizer.decode(group.replies[i]["tokens"].tolist()) for i in range(self.group_size)]
+        ids = [group.ids(i) for i in range(self.group_size)]
+        completions = [self.tokenizer.decode(tokens) for tokens in ids]
         columns = {k: [v] * self.group_size for k, v in group.example.columns.items()}
         prompts = [group.example.text] * self.group_size
-        self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns))
+        self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns, ids))
 
     def _settle(self, verdict: Verdict, writer: SampleWriter) -> int:
         group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)
@@ -191,11 +175,20 @@ class PromptSampler:
             self._cancel(group.slot, writer, f"reward_failed: {verdict.failure}")
             return 1
         self._failures = 0
-        self._fill(group, verdict.rewards)
+        totals = self._totals(verdict.rewards)
+        self._report(group, totals)
+        if max(totals) == min(totals) and self._refills < self._max_refills:
+            self._refills += 1
+            writer.cancel(group.slot, "no_signal")
+            return 1
+        self._refills = 0
+        fill(group, verdict.rewards, self._levels, self.tokenizer)
         num_steps = sum(len(r["tokens"]) for r in group.replies.values())
         writer.commit(group.slot, num_steps=num_steps)
-        self._report(group, verdict.rewards)
         return 1
+
+    def _totals(self, rewards: Rewards) -> list[float]:
+        return [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
 
     def _cancel(self, slot: Slot, writer: SampleWriter, reason: str) -> None:
         writer.cancel(slot, reason)
@@ -206,34 +199,14 @@ class PromptSampler:
                 f"{self._failures} groups in a row failed, the last one with {reason!r}; fix the task {self.task.name!r}"
             )
 
-    def _fill(self, group: Group, rewards: Mapping[str, Sequence[float]]) -> None:
-        """Write the group's rows into its segment."""
-        arrays, header = group.slot.arrays, group.slot.header
-        prompt, start = torch.tensor(group.prompt), 0
-        for row in range(self.group_size):
-            reply = group.replies[row]
-            middle, end = start + len(prompt), start + write_row(arrays, row, start, prompt, reply["tokens"])
-            arrays["logprob"][start:middle], arrays["logprob"][middle:end] = 0.0, reply["logprob"]
-            arrays["policy_version"][start:middle], arrays["policy_version"][middle:end] = -1, reply["policy_version"]
-            start = end
-            arrays["prompt_length"][row] = len(prompt)
-            arrays["terminated"][row] = reply["terminated"][0]
-            arrays["truncated"][row] = ~reply["terminated"][0]
-        for channel, values in rewards.items():
-            arrays[f"rewards/{channel}"][:] = torch.tensor(values)
-        versions = torch.cat([r["policy_version"] for r in group.replies.values()])
-        header.version_min, header.version_max = int(versions.min()), int(versions.max())
-        header.group_id, header.task_id, header.used = header.sample_id, group.task_id, {"N": start}
-
-    def _report(self, group: Group, rewards: Mapping[str, Sequence[float]]) -> None:
-        totals = [self.task.total({c: rewards[c][i] for c in rewards}) for i in range(self.group_size)]
+    def _report(self, group: Group, totals: Sequence[float]) -> None:
         self._source.report(group.task_id, {"reward": sum(totals) / len(totals)})
-        version = group.slot.header.version_max
+        version = max(int(r["policy_version"].max()) for r in group.replies.values())
         for row, total in enumerate(totals):
             length = len(group.replies[row]["tokens"])
             self._events.append({"kind": "episode", "return": total, "length": length, "version": version})
         if self._num_groups % self._sample_every == 0:
-            text = self.tokenizer.decode(group.replies[0]["tokens"].tolist())
+            text = self.tokenizer.decode(group.ids(0))
             sample = {"prompt": group.example.text, "completion": text, "reward": totals[0], "version": version}
             self._events.append({"kind": "sample", **sample})
         self._num_groups += 1
@@ -253,39 +226,22 @@ class PromptSampler:
             "source": self._source.snapshot(),
             "num_groups": self._num_groups,
             "failures": self._failures,
+            "refills": self._refills,
             "events": [dict(e) for e in self._events],
-            "groups": [_group_data(g) for g in self._groups],
+            "groups": [group_data(g) for g in self._groups],
         }
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
         writer = writers[self._route.samples]
         self._seed = state["seed"]
         self._source.restore(state["source"])
-        self._num_groups, self._failures = state["num_groups"], state["failures"]
+        self._num_groups, self._failures, self._refills = state["num_groups"], state["failures"], state["refills"]
         self._events = [dict(e) for e in state["events"]]
         self._groups = []
         for data in state["groups"]:
-            example = Example(data["prompt"], data["answer"], dict(data["columns"]))
-            group = Group(writer.reclaim(data["slot"]), data["task_id"], example, data["tokens"].tolist())
-            group.tickets = {int(k): int(v) for k, v in data["tickets"]}
-            group.replies = {int(k): Batch(v) for k, v in data["replies"]}
-            self._groups.append(group)
+            self._groups.append(group := group_from(data, writer))
             if group.replies and not group.tickets:
                 self._judge(group)
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _group_data(group: Group) -> State:
-    example = group.example
-    return {
-        "slot": group.slot.index,
-        "task_id": group.task_id,
-        "prompt": example.prompt if isinstance(example.prompt, str) else [dict(m) for m in example.prompt],
-        "answer": example.answer,
-        "columns": dict(example.columns),
-        "tokens": torch.tensor(group.prompt),
-        "tickets": [[k, v] for k, v in group.tickets.items()],
-        "replies": [[k, {name: x.clone() for name, x in v.items()}] for k, v in group.replies.items()],
-    }

@@ -20,6 +20,8 @@ def rollout_stream(
     max_prompt: int,
     max_tokens: int,
     rewards: Sequence[str] = ("reward",),
+    token_rewards: Sequence[str] = (),
+    sampling_logprob: bool = False,
     groups_per_batch: int = 1,
     capacity: int = 2,
     num_writers: int = 1,
@@ -31,7 +33,8 @@ def rollout_stream(
 
     Per token: `tokens`, `loss_mask` (the completion), `logprob` (behaviour, at the sampling temperature), `policy_version` (-1
     in prompts). Per row: `row_start`, `row_length`, `prompt_length`, `terminated` (ended by eos), `truncated` (hit
-    `max_tokens`), and one `rewards/<channel>` each.
+    `max_tokens`), and one `rewards/<channel>` each, NaN where it does not apply; channels in `token_rewards` are per token.
+    `sampling_logprob` per token where sampling is truncated: what the tokens were drawn from.
     """
     fields = _ragged()
     fields["logprob"] = FieldSpec(("N",))
@@ -39,8 +42,10 @@ def rollout_stream(
     fields["prompt_length"] = FieldSpec(("B",), torch.int64)
     fields["terminated"] = FieldSpec(("B",), torch.bool)
     fields["truncated"] = FieldSpec(("B",), torch.bool)
+    if sampling_logprob:
+        fields["sampling_logprob"] = FieldSpec(("N",))
     for channel in rewards:
-        fields[f"rewards/{channel}"] = FieldSpec(("B",))
+        fields[f"rewards/{channel}"] = FieldSpec(("N",) if channel in token_rewards else ("B",))
     return StreamSpec(
         name=name,
         fields=fields,

@@ -6,7 +6,10 @@ import threading
 import pytest
 
 from runnel.core.clock import ManualClock
-from runnel.llm.rewards import RewardJob, RewardPool, judge
+from runnel.core.errors import ConfigError
+from runnel.llm.rewards.components import RewardComponent, as_components
+from runnel.llm.rewards.judging import RewardJob, joined, judge, scalar
+from runnel.llm.rewards.pool import RewardPool
 from runnel.testing.rewards import check_reward
 
 
@@ -14,13 +17,17 @@ def job(key, *completions, **columns):
     return RewardJob(key, ["p"] * len(completions), list(completions), columns)
 
 
+def part(fn, **kwargs):
+    return RewardComponent("reward", fn, **kwargs)
+
+
 def lengths(prompts, completions, **columns):
     return [float(len(c)) for c in completions]
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 3])
-def test_verdicts_come_in_submission_order(num_threads):
-    pool = RewardPool(lengths, num_threads=num_threads)
+@pytest.mark.parametrize(("run", "workers"), [("inline", 1), ("thread", 1), ("thread", 3)])
+def test_verdicts_come_in_submission_order(run, workers):
+    pool = RewardPool([part(lengths, run=run, workers=workers)])
     for key in range(20):
         pool.submit(job(key, "x" * key, "y"))
     verdicts = pool.collect(block=True)
@@ -35,7 +42,8 @@ def test_async_functions_and_columns_and_channels():
         await asyncio.sleep(0)
         return [{"exact": float(c == t), "short": 1.0} for c, t in zip(completions, target, strict=True)]
 
-    verdict = judge(graded, job(1, "a", "b", target=["a", "a"]), ("exact", "short"))
+    component = RewardComponent("graded", graded, channels={"exact": 1.0, "short": 0.5})
+    verdict = judge(graded, component, job(1, "a", "b", target=["a", "a"]))
     assert verdict.rewards == {"exact": [1.0, 0.0], "short": [1.0, 1.0]}
 
 
@@ -44,15 +52,13 @@ def test_async_functions_and_columns_and_channels():
     [
         ([1.0], "1 rewards for 2 completions"),
         ([1.0, float("nan")], "reward is nan"),
-        ([1.0, None], "no verdict"),
         ([1.0, {"other": 1.0}], "channels"),
         ([1.0, "good"], "reward is 'good'"),
         (None, "TypeError"),
     ],
 )
 def test_nonsense_is_a_failure_with_its_reason(answer, reason):
-    verdict = judge(lambda p, c, **k: answer, job(7, "a", "b"), ("reward",))
-    assert verdict.key == 7
+    verdict = judge(lambda p, c, **k: answer, part(len), job(7, "a", "b"))
     assert verdict.rewards is None
     assert reason in verdict.failure
 
@@ -61,7 +67,7 @@ def test_an_exception_is_a_failure_with_its_reason():
     def broken(prompts, completions):
         raise ValueError("no such unit test")
 
-    assert judge(broken, job(0, "a"), ("reward",)).failure == "ValueError: no such unit test"
+    assert judge(broken, part(broken), job(0, "a")).failure == "ValueError: no such unit test"
 
 
 def test_a_job_that_hangs_is_given_up_and_the_next_one_runs():
@@ -74,7 +80,7 @@ def test_a_job_that_hangs_is_given_up_and_the_next_one_runs():
             release.wait(30)
         return [1.0]
 
-    pool = RewardPool(sticky, timeout_s=5.0, num_threads=1, clock=clock)
+    pool = RewardPool([part(sticky)], timeout_s=5.0, clock=clock)
     pool.submit(job(0, "hang"))
     pool.submit(job(1, "fine"))
     assert began.wait(10)
@@ -103,9 +109,109 @@ def test_code_under_judgement_that_exits_is_a_failure_and_not_a_timeout():
     def runs_code(prompts, completions, **columns):
         raise SystemExit(3)
 
-    pool = RewardPool(runs_code, timeout_s=1000.0)
+    pool = RewardPool([part(runs_code)], timeout_s=1000.0)
     pool.submit(job(1, "a"))
     (verdict,) = pool.collect(block=True)
     assert verdict.rewards is None
     assert verdict.failure == "SystemExit: 3"
     pool.close()
+
+
+def test_none_leaves_a_component_out_and_a_completion_without_any_is_a_failure():
+    def sometimes(prompts, completions):
+        return [None if c == "skip" else 1.0 for c in completions]
+
+    one, two = RewardComponent("a", sometimes), RewardComponent("b", lengths)
+    pool = RewardPool([one, two])
+    pool.submit(job(0, "skip", "go"))
+    (verdict,) = pool.collect(block=True)
+    assert verdict.rewards == {"a": [None, 1.0], "b": [4.0, 2.0]}
+    pool.close()
+    alone = RewardPool([one])
+    alone.submit(job(0, "skip", "go"))
+    assert alone.collect(block=True)[0].failure == "no verdict: no component applies (None)"
+    alone.close()
+
+
+def test_the_component_that_failed_is_named():
+    def broken(prompts, completions):
+        raise ValueError("out")
+
+    parts = [RewardComponent("good", lengths), RewardComponent("bad", broken)]
+    verdict = joined(job(3, "a"), {c.name: judge(c.fn, c, job(3, "a")) for c in parts})
+    assert (verdict.key, verdict.rewards, verdict.failure) == (3, None, "bad: ValueError: out")
+
+
+def test_unordered_verdicts_pass_one_that_hangs():
+    release = threading.Event()
+
+    def sticky(prompts, completions):
+        if completions[0] == "hang":
+            release.wait(30)
+        return [1.0]
+
+    for ordered in (True, False):
+        pool = RewardPool([part(sticky, workers=2)], ordered=ordered, clock=ManualClock())
+        release.clear()
+        pool.submit(job(0, "hang"))
+        pool.submit(job(1, "fine"))
+        found = []
+        for _ in range(100):
+            found += [v.key for v in pool.collect(block=False)]
+            if found:
+                break
+            threading.Event().wait(0.005 if not ordered else 0.001)
+        assert found == ([] if ordered else [1])
+        release.set()
+        found += [v.key for v in pool.collect(block=True)]
+        assert found == ([0, 1] if ordered else [1, 0])
+        pool.close()
+
+
+def test_finer_levels_are_checked_against_the_completion():
+    tokens = RewardJob(0, ["p"], ["abc"], {}, [[1, 2]])
+    seen = {}
+
+    def by_token(prompts, completions, completion_ids):
+        seen["ids"] = completion_ids
+        return [[0.5] * len(ids) for ids in completion_ids]
+
+    assert judge(by_token, part(by_token, level="token"), tokens).rewards == {"reward": [[0.5, 0.5]]}
+    assert seen["ids"] == [[1, 2]]
+    cases = [
+        ("token", [0.5], "1 numbers for 2 tokens"),
+        ("token", 0.5, "instead of a list"),
+        ("token", [0.5, float("inf")], "of a token is inf"),
+        ("turn", [1.0, 2.0], "2 numbers for 1 turns"),
+        ("segment", [[0, 9, 1.0]], "span 0..9 in a completion of 3 characters"),
+        ("segment", [[0, 1]], "instead of [start, end, number]"),
+        ("segment", [[0, 1, float("nan")]], "of a segment is nan"),
+    ]
+    for level, answer, reason in cases:
+        outcome = judge(lambda p, c, completion_ids, a=answer: [a], part(len, level=level), tokens)
+        assert outcome.rewards is None
+        assert reason in outcome.failure
+    good = judge(lambda p, c, completion_ids: [[[0, 2, 1.0], [2, 3, -0.5]]], part(len, level="segment"), tokens)
+    assert scalar(good.rewards["reward"][0]) == 0.5
+
+
+def test_components_from_what_a_task_was_given():
+    one = as_components(lengths, ("a", "b"), (1.0, 0.5))
+    assert [c.weights for c in one] == [{"a": 1.0, "b": 0.5}]
+    several = as_components({"exact": "exact", "brief": RewardComponent("x", lengths, 0.1)})
+    assert [(c.name, c.weight, c.resolved().run) for c in several] == [("exact", 1.0, "inline"), ("brief", 0.1, "thread")]
+    with pytest.raises(ConfigError, match="each a name of its own"):
+        as_components([part(lengths), part(lengths)])
+    with pytest.raises(ConfigError, match=r"reward\.a.*unknown; use one of math"):
+        RewardComponent("a", "nonsense")
+    with pytest.raises(ConfigError, match="cannot cross to a worker process"):
+        RewardComponent("a", lambda p, c: [], run="process").resolved()
+
+
+def test_options_are_constants_that_a_column_replaces():
+    def graded(prompts, completions, bonus, target=None):
+        return [bonus if isinstance(bonus, float) else bonus[0]]
+
+    component = part(graded, options={"bonus": 2.0})
+    assert judge(component.function(), component, job(0, "a")).rewards == {"reward": [2.0]}
+    assert judge(component.function(), component, job(0, "a", bonus=[3.0])).rewards == {"reward": [3.0]}

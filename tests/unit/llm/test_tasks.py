@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks import Example, ExampleSource, TextTask, make_reverse, make_task
 from runnel.testing.rewards import check_reward
 
@@ -41,6 +42,8 @@ def test_bad_tasks_are_refused():
         TextTask("t", [Example("a")], [Example("b")], len, channels=("x", "y"))
     with pytest.raises(ConfigError, match="reverse"):
         make_task("revers")
+    with pytest.raises(DataError, match="has no eval examples"):
+        TextTask("t", [Example("a")], [], len)
 
 
 def test_a_users_own_file(tmp_path):
@@ -54,3 +57,14 @@ def test_a_users_own_file(tmp_path):
     assert make_task(f"{file}:make_task").name == "mine"
     with pytest.raises(ConfigError, match="it returned int"):
         make_task(f"{file}:wrong")
+
+
+def test_several_rewards_are_channels_with_weights_and_what_does_not_apply_is_left_out():
+    parts = {"exact": "exact", "brief": RewardComponent("brief", lambda p, c: [0.0], weight=0.5)}
+    task = TextTask("t", [Example("a")], [Example("b")], parts)
+    assert (task.channels, task.weights, task.token_channels) == (("exact", "brief"), (1.0, 0.5), ())
+    assert task.total({"exact": 1.0, "brief": 1.0}) == 1.5
+    assert task.total({"exact": None, "brief": 1.0}) == 0.5
+    dense = TextTask("t", [Example("a")], [Example("b")], [RewardComponent("dense", len, 2.0, level="token")])
+    assert dense.token_channels == ("dense",)
+    assert dense.total({"dense": [0.5, 1.0]}) == 3.0

@@ -1,0 +1,163 @@
+"""What a completion is worth, in named and weighted parts: one `RewardComponent` a part, each logged by itself."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from runnel.core.errors import ConfigError
+from runnel.core.resolve import is_reference, load_object, reference
+
+Reward = float | Mapping[str, float] | Sequence[Any] | None
+RewardFn = Callable[..., Sequence[Reward] | Awaitable[Sequence[Reward]]]
+Level = Literal["sequence", "token", "segment", "turn"]
+Run = Literal["auto", "inline", "thread", "process"]
+Value = float | list[Any] | None
+"""A number (sequence level); numbers by token or turn; `[start, end, number]` by segment; None: does not apply."""
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """A reward that comes with runnel: where it is, how it runs, and how many at once."""
+
+    target: str
+    run: Run
+    workers: int = 1
+
+
+_HERE = "runnel.llm.rewards"
+BUILTIN: Mapping[str, Builtin] = {
+    "math": Builtin(f"{_HERE}.mathematics:math_answer", "process"),
+    "exact": Builtin(f"{_HERE}.verifiers:exact_match", "inline"),
+    "regex": Builtin(f"{_HERE}.verifiers:regex_match", "process"),
+    "format": Builtin(f"{_HERE}.verifiers:tag_format", "inline"),
+    "length": Builtin(f"{_HERE}.verifiers:length", "inline"),
+    "python_tests": Builtin(f"{_HERE}.code:python_tests", "thread", workers=2),
+    "reward_model": Builtin(f"{_HERE}.scorers:reward_model", "thread"),
+    "judge": Builtin(f"{_HERE}.scorers:judge", "thread", workers=8),
+    "verl": Builtin(f"{_HERE}.adapters:verl_score", "process"),
+    "reasoning_gym": Builtin("runnel.llm.rewards.gym:score", "process"),
+}
+
+
+@dataclass(frozen=True)
+class RewardComponent:
+    """One part of a reward.
+
+    `fn(prompts, completions, **columns)` returns one verdict a completion: a number, a dict of numbers (see `channels`), or
+    None for "does not apply", which leaves this part out of that completion's total. It may be `async`. A name stands for a
+    built-in (`BUILTIN`), `module:function` or `file.py:function`.
+    """
+
+    name: str
+    fn: RewardFn | str
+    weight: float = 1.0
+    """Factor in the sum that is maximised; 0 only logs it."""
+    level: Level = "sequence"
+    """sequence: a number a completion. token: a list, one for each token (the column `completion_ids` has them). segment: a
+    list of `[start, end, number]` in characters, each counted at the last token of its span. turn: a list, one a turn."""
+    run: Run = "auto"
+    """process: can be stopped whatever it does; needs a function with a name, and columns that JSON can hold. thread: given up
+    after its time, but not stopped. inline: no limit. auto: as the built-in says; process for names, thread for functions."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments that are the same in every call; a column of the same name goes before."""
+    channels: Mapping[str, float] = field(default_factory=dict)
+    """Of a function that returns dicts: its names and their weights, instead of `name` and `weight`."""
+    workers: int = 0
+    """Calls at once; 0 takes what the built-in says, else 1."""
+    timeout_s: float = 0.0
+    """Most seconds of a call; 0 takes the pool's."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ConfigError("reward.name", self.name, "give each component a name without a slash")
+        for name, weight in self.weights.items():
+            if not math.isfinite(weight):
+                raise ConfigError(f"reward.{name}.weight", weight, "use a finite number")
+        if self.level != "sequence" and self.channels:
+            raise ConfigError(f"reward.{self.name}.level", self.level, "dicts of numbers are for level sequence")
+        if isinstance(self.fn, str):
+            self.target  # noqa: B018  (an unknown name fails here, and not in a worker)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight by channel."""
+        return dict(self.channels) or {self.name: self.weight}
+
+    @property
+    def target(self) -> str:
+        """The name by which another process loads the function; a `ConfigError` where there is none."""
+        if not isinstance(self.fn, str):
+            name = reference(self.fn)
+            if name is None:
+                fix = "a lambda or local function cannot cross to a worker process; put it in a file, or use run='thread'"
+                raise ConfigError(f"reward.{self.name}", self.fn, fix)
+            return name
+        if self.fn in BUILTIN:
+            return BUILTIN[self.fn].target
+        if not is_reference(self.fn):
+            fix = f"unknown; use one of {', '.join(BUILTIN)}, or module:function, or file.py:function"
+            raise ConfigError(f"reward.{self.name}", self.fn, fix)
+        return self.fn
+
+    def resolved(self) -> RewardComponent:
+        """The same with `run` and `workers` decided."""
+        known = BUILTIN.get(self.fn) if isinstance(self.fn, str) else None
+        run, workers = self.run, self.workers or (known.workers if known else 1)
+        if run == "auto":
+            run = known.run if known else ("process" if isinstance(self.fn, str) else "thread")
+        if run == "process":
+            self.target  # noqa: B018  (raises if it has no name)
+        return replace(self, run=run, workers=workers)
+
+    def function(self) -> RewardFn:
+        """The function itself, loaded, with its options."""
+        fn = load_object(self.target, f"reward.{self.name}") if isinstance(self.fn, str) else self.fn
+        return with_options(fn, self.options)
+
+
+def with_options(fn: RewardFn, options: Mapping[str, Any]) -> RewardFn:
+    """`fn` with keyword arguments that a column of the same name replaces."""
+    if not options:
+        return fn
+
+    def call(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> Any:
+        return fn(prompts, completions, **{**options, **columns})
+
+    return call
+
+
+RewardSpec = RewardFn | str | RewardComponent | Sequence[RewardComponent] | Mapping[str, RewardFn | str | RewardComponent]
+
+
+def as_components(
+    reward: RewardSpec, channels: Sequence[str] = ("reward",), weights: Sequence[float] = (1.0,)
+) -> tuple[RewardComponent, ...]:
+    """What a task was given, as components: one function (with its `channels`), one component, a list, or a dict by name."""
+    if isinstance(reward, RewardComponent):
+        found = [reward]
+    elif isinstance(reward, Mapping):
+        found = [_named(name, part) for name, part in reward.items()]
+    elif isinstance(reward, str) or callable(reward):
+        pairs = dict(zip(channels, weights, strict=True))
+        several = {} if len(pairs) == 1 else pairs
+        found = [RewardComponent(channels[0], reward, weights[0], channels=several)]
+    else:
+        found = list(reward)
+    names = [name for part in found for name in part.weights]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError("task.reward", names, "give at least one component, and each a name of its own")
+    return tuple(found)
+
+
+def _named(name: str, part: RewardFn | str | RewardComponent) -> RewardComponent:
+    return replace(part, name=name) if isinstance(part, RewardComponent) else RewardComponent(name, part)
+
+
+def takes_column(fn: RewardFn, column: str) -> bool:
+    """Whether `fn` accepts a keyword called `column`."""
+    parameters = inspect.signature(fn).parameters.values()
+    return any(p.name == column or p.kind is p.VAR_KEYWORD for p in parameters)

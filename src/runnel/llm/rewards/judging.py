@@ -1,0 +1,165 @@
+"""One call of one reward function, and the check of what it says. Whatever is wrong becomes a failure with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from runnel.llm.rewards.components import RewardComponent, RewardFn, Value
+
+Rewards = dict[str, list[Value]]
+"""By channel, one value a completion."""
+
+
+@dataclass(frozen=True)
+class RewardJob:
+    """The completions of one group. `key` comes back with the verdict; `ids` are the tokens of each completion."""
+
+    key: int
+    prompts: Sequence[str]
+    completions: Sequence[str]
+    columns: Mapping[str, Sequence[Any]]
+    ids: Sequence[Sequence[int]] = ()
+
+    def columns_for(self, component: RewardComponent) -> dict[str, Sequence[Any]]:
+        """What the function gets beside prompts and completions: tokens only where rewards are finer than the sequence."""
+        extra = {} if component.level == "sequence" else {"completion_ids": [list(i) for i in self.ids]}
+        return {**self.columns, **extra}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one component says of one job, or why it says nothing."""
+
+    rewards: Rewards | None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Rewards by channel for every completion of job `key`, or the reason why there are none."""
+
+    key: int
+    rewards: Rewards | None
+    failure: str = ""
+
+
+def call(fn: RewardFn, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]) -> list[Any]:
+    """Call a reward function, sync or async, and return its list."""
+    answer = fn(list(prompts), list(completions), **columns)
+    return list(asyncio.run(_await(answer)) if inspect.isawaitable(answer) else answer)
+
+
+async def _await(answer: Any) -> Any:
+    return await answer
+
+
+def reason(error: BaseException) -> str:
+    """An exception in a line that is short enough to be counted by."""
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> Outcome:
+    """Call a component's function here and check what it says."""
+    try:
+        values = call(fn, job.prompts, job.completions, job.columns_for(component))
+    except (Exception, SystemExit) as error:  # user code, which may run a model's code: counted, and the run goes on
+        return Outcome(None, reason(error))
+    return checked(component, job, values)
+
+
+def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -> Outcome:
+    """The answer of a function as rewards by channel; wrong lengths, names and numbers are failures."""
+    if len(values) != len(job.completions):
+        return Outcome(None, f"{len(values)} rewards for {len(job.completions)} completions")
+    out: Rewards = {channel: [] for channel in component.weights}
+    for i, value in enumerate(values):
+        named = value if isinstance(value, Mapping) else dict.fromkeys(out, value) if value is None else {component.name: value}
+        if set(named) != set(out):
+            return Outcome(None, f"channels {sorted(named)} instead of {sorted(out)}")
+        for channel, number in named.items():
+            wrong = None if number is None else CHECKS[component.level](number, job, i)
+            if wrong is not None:
+                return Outcome(None, f"{channel} {wrong}")
+            out[channel].append(_plain(number))
+    return Outcome(out)
+
+
+def _plain(value: Any) -> Value:
+    if value is None:
+        return None
+    return float(value) if isinstance(value, Real) else [_plain(v) for v in value]
+
+
+def _number(value: Any) -> str | None:
+    return None if isinstance(value, Real) and math.isfinite(value) else f"is {value!r}"[:80]
+
+
+def _sequence(value: Any, job: RewardJob, i: int) -> str | None:
+    return _number(value)
+
+
+def _numbers(value: Any, count: int, what: str) -> str | None:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return f"is {value!r}"[:80] + f" instead of a list of numbers, one a {what}"
+    if len(value) != count:
+        return f"has {len(value)} numbers for {count} {what}s"
+    return next((f"of a {what} {wrong}" for v in value if (wrong := _number(v))), None)
+
+
+def _token(value: Any, job: RewardJob, i: int) -> str | None:
+    return _numbers(value, len(job.ids[i]), "token")
+
+
+def _turn(value: Any, job: RewardJob, i: int) -> str | None:
+    return _numbers(value, 1, "turn")
+
+
+def _segment(value: Any, job: RewardJob, i: int) -> str | None:
+    size = len(job.completions[i])
+    for part in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+        if not isinstance(part, Sequence) or isinstance(part, str) or len(part) != 3:
+            return f"has {part!r}"[:80] + " instead of [start, end, number]"
+        if wrong := next((w for v in part if (w := _number(v))), None):
+            return f"of a segment {wrong}"
+        if not 0 <= part[0] <= part[1] <= size:
+            return f"has the span {part[0]}..{part[1]} in a completion of {size} characters"
+    return None
+
+
+CHECKS: Mapping[str, Callable[[Any, RewardJob, int], str | None]] = {
+    "sequence": _sequence,
+    "token": _token,
+    "segment": _segment,
+    "turn": _turn,
+}
+
+
+def joined(job: RewardJob, outcomes: Mapping[str, Outcome]) -> Verdict:
+    """The verdict on a job from all its components. A completion to which nothing applies has no total: a failure."""
+    for name, outcome in outcomes.items():
+        if outcome.rewards is None:
+            return Verdict(job.key, None, outcome.failure if len(outcomes) == 1 else f"{name}: {outcome.failure}")
+    rewards = {channel: values for o in outcomes.values() for channel, values in (o.rewards or {}).items()}
+    for i in range(len(job.completions)):
+        if all(values[i] is None for values in rewards.values()):
+            return Verdict(job.key, None, "no verdict: no component applies (None)")
+    return Verdict(job.key, rewards)
+
+
+def scalar(value: Value) -> float:
+    """A reward of any level as one number: the sum over tokens, segments or turns; NaN where it does not apply.
+
+    >>> scalar(0.5), scalar([1.0, 2.0]), scalar([[0, 3, 1.0], [3, 5, -0.5]])
+    (0.5, 3.0, 0.5)
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, list):
+        return float(sum(v[2] if isinstance(v, list) else v for v in value))
+    return value

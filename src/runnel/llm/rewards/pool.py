@@ -1,0 +1,95 @@
+"""The reward pool: all components of a task on their lanes. What fails, hangs or answers nonsense is counted, never a 0.
+
+Consumes jobs (prompts, completions, columns), produces verdicts in the order of submission. It waits for user code, for at
+most each component's `timeout_s` a job.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from runnel.core.clock import Clock, WallClock
+from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.rewards.judging import Outcome, RewardJob, Verdict, joined
+from runnel.llm.rewards.lanes import InlineLane, Lane, ThreadLane
+from runnel.llm.rewards.processes import ProcessLane
+
+WAIT_S = 0.05
+
+
+class RewardPool:
+    """Judges jobs by several components at once, each on a lane of its own, so that a slow one holds up no other.
+
+    `ordered` verdicts come in submission order, whatever time they take: a run is deterministic. Without it a verdict comes as
+    soon as it is there, and one that hangs holds up no other group.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[RewardComponent],
+        *,
+        timeout_s: float = 30.0,
+        ordered: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or WallClock()
+        self._lanes = {c.name: make_lane(c.resolved(), timeout_s=c.timeout_s or timeout_s, clock=clock) for c in components}
+        self._jobs: deque[RewardJob] = deque()
+        self._outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in self._lanes}
+        self._tickets: dict[int, int] = {}
+        self._next, self._ordered = 0, ordered
+
+    def submit(self, job: RewardJob) -> int:
+        """Hand a job over; returns its key, which its verdict carries."""
+        self._jobs.append(job)
+        self._tickets[job.key] = self._next
+        for lane in self._lanes.values():
+            lane.submit(self._next, job)
+        self._next += 1
+        return job.key
+
+    def pending(self) -> int:
+        """Jobs whose verdict was not collected yet."""
+        return len(self._jobs)
+
+    def collect(self, *, block: bool) -> list[Verdict]:
+        """Verdicts that are ready, oldest job first (if `ordered`, up to the first that is not); with `block`, those of all."""
+        self._poll(0.0)
+        out = self._take()
+        while block and self._jobs:
+            self._poll(WAIT_S)
+            out += self._take()
+        return out
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+
+    def _poll(self, wait_s: float) -> None:
+        """Ask every lane; wait only on one that the oldest job still needs."""
+        waits = wait_s
+        for name, lane in self._lanes.items():
+            missing = bool(self._jobs) and self._tickets[self._jobs[0].key] not in self._outcomes[name]
+            self._outcomes[name] |= lane.poll(waits if missing else 0.0)
+            waits = 0.0 if missing else waits
+
+    def _take(self) -> list[Verdict]:
+        out, waiting = [], deque[RewardJob]()
+        for job in self._jobs:
+            ticket = self._tickets[job.key]
+            if (waiting and self._ordered) or not all(ticket in found for found in self._outcomes.values()):
+                waiting.append(job)
+                continue
+            del self._tickets[job.key]
+            out.append(joined(job, {name: found.pop(ticket) for name, found in self._outcomes.items()}))
+        self._jobs = waiting
+        return out
+
+
+def make_lane(component: RewardComponent, *, timeout_s: float, clock: Clock) -> Lane:
+    """The lane that a component asks for."""
+    if component.run == "inline":
+        return InlineLane(component)
+    kind = ProcessLane if component.run == "process" else ThreadLane
+    return kind(component, timeout_s=timeout_s, clock=clock)

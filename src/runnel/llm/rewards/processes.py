@@ -1,0 +1,180 @@
+"""Reward functions in worker processes: the only place where user code can be stopped for certain.
+
+Workers are started once and reused, killed with all they started when a job runs out of time, and replaced. A function
+crosses by its name and a job as JSON: nothing is pickled. A worker ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from runnel.core.clock import Clock
+from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.rewards.judging import Outcome, RewardJob, checked
+from runnel.llm.rewards.lanes import timed_out
+from runnel.llm.rewards.wire import Frames, frame
+
+SCRIPT = Path(__file__).with_name("worker.py")
+START_S = 120.0
+"""Longest start of a worker: its imports."""
+STEP_S = 0.05
+"""Longest wait between two looks at the clock."""
+
+
+class WorkerProcess:
+    """One worker: a process of its own session, and a socket to it."""
+
+    def __init__(self, component: RewardComponent, began: float) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        theirs.close()
+        self.socket, self._frames = ours, Frames()
+        self.ready, self.began = False, began
+        self.ticket: int | None = None
+        self.job: RewardJob | None = None
+        self.send({"fn": component.target, "options": dict(component.options), "path": sys.path})
+
+    def send(self, message: Any) -> None:
+        """Hand a message over; a worker that is gone shows when its answer is read."""
+        with contextlib.suppress(OSError):
+            self.socket.sendall(frame(message))
+
+    def messages(self) -> tuple[list[Any], bool]:
+        """What has arrived, and whether the worker is still there."""
+        try:
+            while data := self.socket.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._frames.feed(data)
+        except BlockingIOError:
+            return self._frames.take(), True
+        except OSError:
+            pass
+        return self._frames.take(), False
+
+    def kill(self) -> int:
+        """End it with all it started; returns its exit code."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.socket.close()
+        return self.process.wait()
+
+
+class ProcessLane:
+    """Runs one component's jobs in up to `component.workers` worker processes (`Lane`)."""
+
+    def __init__(self, component: RewardComponent, *, timeout_s: float, clock: Clock) -> None:
+        self._component, self._timeout_s, self._clock = component, timeout_s, clock
+        self._queue: deque[tuple[int, RewardJob]] = deque()
+        self._workers: list[WorkerProcess] = []
+        self._found: dict[int, Outcome] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [w.process.pid for w in self._workers]
+
+    def submit(self, ticket: int, job: RewardJob) -> None:
+        self._queue.append((ticket, job))
+        self._hand_out()
+
+    def poll(self, wait_s: float = 0.0) -> dict[int, Outcome]:
+        self._read()
+        if not self._found and wait_s > 0 and self._workers:
+            select.select([w.socket for w in self._workers], [], [], min(wait_s, STEP_S))
+            self._read()
+        found, self._found = self._found, {}
+        return found
+
+    def close(self) -> None:
+        self._queue.clear()
+        for worker in self._workers:
+            worker.kill()
+        self._workers = []
+
+    def _read(self) -> None:
+        for worker in list(self._workers):
+            messages, alive = worker.messages()
+            for message in messages:
+                self._take(worker, message)
+            if not alive and worker in self._workers:
+                self._lose(worker, _exit_text(worker.kill()))
+            elif worker in self._workers:
+                self._check_time(worker)
+        self._hand_out()
+
+    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            worker.ready = True
+        elif worker.job is None or worker.ticket is None:
+            self._lose(worker, message["failure"])  # it could not load the function
+        else:
+            failure = message.get("failure")
+            outcome = Outcome(None, failure) if failure else checked(self._component, worker.job, message["values"])
+            self._found[worker.ticket] = outcome
+            worker.ticket = worker.job = None
+
+    def _check_time(self, worker: WorkerProcess) -> None:
+        age = self._clock.now() - worker.began
+        if worker.ticket is not None and age >= self._timeout_s:
+            worker.kill()
+            self._workers.remove(worker)
+            self._found[worker.ticket] = timed_out(self._timeout_s)
+        elif not worker.ready and age >= START_S:
+            worker.kill()
+            self._lose(worker, f"its worker process did not start within {START_S:g} s")
+
+    def _lose(self, worker: WorkerProcess, reason: str) -> None:
+        """A worker is gone: its job fails with the reason; one that could not start takes the next job down with it."""
+        worker.kill()
+        self._workers.remove(worker)
+        ticket = worker.ticket
+        if ticket is None and not worker.ready and self._queue:
+            ticket = self._queue.popleft()[0]
+        if ticket is not None:
+            self._found[ticket] = Outcome(None, reason)
+
+    def _hand_out(self) -> None:
+        """Give waiting jobs to idle workers; start workers while there are more jobs than those."""
+        for worker in self._workers:
+            if worker.ready and worker.ticket is None and self._queue:
+                self._give(worker, *self._queue.popleft())
+        idle = sum(w.ticket is None for w in self._workers)
+        while len(self._queue) > idle and len(self._workers) < self._component.workers:
+            self._workers.append(WorkerProcess(self._component, self._clock.now()))
+            idle += 1
+
+    def _give(self, worker: WorkerProcess, ticket: int, job: RewardJob) -> None:
+        columns = job.columns_for(self._component)
+        try:
+            message = {"prompts": list(job.prompts), "completions": list(job.completions), "columns": columns}
+            json.dumps(columns)
+        except (TypeError, ValueError) as error:
+            fix = "columns must be plain data (numbers, strings, lists, dicts) to reach a worker process; or use run='thread'"
+            self._found[ticket] = Outcome(None, f"{error}; {fix}")
+            return
+        worker.ticket, worker.job, worker.began = ticket, job, self._clock.now()
+        worker.send(message)
+
+
+def _exit_text(code: int) -> str:
+    if code >= 0:
+        return f"its worker process ended with exit code {code}"
+    return f"its worker process was killed by {signal.Signals(-code).name}"
