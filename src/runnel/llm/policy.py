@@ -26,7 +26,6 @@ class ChatPolicy:
             num_slots=1,
             max_length=int(model.config.max_position_embeddings),
             eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
         )
         self.engine.load_params(ParamSet(version, model_params(model), shared=True))
         self._num_calls = 0

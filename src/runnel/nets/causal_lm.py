@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.errors import ConfigError
+from runnel.nets.pack import pack
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
 
         if not Path(config.path).is_dir():
             raise ConfigError("model", config.path, "there is no such folder; give a model folder, or leave it empty")
-        return AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).eval()
+        return _packed(AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32))
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = LlamaConfig(
@@ -70,7 +71,13 @@ def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(sizes).eval()
+        return _packed(LlamaForCausalLM(sizes))
+
+
+def _packed(model: Any) -> Any:
+    """With all parameters in one vector, so that engine and learner can multiply neighbours at once (`pack.py`)."""
+    pack(model)
+    return model.eval()
 
 
 def model_params(model: nn.Module) -> dict[str, Tensor]:
@@ -84,18 +91,32 @@ def load_model_params(model: Any, params: Mapping[str, Tensor], *, bind: bool) -
     if own.keys() != params.keys():
         odd = sorted(own.keys() ^ params.keys())[:3]
         raise ConfigError("params", odd, "these names are on one side only; build both models from one config")
-    with torch.no_grad():
+    if bind:
         for name, parameter in own.items():
-            if bind:
-                parameter.data = params[name]
-            else:
-                parameter.copy_(params[name])
+            parameter.data = params[name]
+        return
+    with torch.no_grad():
+        torch._foreach_copy_(list(own.values()), [params[name] for name in own])
 
 
 def hidden_states(model: Any, tokens: Tensor, **kwargs: Any) -> Tensor:
     """Last hidden states, before the output head. `[B, L] int64 -> [B, L, width]`"""
     out: Tensor = model.base_model(input_ids=tokens, use_cache="past_key_values" in kwargs, **kwargs).last_hidden_state
     return out
+
+
+def output_head(model: Any) -> Callable[[Tensor], Tensor]:
+    """From last hidden states to logits, with the scaling and the soft cap that some families put behind their output
+    embedding. `[..., width] -> [..., vocabulary]`"""
+    head, config = model.get_output_embeddings(), model.config
+    cap = getattr(config, "final_logit_softcapping", None)
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+
+    def logits(hidden: Tensor) -> Tensor:
+        out = head(hidden) if scale == 1.0 else head(hidden) * scale
+        return out if cap is None else torch.tanh(out / cap) * cap
+
+    return logits
 
 
 def save_model(model: Any, folder: str | Path) -> None:

@@ -20,7 +20,7 @@ def one_thread() -> None:
 
 
 def engine_of(model, num_slots=4, eos_id=2, **kwargs):
-    engine = NativeEngine(model, num_slots=num_slots, max_length=40, eos_id=eos_id, pad_id=0, **kwargs)
+    engine = NativeEngine(model, num_slots=num_slots, max_length=40, eos_id=eos_id, **kwargs)
     engine.version = 0
     return engine
 
@@ -33,8 +33,8 @@ def prompts(count, seed=0):
 def test_greedy_equals_plain_forward_passes():
     model = build_model(SIZES, VOCAB, seed=1)
     replies = generate(
-        engine_of(model, num_slots=3, greedy=True),
-        [make_request(i, p, seed=i, max_tokens=12) for i, p in enumerate(prompts(7))],
+        engine_of(model, num_slots=3),
+        [make_request(i, p, seed=i, max_tokens=12, sampling=SamplingConfig(0.0)) for i, p in enumerate(prompts(7))],
     )
     for prompt, reply in zip(prompts(7), replies, strict=True):
         tokens = list(prompt)
@@ -134,7 +134,7 @@ def test_mid_generation_snapshot_with_a_queue_is_bit_exact():
 def test_bad_requests_and_models_are_refused():
     model = build_model(SIZES, VOCAB, seed=1)
     with pytest.raises(ConfigError, match="max_length"):
-        NativeEngine(model, num_slots=1, max_length=65, eos_id=2, pad_id=0)
+        NativeEngine(model, num_slots=1, max_length=65, eos_id=2)
     with pytest.raises(DataError, match="do not fit max_length"):
         engine_of(model).submit([make_request(0, [1] * 39, seed=0, max_tokens=2)])
     with torch.no_grad():

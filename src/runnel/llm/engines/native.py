@@ -1,13 +1,14 @@
-"""The native engine: continuous batching in plain torch, on any Llama-like Hugging Face model.
+"""The native engine: continuous batching in this process, beside the learner or in a worker of its own.
 
-Consumes requests (`tokens`, `seed`, `max_tokens`, `temperature`), produces completions with each token's log-probability and
-policy version. It waits for requests, and while paused for `resume`; a request for an exact version waits for that version.
+Consumes requests (`requests.py`), produces completions with each token's log-probability and policy version. It waits for
+requests, and while paused for `resume`; a request for an exact version waits for that version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,56 +17,96 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
-from runnel.llm.engines.requests import check_request, reply_rows
-from runnel.llm.engines.slots import Running, SlotCache
-from runnel.nets.causal_lm import hidden_states, load_model_params
+from runnel.llm.engines.requests import LogitsHook, check_request, reply_rows, sampling_of
+from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
+from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
+from runnel.nets.causal_lm import load_model_params
+from runnel.nets.pack import pack
+from runnel.ops.capture import Captured
+from runnel.ops.sampling import draw, draw_within
+
+
+@dataclass(eq=False)
+class Prompt:
+    """Tokens on their way into the cache for one or more rows; the first row's slot holds them."""
+
+    tokens: Tensor
+    rows: list[Running]
+    filled: int = 0
+    resumed: bool = False
+    """The rows go on after this: they have tokens already."""
+
+    @property
+    def room(self) -> int:
+        return len(self.tokens) - self.filled
 
 
 class NativeEngine:
     """Decodes token by token behind `submit` and `step`.
 
-    A step decodes one token in every running slot, in one forward pass; then it admits waiting requests into free slots, with
-    one padded prefill pass that gives each its first token. Each request draws from its own random stream (Philox, keyed by
-    its seed; one uniform a token, inverse cumulative distribution), so its tokens do not depend on its neighbours, up to the
-    rounding of differently sized matrix products.
+    A step decodes in every running row, `window` tokens in one go where there is an accelerator; then it admits waiting requests
+    into free rows and puts at most `prefill_tokens` tokens of their prompts into the cache. Requests with the same prompt
+    share that work. Each request draws from its own random stream (Philox, keyed by its seed; one uniform a token, inverse
+    cumulative distribution), so its random numbers do not depend on its neighbours; its logits do by rounding, since products
+    of other shapes are summed in other orders. With `fixed_shapes` every product has the same shape whoever runs beside it.
 
-    Reply rows: `tokens [m]`, `logprob [m]` (at the request's temperature; at 1 if greedy), `policy_version [m]`,
-    `terminated [1]`. The model's logits must be its output embedding of its last hidden state.
+    New parameters are used from the next step on: running rows keep their keys and values (`on_update="keep"`), or compute
+    them again (`"recompute"`). Beside a learner that publishes its own tensors nothing is copied.
     """
 
     immediate = False
 
-    def __init__(self, model: Any, *, num_slots: int, max_length: int, eos_id: int, pad_id: int, greedy: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_slots: int,
+        max_length: int,
+        eos_id: int,
+        decode_text: Callable[[Sequence[int]], str] | None = None,
+        window: int = 8,
+        prefill_tokens: int = 8192,
+        on_update: Literal["keep", "recompute"] = "keep",
+        fixed_shapes: bool = False,
+        logits_hook: LogitsHook | None = None,
+    ) -> None:
         limit = int(model.config.max_position_embeddings)
         if max_length > limit:
             raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
-        self.model, self.num_slots, self.max_length = model.eval(), num_slots, max_length
-        self.eos_id, self.pad_id, self.greedy = eos_id, pad_id, greedy
-        self.version = -1
-        self.paused = False
-        self._bound = False
-        self._head = model.get_output_embeddings()
-        self._device = self._head.weight.device
-        self._cache = SlotCache(num_slots, max_length)
+        self.model, self.num_slots, self.max_length, self.eos_id = model.eval(), num_slots, max_length, eos_id
+        self.version, self.paused, self.num_tokens = -1, False, 0
+        self.hook, self._decode_text = logits_hook, decode_text
+        self._prefill_tokens, self._on_update, self._fixed = prefill_tokens, on_update, fixed_shapes
+        self._runner = make_runner(self.model, num_slots=num_slots, max_length=max_length)
+        self._device = model.get_output_embeddings().weight.device
+        self._window = window if self._device.type == "cuda" else 1
+        self._rows = Rows(num_slots, max_length, device=self._device)
+        self._index = torch.arange(num_slots, device=self._device)
+        self._captured = Captured(self._decode_rows, name="a decode step")
         self._waiting: list[Request] = []
         self._running: list[Running] = []
-        self.num_tokens = 0
-        """Tokens made since the start."""
+        self._filling: list[Prompt] = []
+        self._bound = False
 
-    # ------------------------------------------------------------------------------------------------------- requests
+    # -------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
             check_request(request, self.max_length)
+            sampling = sampling_of(request.rows)
+            if sampling.stop and self._decode_text is None:
+                raise DataError(f"request {request.id} has stop texts; give the engine decode_text to read its tokens")
+            if len(sampling.stop_tokens) >= MAX_STOPS:
+                raise DataError(f"request {request.id} has {len(sampling.stop_tokens)} stop tokens; at most {MAX_STOPS - 1}")
         self._waiting.extend(requests)
 
     def pending(self) -> int:
         return len(self._waiting) + len(self._running)
 
     def abort(self, ids: Sequence[int]) -> None:
-        """Forget these requests; their slots are free at once."""
+        """Forget these requests; their rows are free at once."""
         gone = set(ids)
         self._waiting = [r for r in self._waiting if r.id not in gone]
-        self._free([i for i, r in enumerate(self._running) if r.request.id in gone])
+        self._free([r for r in self._running if r.request.id in gone])
 
     def pause(self) -> None:
         """`step` does nothing until `resume`; what is running stays."""
@@ -74,131 +115,281 @@ class NativeEngine:
     def resume(self) -> None:
         self.paused = False
 
-    # --------------------------------------------------------------------------------------------------------- decode
+    def so_far(self, id: int) -> list[int]:
+        """The tokens that request `id` has got until now."""
+        found = [r for r in self._running if r.request.id == id]
+        return self._rows.tokens[found[0].row, : found[0].made].tolist() if found else []
+
+    def close(self) -> None:
+        """Nothing is held outside this process."""
+
+    # ----------------------------------------------------------------------------------------------------------- step
     @torch.no_grad()
     def step(self) -> list[Reply]:
         if self.paused:
             return []
-        replies = self._decode() if self._running else []
-        admitted = self._admit()
-        return replies + (self._prefill(admitted) if admitted else [])
+        replies = self._decode()
+        self._admit()
+        return replies + self._fill()
 
     def _decode(self) -> list[Reply]:
-        """One more token for every running row. The row's newest token is not in the cache yet: this pass puts it there."""
-        running = self._running
-        positions = torch.tensor([r.length - 1 for r in running], device=self._device)
-        longest = max(r.length for r in running)
-        tokens = torch.tensor([[r.last] for r in running], device=self._device)
-        mask = torch.arange(longest, device=self._device) <= positions[:, None]
-        self._cache.aim_decode(positions, longest)
-        hidden = self._forward(tokens, positions[:, None], mask[:, None, None])
-        self._sample(hidden[:, -1], running)
-        return self._collect(0)
+        """Some more tokens for every row whose prompt is in the cache."""
+        filling = {id(row) for prompt in self._filling for row in prompt.rows}
+        going = [r for r in self._running if id(r) not in filling]
+        if not going:
+            return []
+        rows = self._num_rows(len(self._running))
+        limited = self.hook is not None or any(r.sampling.truncates for r in going)
+        longest = self.max_length if self._fixed else max(r.length for r in going)
+        for _ in range(min(self._window, max(r.max_tokens - r.made for r in going))):
+            if self._runner.records and self.hook is None:
+                self._captured(self._index, rows, self.max_length, limited)
+            else:
+                self._decode_rows(self._index, rows, longest, limited)
+            longest = min(longest + 1, self.max_length)
+        return self._collect(going)
 
-    def _prefill(self, admitted: list[Running]) -> list[Reply]:
-        """The first token of each admitted row, from one forward pass over their padded prompts."""
-        first = len(self._running)
-        self._running += admitted
-        lengths = torch.tensor([r.prompt_length for r in admitted], device=self._device)
-        longest = int(lengths.max())
-        tokens = torch.full((len(admitted), longest), self.pad_id, dtype=torch.int64, device=self._device)
-        for i, row in enumerate(admitted):
-            tokens[i, : row.prompt_length] = row.request.rows["tokens"]
-        steps = torch.arange(longest, device=self._device)
-        self._cache.aim_prefill(first, len(admitted), longest)
-        mask = (steps[None, :] <= steps[:, None]).expand(len(admitted), 1, longest, longest)
-        hidden = self._forward(tokens, steps.expand(len(admitted), -1), mask)
-        self._sample(hidden[torch.arange(len(admitted), device=self._device), lengths - 1], admitted)
-        return self._collect(first)
+    def _decode_rows(self, index: Tensor, n: int, longest: int, limited: bool) -> None:
+        """One token in each of the rows `0 ... n - 1`; those that are not active change nothing that is read later."""
+        hidden = self._runner.decode(self._rows.last[:n], self._rows.position[:n], longest)
+        self._draw(self._runner.logits(hidden), index[:n], limited)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        return hidden_states(self.model, tokens, position_ids=positions, attention_mask=mask, past_key_values=self._cache)
+    def _draw(self, logits: Tensor, rows: Tensor, limited: bool) -> None:
+        s = self._rows
+        heat, uniform = s.heat[rows], s.uniform(rows)
+        if not limited:
+            s.record(rows, *draw(logits, heat=heat, uniform=uniform), None)
+            return
+        allowed = logits if self.hook is None else self.hook(logits, [self._running[i].request for i in rows.tolist()])
+        limits = {"top_k": s.top_k[rows], "top_p": s.top_p[rows], "min_p": s.min_p[rows]}
+        s.record(rows, *draw_within(logits, allowed, heat=heat, uniform=uniform, **limits))
 
-    def _sample(self, hidden: Tensor, rows: Sequence[Running]) -> None:
-        """Append one token to each of `rows`, from its hidden state `[n, width]`."""
-        heat = [0.0 if self.greedy else r.temperature for r in rows]
-        scale = torch.tensor([t if t > 0 else 1.0 for t in heat], device=self._device)
-        draws = torch.tensor([r.uniforms[len(r.tokens)] for r in rows], dtype=torch.float64, device=self._device)
-        logp = torch.log_softmax(self._head(hidden).float() / scale[:, None], dim=-1)
-        cdf = logp.double().exp().cumsum(dim=-1)
-        tokens = torch.searchsorted(cdf, (draws * cdf[:, -1])[:, None], right=True).squeeze(1).clamp(max=cdf.shape[1] - 1)
-        if 0.0 in heat:
-            tokens = torch.where(torch.tensor(heat, device=self._device) > 0, tokens, logp.argmax(dim=-1))
-        chosen = logp.gather(1, tokens[:, None]).squeeze(1)
-        if not bool(torch.isfinite(chosen).all()):
-            raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
-        self.num_tokens += len(rows)
-        for row, token, logprob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
-            row.append(token, logprob, self.version)
+    def _num_rows(self, n: int) -> int:
+        """Rows that are computed: the running ones, rounded up where a graph is recorded for each number of them."""
+        if self._fixed:
+            return self.num_slots
+        if not self._runner.records or self.hook is not None:
+            return n
+        grain = 32 if n > 32 else 8
+        return min(self.num_slots, -(-n // grain) * grain)
 
-    # ---------------------------------------------------------------------------------------------------------- slots
-    def _admit(self) -> list[Running]:
-        """Waiting requests that get a slot now, oldest first; one for an exact version waits until that is loaded."""
+    # -------------------------------------------------------------------------------------------------------- prompts
+    def _admit(self) -> None:
+        """Give free rows to waiting requests, oldest first; one for an exact version waits until that is loaded."""
         free = self.num_slots - len(self._running)
         ready = [r for r in self._waiting if r.version in (-1, self.version)][:free]
+        if not ready:
+            return
         taken = {id(r) for r in ready}
         self._waiting = [r for r in self._waiting if id(r) not in taken]
-        return [Running.of(r) for r in ready]
+        joined: dict[bytes, Prompt] = {}
+        fresh = [Running.of(r, eos_id=self.eos_id) for r in ready]
+        for row in fresh:
+            row.row = len(self._running)
+            row.mark(self.version)
+            self._running.append(row)
+            key = row.prompt.numpy().tobytes()
+            if key in joined:
+                joined[key].rows.append(row)
+            else:
+                joined[key] = Prompt(row.prompt, [row])
+        self._rows.put(fresh)
+        self._filling += joined.values()
 
-    def _collect(self, first: int) -> list[Reply]:
-        """Replies of the rows from `first` on that have ended, whose slots become free."""
-        ended = [i for i, r in enumerate(self._running) if i >= first and self._ended(r)]
-        replies = [self._reply(self._running[i]) for i in ended]
-        self._free(ended)
+    def _fill(self) -> list[Reply]:
+        """Put a bounded number of prompt tokens into the cache; rows whose prompt is complete get their first token."""
+        pieces: list[tuple[Prompt, Piece]] = []
+        budget = self._prefill_tokens
+        for prompt in self._filling:
+            take = min(prompt.room, budget)
+            if take <= 0:
+                break
+            tokens = prompt.tokens[prompt.filled : prompt.filled + take]
+            pieces.append((prompt, Piece(prompt.rows[0].row, tokens, prompt.filled)))
+            budget -= take
+        if not pieces:
+            return []
+        hidden = self._prefill([piece for _, piece in pieces])
+        for prompt, piece in pieces:
+            prompt.filled += len(piece.tokens)
+        done = [(i, prompt) for i, (prompt, _) in enumerate(pieces) if not prompt.room]
+        self._filling = [p for p in self._filling if p.room]
+        return self._begin(hidden, done) if done else []
+
+    def _prefill(self, pieces: Sequence[Piece]) -> Tensor:
+        if self._fixed:
+            return torch.cat([self._runner.prefill([piece]) for piece in pieces])
+        return self._runner.prefill(pieces)
+
+    def _begin(self, hidden: Tensor, done: Sequence[tuple[int, Prompt]]) -> list[Reply]:
+        """Rows of complete prompts start: their first tokens, unless they go on from earlier ones."""
+        for _, prompt in done:
+            first, *others = [r.row for r in prompt.rows]
+            if others:
+                self._runner.copy([first] * len(others), others, len(prompt.tokens))
+        where = self._rows.start([r for _, prompt in done for r in prompt.rows])
+        fresh = [(i, r) for i, prompt in done if not prompt.resumed for r in prompt.rows]
+        if not fresh:
+            return []
+        states = hidden[[i for i, _ in fresh]]
+        logits = self._runner.logits(states) if not self._fixed else torch.cat([self._runner.logits(h[None]) for h in states])
+        rows = torch.tensor([r.row for _, r in fresh], device=where.device)
+        self._draw(logits, rows, self.hook is not None or any(r.sampling.truncates for _, r in fresh))
+        return self._collect([r for _, r in fresh])
+
+    # ------------------------------------------------------------------------------------------------------- replies
+    def _collect(self, rows: Sequence[Running]) -> list[Reply]:
+        """Look at what `rows` made; the replies of those that have ended, whose places become free."""
+        seen = self._rows.seen(len(self._running)).tolist()
+        ended: list[tuple[Running, bool]] = []
+        for row in rows:
+            before = row.made
+            row.last, row.made, active, sane = seen[row.row]
+            self.num_tokens += row.made - before
+            if not sane:
+                raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
+            if row.sampling.stop and self._stopped_by_text(row, before):
+                ended.append((row, True))
+            elif not active:
+                ended.append((row, row.last in row.stops))
+        if not ended:
+            return []
+        replies = self._replies(ended)
+        self._free([row for row, _ in ended])
         return replies
 
-    def _ended(self, row: Running) -> bool:
-        return row.last == self.eos_id or len(row.tokens) == row.max_tokens
+    def _stopped_by_text(self, row: Running, before: int) -> bool:
+        """Cut a row behind the first token that completes one of its stop texts."""
+        assert self._decode_text is not None
+        tokens = self._rows.tokens[row.row, : row.made].tolist()
+        tail = max(len(text) for text in row.sampling.stop) + 8
+        for end in range(before + 1, row.made + 1):
+            text = self._decode_text(tokens[max(0, end - tail) : end])
+            if any(stop in text for stop in row.sampling.stop):
+                self.num_tokens -= row.made - end
+                row.made = end
+                return True
+        return False
 
-    def _reply(self, row: Running) -> Reply:
-        rows = reply_rows(row.tokens, row.logprobs, row.versions, terminated=row.last == self.eos_id)
-        return Reply(row.request.id, rows, row.versions[-1])
+    def _replies(self, ended: Sequence[tuple[Running, bool]]) -> list[Reply]:
+        s, where = self._rows, [row.row for row, _ in ended]
+        widest = max(row.made for row, _ in ended)
+        tokens, logprobs = s.tokens[where, :widest].cpu(), s.logprobs[where, :widest].cpu()
+        limited = self.hook is not None or any(row.sampling.truncates for row, _ in ended)
+        drawn = s.drawn[where, :widest].cpu() if limited else logprobs
+        replies = []
+        for i, (row, terminated) in enumerate(ended):
+            n, versions = row.made, row.versions(row.made)
+            sampled = drawn[i, :n].tolist() if self.hook is not None or row.sampling.truncates else None
+            made = {"terminated": terminated, "sampling_logprobs": sampled}
+            rows = reply_rows(tokens[i, :n].tolist(), logprobs[i, :n].tolist(), versions, **made)  # type: ignore[arg-type]
+            replies.append(Reply(row.request.id, rows, versions[-1]))
+        return replies
 
-    def _free(self, rows: Sequence[int]) -> None:
-        """Remove rows; the last running row moves into each hole."""
-        for hole in sorted(rows, reverse=True):
-            last = self._running.pop()
-            if hole < len(self._running):
-                self._cache.move(len(self._running), hole, last.length)
-                self._running[hole] = last
+    def _free(self, rows: Sequence[Running]) -> None:
+        """Remove rows; running ones from the end move into the holes, so that what runs is always `0 ... n - 1`."""
+        gone = {r.row for r in rows}
+        left = len(self._running) - len(gone)
+        holes = sorted(i for i in gone if i < left)
+        movers = [r for r in self._running[left:] if r.row not in gone]
+        self._leave(rows)
+        if movers:
+            sources = [r.row for r in movers]
+            self._runner.copy(sources, holes, max(r.length for r in movers))
+            self._rows.move(sources, holes)
+            for row, hole in zip(movers, holes, strict=True):
+                row.row = hole
+                self._running[hole] = row
+        del self._running[left:]
+        if gone:
+            self._rows.active[left:] = 0
 
-    # ------------------------------------------------------------------------------------------------------ parameters
+    def _leave(self, rows: Sequence[Running]) -> None:
+        """Take rows out of prompts that are still on their way; another row of the prompt holds it then."""
+        gone = {id(r) for r in rows}
+        for prompt in self._filling:
+            rest = [r for r in prompt.rows if id(r) not in gone]
+            if rest and rest[0] is not prompt.rows[0] and prompt.filled:
+                self._runner.copy([prompt.rows[0].row], [rest[0].row], prompt.filled)
+            prompt.rows = rest
+        self._filling = [p for p in self._filling if p.rows]
+
+    # ----------------------------------------------------------------------------------------------------- parameters
+    @torch.no_grad()
     def load_params(self, params: ParamSet) -> None:
-        """Use `params` from the next `step` on. Running completions go on: their keys and values stay, and their next
-        tokens carry the new version. One that asked for an exact version must have ended before."""
+        """Use `params` from the next `step` on. One that asked for an exact version must have ended before."""
         held = [r.request.id for r in self._running if r.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
-        if params.shared or not self._bound:
-            if not (params.shared and self._is_bound_to(params)):
-                load_model_params(self.model, params.params, bind=params.shared)
+        if params.shared:
+            self._bind(params)
         else:
-            own = {name: value.clone() for name, value in params.params.items()}
-            load_model_params(self.model, own, bind=True)
-        self._bound, self.version = params.shared, params.version
+            if self._bound:
+                pack(self.model)  # into memory of its own: what it has now is the learner's
+            load_model_params(self.model, params.params, bind=False)
+            if self._bound:
+                self._moved()
+            self._bound = False
+        self.version = params.version
+        for row in self._running:
+            row.mark(self.version)
+        if self._on_update == "recompute":
+            self._recompute()
 
-    def _is_bound_to(self, params: ParamSet) -> bool:
-        return self._bound and all(p.data_ptr() == params.params[n].data_ptr() for n, p in self.model.named_parameters())
+    def _bind(self, params: ParamSet) -> None:
+        """Read the learner's own tensors from now on."""
+        own = dict(self.model.named_parameters())
+        if self._bound and all(own[name].data_ptr() == value.data_ptr() for name, value in params.params.items()):
+            return
+        load_model_params(self.model, params.params, bind=True)
+        self._bound = self._moved()
 
-    # ----------------------------------------------------------------------------------------------------------- state
+    def _moved(self) -> bool:
+        """The model's parameters lie elsewhere; False if they had to be copied to lie as the decoder needs them."""
+        kept = not isinstance(self._runner, DecoderRunner) or self._runner.decoder.is_packed()
+        if not kept:
+            pack(self.model)
+        self._runner.refresh()
+        self._captured.forget()
+        return kept
+
+    def _recompute(self) -> None:
+        """Running rows put their tokens into the cache anew, under the parameters of now."""
+        waiting = {id(r) for p in self._filling for r in p.rows}
+        for prompt in self._filling:
+            prompt.filled = 0
+        for row in self._running:
+            if id(row) not in waiting:
+                made = self._rows.tokens[row.row, : row.made - 1].cpu()
+                self._filling.append(Prompt(torch.cat((row.prompt, made)), [row], resumed=True))
+        self._rows.active.zero_()
+
+    # ---------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
         """Requests, what was made of them, and the keys and values in use. Parameters come back with `load_params`."""
         longest = max((r.length for r in self._running), default=0)
+        where = {id(r): i for i, r in enumerate(self._running)}
         return {
             "version": self.version,
             "paused": self.paused,
             "num_tokens": self.num_tokens,
             "waiting": [_request_data(r) for r in self._waiting],
-            "running": [
-                {
-                    "request": _request_data(r.request),
-                    "tokens": torch.tensor(r.tokens, dtype=torch.int64),
-                    "logprob": torch.tensor(r.logprobs, dtype=torch.float32),
-                    "policy_version": torch.tensor(r.versions, dtype=torch.int64),
-                }
-                for r in self._running
+            "running": [self._row_data(r) for r in self._running],
+            "filling": [
+                {"tokens": p.tokens, "rows": [where[id(r)] for r in p.rows], "filled": p.filled, "resumed": p.resumed}
+                for p in self._filling
             ],
-            "cache": self._cache.snapshot(len(self._running), longest),
+            "cache": self._runner.snapshot(len(self._running), longest),
+        }
+
+    def _row_data(self, row: Running) -> State:
+        s, n = self._rows, row.made
+        return {
+            "request": _request_data(row.request),
+            "tokens": s.tokens[row.row, :n].cpu().clone(),
+            "logprob": s.logprobs[row.row, :n].cpu().clone(),
+            "drawn": s.drawn[row.row, :n].cpu().clone(),
+            "spans": [list(span) for span in row.spans],
         }
 
     @torch.no_grad()
@@ -207,11 +398,25 @@ class NativeEngine:
         self._waiting = [_request_of(r) for r in state["waiting"]]
         self._running = []
         for data in state["running"]:
-            row = Running.of(_request_of(data["request"]))
-            row.tokens, row.versions = data["tokens"].tolist(), data["policy_version"].tolist()
-            row.logprobs = data["logprob"].tolist()
-            self._running.append(row)
-        self._cache.restore(state["cache"])
+            self._restore_row(data)
+        self._filling = [
+            Prompt(p["tokens"], [self._running[i] for i in p["rows"]], p["filled"], p["resumed"]) for p in state["filling"]
+        ]
+        self._rows.active.zero_()
+        filling = {id(r) for p in self._filling for r in p.rows}
+        going = [r for r in self._running if id(r) not in filling]
+        if going:
+            self._rows.start(going)
+        self._runner.restore(state["cache"])
+
+    def _restore_row(self, data: State) -> None:
+        row = Running.of(_request_of(data["request"]), eos_id=self.eos_id)
+        row.row, row.made = len(self._running), len(data["tokens"])
+        row.last = int(data["tokens"][-1]) if row.made else 0
+        row.spans = [(int(a), int(b)) for a, b in data["spans"]]
+        self._running.append(row)
+        self._rows.put([row])
+        self._rows.put_made(row, data["tokens"], data["logprob"], data["drawn"])
 
 
 def _request_data(request: Request) -> State:

@@ -1,111 +1,140 @@
-"""The memory of an engine: a key-value cache of fixed size, and the running completions beside it.
+"""The rows of an engine: what each is doing, in tensors beside the model, so that decoding needs no host.
 
-Running completions always fill the rows `0 .. num_running - 1` (the last one moves into a hole), so that a decode step reads
-its keys and values as one slice, cut to the longest running row, without a gather.
+Running completions fill the rows `0 ... num_running - 1` (the last one moves into a hole); row i owns slot i of the cache. A
+decode step reads and writes these tensors alone; the host looks when it wants to know who has ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.protocols import Request, State
+from runnel.core.protocols import Request
+from runnel.llm.engines.requests import SamplingConfig, sampling_of
+
+MAX_STOPS = 8
+NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
 
 
-class SlotCache:
-    """Keys and values of every layer, `[slots, kv_heads, max_length, head_dim]`, written at each row's own position.
+class Rows:
+    """Numbers of every row. `last`: newest token, not in the cache yet; `position`: where it goes; `count`: tokens made; `left`:
+    how many more may come; `active`: 1 while running; `sane`: 0 once a log-probability was not finite."""
 
-    Stands in for a transformers cache: attention calls `update` and nothing else, since positions and a 4D mask are given.
-    """
+    def __init__(self, num_rows: int, max_new: int, *, device: torch.device) -> None:
+        self._ints = torch.zeros((len(NUMBERS), num_rows), dtype=torch.int64, device=device)
+        self.last, self.position, self.count, self.left, self.active, self.sane, self.top_k = self._ints.unbind(0)
+        self._floats = torch.ones((3, num_rows), dtype=torch.float32, device=device)
+        self.heat, self.top_p, self.min_p = self._floats.unbind(0)
+        self.stops = torch.full((num_rows, MAX_STOPS), -1, dtype=torch.int64, device=device)
+        self.uniforms = torch.zeros((num_rows, max_new), dtype=torch.float64, device=device)
+        self.tokens = torch.zeros((num_rows, max_new), dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros((num_rows, max_new), dtype=torch.float32, device=device)
+        self.drawn = torch.zeros((num_rows, max_new), dtype=torch.float32, device=device)
+        self._last_column = max_new - 1
 
-    def __init__(self, num_slots: int, max_length: int) -> None:
-        self._shape = (num_slots, max_length)
-        self.layers: list[tuple[Tensor, Tensor]] = []
-        self._rows = slice(0, 0)
-        self._positions: Tensor | None = None
-        self._length = 0
+    def uniform(self, rows: Tensor) -> Tensor:
+        """The number that decides the next token of each of `rows`. `[n] -> [n]`"""
+        return self.uniforms[rows, self.count[rows].clamp(max=self._last_column)]
 
-    def aim_prefill(self, first_row: int, num_rows: int, length: int) -> None:
-        """The next forward pass writes positions `0 .. length - 1` of these rows."""
-        self._rows, self._positions, self._length = slice(first_row, first_row + num_rows), None, length
+    def record(self, rows: Tensor, token: Tensor, logprob: Tensor, drawn: Tensor | None) -> None:
+        """Append a token to each of `rows` that is active, and end those that are through. All on the device."""
+        _, position, count, left, active, sane, _ = self._ints[:, rows].unbind(0)
+        live, at = active > 0, count.clamp(max=self._last_column)
+        self.tokens[rows, at] = torch.where(live, token, self.tokens[rows, at])
+        self.logprobs[rows, at] = torch.where(live, logprob, self.logprobs[rows, at])
+        if drawn is not None:
+            self.drawn[rows, at] = torch.where(live, drawn, self.drawn[rows, at])
+        self.last[rows] = torch.where(live, token, self.last[rows])
+        sane = sane * torch.where(live, torch.isfinite(logprob), True)
+        going = (self.stops[rows] != token[:, None]).all(dim=1) & (left > active)
+        self._ints[1:6, rows] = torch.stack((position + active, count + active, left - active, active * going, sane))
 
-    def aim_decode(self, positions: Tensor, length: int) -> None:
-        """The next forward pass writes one token a row, at `positions` `[n]`, and attends to `length` positions."""
-        self._rows, self._positions, self._length = slice(0, positions.shape[0]), positions, length
+    def put(self, rows: Sequence[Running]) -> None:
+        """Set rows to what their completions say; they run once `start` is called."""
+        where = torch.tensor([r.row for r in rows], device=self._ints.device)
+        ints = [[r.last, r.length - 1, r.made, r.max_tokens - r.made, 0, 1, r.sampling.top_k] for r in rows]
+        self._ints[:, where] = torch.tensor(ints, device=where.device).t()
+        floats = [[r.sampling.temperature, r.sampling.top_p, r.sampling.min_p] for r in rows]
+        self._floats[:, where] = torch.tensor(floats, device=where.device).t()
+        stops = [[*r.stops, *[-1] * (MAX_STOPS - len(r.stops))] for r in rows]
+        self.stops[where] = torch.tensor(stops, device=where.device)
+        widest = max(r.max_tokens for r in rows)
+        uniforms = np.zeros((len(rows), widest))
+        for i, r in enumerate(rows):
+            uniforms[i, : r.max_tokens] = r.uniforms
+        self.uniforms[where, :widest] = torch.from_numpy(uniforms).to(where.device)
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store `[rows, kv_heads, q, head_dim]` and give back everything that attention may look at."""
-        if layer_idx == len(self.layers):
-            shape = (self._shape[0], key.shape[1], self._shape[1], key.shape[3])
-            self.layers.append((key.new_zeros(shape), value.new_zeros(shape)))
-        keys, values = self.layers[layer_idx]
-        if self._positions is None:
-            keys[self._rows, :, : self._length] = key
-            values[self._rows, :, : self._length] = value
-            return key, value
-        rows = torch.arange(key.shape[0], device=key.device)
-        keys[rows, :, self._positions] = key.squeeze(2)
-        values[rows, :, self._positions] = value.squeeze(2)
-        return keys[self._rows, :, : self._length], values[self._rows, :, : self._length]
+    def start(self, rows: Sequence[Running]) -> Tensor:
+        """These rows run from now on. Their numbers: `[n]`"""
+        where = torch.tensor([r.row for r in rows], device=self._ints.device)
+        self.active[where] = 1
+        return where
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Row `source` takes the place of row `target`."""
-        for keys, values in self.layers:
-            keys[target, :, :length] = keys[source, :, :length]
-            values[target, :, :length] = values[source, :, :length]
+    def seen(self, n: int) -> Tensor:
+        """What the host wants to know of rows `0 ... n - 1`: last, count, active, sane. `[n, 4]`"""
+        return self._ints[[0, 2, 4, 5], :n].t().cpu()
 
-    def snapshot(self, num_rows: int, length: int) -> State:
-        """The part in use. Rows are cut to the longest, since what lies behind is never read."""
-        return {
-            "keys": [k[:num_rows, :, :length].clone() for k, _ in self.layers],
-            "values": [v[:num_rows, :, :length].clone() for _, v in self.layers],
-        }
+    def put_made(self, row: Running, tokens: Tensor, logprobs: Tensor, drawn: Tensor) -> None:
+        """What a restored row had made before."""
+        self.tokens[row.row, : row.made] = tokens.to(self.tokens.device)
+        self.logprobs[row.row, : row.made] = logprobs.to(self.logprobs.device)
+        self.drawn[row.row, : row.made] = drawn.to(self.drawn.device)
 
-    def restore(self, state: State) -> None:
-        self.layers = []
-        for k, v in zip(state["keys"], state["values"], strict=True):
-            shape = (self._shape[0], k.shape[1], self._shape[1], k.shape[3])
-            keys, values = k.new_zeros(shape), v.new_zeros(shape)
-            keys[: k.shape[0], :, : k.shape[2]] = k
-            values[: v.shape[0], :, : v.shape[2]] = v
-            self.layers.append((keys, values))
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Rows `sources` take the places `targets`."""
+        a, b = list(sources), list(targets)
+        self._ints[:, b], self._floats[:, b] = self._ints[:, a], self._floats[:, a]
+        for part in (self.stops, self.uniforms, self.tokens, self.logprobs, self.drawn):
+            part[b] = part[a]
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
-    """One completion on its way: its request, and what was made so far."""
+    """One completion on its way, as the host knows it."""
 
     request: Request
-    prompt_length: int
+    sampling: SamplingConfig
+    prompt: Tensor
     max_tokens: int
-    temperature: float
+    stops: tuple[int, ...]
     uniforms: np.ndarray
     """One number in [0, 1) for each token that may come, from the request's own seed."""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    row: int = -1
+    made: int = 0
+    """Tokens made when the host last looked."""
+    last: int = 0
+    """Newest token when the host last looked."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """(first token, version): from that token on, this version made it."""
 
     @staticmethod
-    def of(request: Request) -> Running:
+    def of(request: Request, *, eos_id: int) -> Running:
         rows = request.rows
-        limit = int(rows["max_tokens"])
+        limit, sampling = int(rows["max_tokens"]), sampling_of(rows)
         uniforms = np.random.Generator(np.random.Philox(key=int(rows["seed"]))).random(limit)
-        return Running(request, rows["tokens"].shape[0], limit, float(rows["temperature"]), uniforms)
+        stops = tuple(dict.fromkeys((eos_id, *sampling.stop_tokens)))
+        return Running(request, sampling, rows["tokens"], limit, stops, uniforms)
 
     @property
     def length(self) -> int:
         """Tokens of prompt and completion."""
-        return self.prompt_length + len(self.tokens)
+        return len(self.prompt) + self.made
 
-    @property
-    def last(self) -> int:
-        return self.tokens[-1]
+    def versions(self, count: int) -> list[int]:
+        """The version of each of the first `count` tokens."""
+        out: list[int] = []
+        for i, (start, version) in enumerate(self.spans):
+            end = self.spans[i + 1][0] if i + 1 < len(self.spans) else count
+            out += [version] * (min(end, count) - start)
+        return out
 
-    def append(self, token: int, logprob: float, version: int) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
+    def mark(self, version: int) -> None:
+        """Tokens from now on are made by `version`."""
+        if self.spans and self.spans[-1][0] == self.made:
+            self.spans.pop()
+        if not self.spans or self.spans[-1][1] != version:
+            self.spans.append((self.made, version))

@@ -1,0 +1,195 @@
+"""The decoder of Llama-like models, written out once: the engine decodes with it and the learner differentiates it.
+
+It reads the parameters of a Hugging Face model in place (Llama, SmolLM2, Qwen2, Qwen3, Mistral). Tokens of all rows lie in one
+dimension, without padding; how they attend to each other is the caller's part (`attend`): a cache of keys and values in an
+engine, packed rows in a learner. `Decoder.of` compares itself with the model's own forward pass before anyone uses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from runnel.core.errors import RunnelError
+from runnel.nets.pack import is_joined, joined, pack, parameters_of
+from runnel.ops.attention import PackedRows, packed_attention
+from runnel.ops.blocks import add_rms_norm, rms_norm, rotate, swiglu
+
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""`attend(layer, rotated, value)`: queries and keys after rotation `[N, H + K, D]`, values `[N, K, D]` -> `[N, H * D]`."""
+FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+
+
+@dataclass
+class Layer:
+    """The weights of one block; matrices are `[out, in]`."""
+
+    norm_in: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    norm_mid: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [t for t in self.__dict__.values() if t is not None]
+
+
+class Decoder:
+    """Hidden states of tokens, from the memory of a model's own parameters."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        attention = model.model.layers[0].self_attn
+        self.model = model
+        self.num_layers, self.width = len(model.model.layers), int(config.hidden_size)
+        self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self.head_dim, self.scale = int(attention.head_dim), float(attention.scaling)
+        self.eps = float(config.rms_norm_eps)
+        self.vocab_size = int(config.vocab_size)
+        self.layers: list[Layer] = []
+        self.embed = self.head = self.norm_out = torch.empty(0)
+        self._cos = self._sin = torch.empty(0)
+        self.refresh()
+
+    @staticmethod
+    def of(model: Any) -> Decoder | None:
+        """A decoder over `model`, or None where the model is of another family. The model's parameters are packed."""
+        if not supported(model):
+            return None
+        if not all(_is_packed(layer) for layer in model.model.layers):
+            pack(model)
+        decoder = Decoder(model)
+        decoder.check()
+        return decoder
+
+    # ---------------------------------------------------------------------------------------------------------- forward
+    def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Last hidden states, normalised: what the head reads. `[N], [N] -> [N, width]`"""
+        x = embedding(tokens, self.embed)
+        cos, sin = self.angles(positions)
+        y = rms_norm(x, self.layers[0].norm_in, eps=self.eps)
+        for index, layer in enumerate(self.layers):
+            norm_next = self.layers[index + 1].norm_in if index + 1 < len(self.layers) else self.norm_out
+            x, y = self.block(layer, x, y, cos, sin, norm_next, lambda r, v, i=index: attend(i, r, v))
+        return y
+
+    def block(
+        self,
+        layer: Layer,
+        x: Tensor,
+        y: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        norm_next: Tensor,
+        attend: Callable[[Tensor, Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """One block: residual stream `x` and its normalised form `y`, for the next block."""
+        h, k = self.heads, self.kv_heads
+        qkv = linear(y, layer.qkv, layer.qkv_bias).view(-1, h + 2 * k, self.head_dim)
+        turned, value = qkv[:, : h + k], qkv[:, h + k :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(turned[:, :h].contiguous(), layer.q_norm, eps=self.eps)
+            turned = torch.cat((q, rms_norm(turned[:, h:].contiguous(), layer.k_norm, eps=self.eps)), dim=1)
+        seen = attend(rotate(turned, cos, sin), value)
+        x, y = add_rms_norm(x, linear(seen, layer.out, layer.out_bias), layer.norm_mid, eps=self.eps)
+        return add_rms_norm(x, linear(swiglu(linear(y, layer.gate_up)), layer.down), norm_next, eps=self.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every token, in float32. `[N, width] -> [N, vocabulary]`"""
+        if hidden.is_cuda and hidden.dtype != torch.float32:
+            return torch.mm(hidden, self.head.t(), out_dtype=torch.float32)
+        return linear(hidden, self.head).float()
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position's angles. `[N] -> 2 x [N, D/2]`"""
+        return self._cos[positions], self._sin[positions]
+
+    # ---------------------------------------------------------------------------------------------------------- weights
+    def refresh(self) -> None:
+        """Look the model's parameters up again: after they were bound to other memory."""
+        inner = self.model.model
+        self.embed, self.norm_out = inner.embed_tokens.weight.data, inner.norm.weight.data
+        self.head = self.model.get_output_embeddings().weight.data
+        self.layers = [_layer(layer) for layer in inner.layers]
+        if self._cos.device != self.embed.device or not self._cos.numel():
+            self._cos, self._sin = self._table()
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        """Where the weights lie: what recorded work depends on."""
+        return (self.embed.data_ptr(), self.head.data_ptr(), *(layer.qkv.data_ptr() for layer in self.layers))
+
+    def is_packed(self) -> bool:
+        """Whether the model's parameters lie as the decoder reads them."""
+        return all(_is_packed(layer) for layer in self.model.model.layers)
+
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine for every position that the model knows, by its own rotary embedding. `2 x [L, D/2]`"""
+        device = self.embed.device
+        steps = torch.arange(int(self.model.config.max_position_embeddings), device=device)
+        like = torch.zeros((), dtype=torch.float32, device=device)
+        cos, sin = self.model.model.rotary_emb(like, steps[None])
+        half = self.head_dim // 2
+        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Compare with the model's own forward pass on a few tokens; raises if they differ by more than rounding."""
+        size = min(12, int(self.model.config.max_position_embeddings))
+        tokens = torch.arange(size, device=self.embed.device) * 7919 % self.vocab_size
+        rows = PackedRows([size], device=self.embed.device)
+        found = self(tokens, rows.positions, lambda i, r, v: packed_attention(r, v, rows, scale=self.scale)).float()
+        expected = self.model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0].float()
+        gap = float((found - expected).norm() / expected.norm())
+        bound = 1e-4 if self.embed.dtype == torch.float32 else 3e-2
+        if gap > bound or (math.isnan(gap) and bool(torch.isfinite(expected).all())):
+            raise RunnelError(
+                f"the built-in decoder and {type(self.model).__name__} differ by {gap:.2g} (bound {bound:g}): this model has "
+                "something that the decoder does not know; use engine.forward modules"
+            )
+
+
+def supported(model: Any) -> bool:
+    """Whether the decoder knows this model: its family, full attention in every layer, silu, default or scaled rotary."""
+    config = model.config
+    if type(model).__name__ not in FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
+        return False
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if type(model).__name__ == "MistralForCausalLM" else None
+    dynamic = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") in ("dynamic", "longrope")
+    return kinds == {"full_attention"} and window is None and not dynamic
+
+
+def _is_packed(layer: Any) -> bool:
+    heads = parameters_of(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "weight")
+    biases = parameters_of(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "bias")
+    return is_joined(heads) and is_joined(parameters_of(layer.mlp, ("gate_proj", "up_proj"), "weight")) and is_joined(biases)
+
+
+def _layer(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    biases = parameters_of(attention, ("q_proj", "k_proj", "v_proj"), "bias")
+    out_bias = attention.o_proj.bias
+    return Layer(
+        norm_in=layer.input_layernorm.weight.data,
+        qkv=joined(parameters_of(attention, ("q_proj", "k_proj", "v_proj"), "weight")),
+        qkv_bias=joined(biases) if biases else None,
+        q_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
+        k_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,
+        out=attention.o_proj.weight.data,
+        out_bias=None if out_bias is None else out_bias.data,
+        norm_mid=layer.post_attention_layernorm.weight.data,
+        gate_up=joined(parameters_of(mlp, ("gate_proj", "up_proj"), "weight")),
+        down=mlp.down_proj.weight.data,
+    )

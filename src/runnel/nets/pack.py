@@ -1,0 +1,71 @@
+"""All parameters of a module in one vector, neighbours where they are multiplied together.
+
+Query, key and value projections of a layer lie one after the other, and so do gate and up: whoever computes them at once (the
+engine, the learner) sees one matrix, while the module keeps its own parameters in the same memory. Nothing is copied when a
+learner's new version is used by an engine beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def pack(model: nn.Module, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Tensor:
+    """Move the parameters of `model` into one vector and return it; the parameters become views of it. `[P]`
+
+    Under one module, matrices come before vectors, each in the module's own order.
+    """
+    names = packed_order(model)
+    own = dict(model.named_parameters())
+    first = next(iter(own.values()))
+    kind, place = dtype or first.dtype, torch.device(device) if device is not None else first.device
+    vector = torch.empty(sum(p.numel() for p in own.values()), dtype=kind, device=place)
+    start = 0
+    with torch.no_grad():
+        for name in names:
+            parameter = own[name]
+            part = vector[start : start + parameter.numel()].view(parameter.shape)
+            part.copy_(parameter)
+            parameter.data = part
+            start += parameter.numel()
+    if device is not None:
+        model.to(place)  # buffers; the parameters are there
+    return vector
+
+
+def packed_order(model: nn.Module) -> list[str]:
+    """Names of the parameters in the order of `pack`."""
+    named = [(name, p.dim()) for name, p in model.named_parameters()]
+
+    def owner(item: tuple[str, int]) -> str:
+        return item[0].rsplit(".", 2)[0] if item[0].count(".") >= 2 else ""
+
+    out: list[str] = []
+    for _, group in groupby(named, key=owner):
+        out += [name for name, _ in sorted(group, key=lambda item: item[1] < 2)]
+    return out
+
+
+def is_joined(parts: Sequence[Tensor]) -> bool:
+    """Whether tensors lie one after the other in memory."""
+    ends = [p.data_ptr() + p.numel() * p.element_size() for p in parts]
+    return all(p.is_contiguous() for p in parts) and all(e == p.data_ptr() for e, p in zip(ends[:-1], parts[1:], strict=True))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Neighbours in memory as one tensor along the first dim, without a copy. `[a, W], [b, W] -> [a + b, W]`"""
+    first = parts[0]
+    rows = sum(p.shape[0] for p in parts)
+    whole: Tensor = torch.as_strided(first, (rows, *first.shape[1:]), first.stride())
+    return whole
+
+
+def parameters_of(module: Any, names: Sequence[str], kind: str) -> list[Tensor]:
+    """The parameter `kind` (weight, bias) of each named part of `module`, those that there are."""
+    found = [getattr(getattr(module, name), kind, None) for name in names]
+    return [p.data for p in found if p is not None]

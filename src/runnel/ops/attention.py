@@ -1,0 +1,77 @@
+"""Causal attention over packed rows: sequences of different length one after the other, without padding between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class PackedRows:
+    """Where rows of the given lengths lie when they are packed into one dimension of `N` tokens."""
+
+    def __init__(self, lengths: Sequence[int], *, device: str | torch.device = "cpu") -> None:
+        self.lengths = list(lengths)
+        self.longest = max(self.lengths)
+        self.device = torch.device(device)
+        self._lengths = torch.tensor(self.lengths, device=self.device)
+        self.starts = self._lengths.cumsum(0) - self._lengths
+        """First token of each row. `[R]`"""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The row of each token. `[N]`"""
+        return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.device), self._lengths)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The place of each token in its row. `[N]`"""
+        return torch.arange(self.num_tokens, device=self.device) - self.starts[self.rows]
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """First token of each row, and the end of the last: what variable-length kernels read. `[R + 1] int32`"""
+        ends = torch.cat((self._lengths.new_zeros(1), self._lengths.cumsum(0)))
+        return ends.to(torch.int32)
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """Places of the rows padded to the longest; padding repeats a row's last token. `[R, L]`"""
+        steps = torch.arange(self.longest, device=self.device)
+        return self.starts[:, None] + torch.minimum(steps, self._lengths[:, None] - 1)
+
+
+def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
+    """Causal attention inside each row. Queries and keys `[N, H + K, D]`, values `[N, K, D]` -> `[N, H * D]`
+
+    On CUDA in half precision the variable-length flash kernel; else rows are padded for this operation alone: attention is
+    causal, so what stands behind a row's end changes nothing in it.
+    """
+    num_kv = value.shape[1]
+    heads = turned.shape[1] - num_kv
+    query, key = turned[:, :heads], turned[:, heads:]
+    if query.is_cuda and query.dtype != torch.float32:
+        return _flash(query, key, value, rows, scale=scale).reshape(-1, heads * query.shape[2])
+    if len(rows.lengths) == 1:
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    else:
+        q, k, v = (x[rows.padded].transpose(1, 2) for x in (query, key, value))
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=heads != num_kv)
+    return out.transpose(1, 2)[rows.rows, rows.positions].reshape(-1, heads * query.shape[2])
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds, longest, grouped = rows.bounds, rows.longest, query.shape[1] != key.shape[1]
+    out: Tensor = varlen_attn(  # type: ignore[assignment]
+        query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped
+    )
+    return out

@@ -1,0 +1,268 @@
+"""The native engine's sampling limits, stops, hooks, shared prompts, chunks, fixed shapes and changes of weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from runnel.core.errors import DataError
+from runnel.core.protocols import ParamSet
+from runnel.llm.engines.native import NativeEngine
+from runnel.llm.engines.requests import SamplingConfig, generate, make_request, stream
+from runnel.llm.engines.runners import DecoderRunner, ModuleRunner
+from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+
+SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=96)
+VOCAB = 40
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def sharp_model(seed=1):
+    model = build_model(SIZES, VOCAB, seed=seed)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(4.0)
+    return model
+
+
+def engine_of(model, num_slots=4, eos_id=-5, **kwargs):
+    engine = NativeEngine(model, num_slots=num_slots, max_length=64, eos_id=eos_id, **kwargs)
+    engine.version = 0
+    return engine
+
+
+def prompts(count, seed=0, low=1, high=9):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCAB, size=int(rng.integers(low, high))).tolist() for _ in range(count)]
+
+
+def text_of(tokens):
+    return "".join(chr(60 + t) for t in tokens)
+
+
+def forward(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+@pytest.mark.parametrize("limits", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.4}, {"top_k": 5, "top_p": 0.8, "min_p": 0.1}])
+def test_truncated_tokens_come_from_the_allowed_set_with_both_logprobs(limits):
+    model = sharp_model()
+    sampling = SamplingConfig(temperature=0.8, **limits)
+    asked = [make_request(i, p, seed=i, max_tokens=8, sampling=sampling) for i, p in enumerate(prompts(12))]
+    for request, reply in zip(asked, generate(engine_of(model), asked), strict=True):
+        full = [*request.rows["tokens"].tolist(), *reply.rows["tokens"].tolist()]
+        logp = torch.log_softmax(forward(model, full) / 0.8, dim=-1)
+        for i, token in enumerate(reply.rows["tokens"].tolist()):
+            row = logp[len(request.rows["tokens"]) - 1 + i]
+            kept = allowed_set(row.exp().double().numpy(), limits)
+            assert token in kept
+            mass = sum(float(row[t].exp()) for t in kept)
+            assert float(reply.rows["logprob"][i]) == pytest.approx(float(row[token]), abs=1e-4)
+            assert float(reply.rows["sampling_logprob"][i]) == pytest.approx(float(row[token]) - np.log(mass), abs=1e-4)
+
+
+def allowed_set(p, limits):
+    """By plain loops: the likeliest k, of those the likeliest that reach top_p, of those at least min_p of the best."""
+    kept = list(np.argsort(-p, kind="stable"))[: limits.get("top_k", 0) or len(p)]
+    total, reached, nucleus = sum(p[t] for t in kept), 0.0, []
+    for token in kept:
+        if reached >= limits.get("top_p", 1.0) * total:
+            break
+        nucleus.append(token)
+        reached += p[token]
+    return {t for t in nucleus if p[t] >= limits.get("min_p", 0.0) * p[nucleus[0]]}
+
+
+def test_requests_with_and_without_limits_run_together_and_only_some_carry_two_logprobs():
+    model = sharp_model()
+    asked = [make_request(0, [3, 4], seed=1, max_tokens=6), make_request(1, [3, 4], seed=1, max_tokens=6, sampling=SamplingConfig(top_k=1))]
+    plain, greedy = generate(engine_of(model), asked)
+    assert "sampling_logprob" not in plain.rows
+    assert torch.equal(greedy.rows["sampling_logprob"], torch.zeros(6))
+    alone = generate(engine_of(model), [make_request(0, [3, 4], seed=1, max_tokens=6)])[0]
+    assert plain.rows["tokens"].tolist() == alone.rows["tokens"].tolist()
+
+
+def test_stop_tokens_and_texts_end_a_completion():
+    model = build_model(SIZES, VOCAB, seed=1)
+    free = generate(engine_of(model), [make_request(0, [5, 6], seed=3, max_tokens=20)])[0].rows["tokens"].tolist()
+    by_token = generate(
+        engine_of(model), [make_request(0, [5, 6], seed=3, max_tokens=20, sampling=SamplingConfig(stop_tokens=(free[4],)))]
+    )[0]
+    end = free.index(free[4])
+    assert by_token.rows["tokens"].tolist() == free[: end + 1]
+    assert bool(by_token.rows["terminated"])
+    needle = text_of(free[7:9])
+    engine = engine_of(model, decode_text=text_of)
+    by_text = generate(engine, [make_request(0, [5, 6], seed=3, max_tokens=20, sampling=SamplingConfig(stop=(needle, "~~")))])[0]
+    assert text_of(by_text.rows["tokens"].tolist()) == text_of(free)[: text_of(free).index(needle) + 2]
+    assert bool(by_text.rows["terminated"])
+    assert engine.num_tokens == len(by_text.rows["tokens"])
+    with pytest.raises(DataError, match="decode_text"):
+        engine_of(model).submit([make_request(0, [5], seed=0, max_tokens=2, sampling=SamplingConfig(stop=("x",)))])
+
+
+def test_a_hook_bans_tokens_and_logprobs_stay_the_models():
+    model = build_model(SIZES, VOCAB, seed=1)
+
+    def odd_only(logits, requests):
+        assert len(requests) == len(logits)
+        banned = logits.clone()
+        banned[:, ::2] = -torch.inf
+        return banned
+
+    asked = [make_request(i, p, seed=i, max_tokens=6) for i, p in enumerate(prompts(6))]
+    for request, reply in zip(asked, generate(engine_of(model, logits_hook=odd_only), asked), strict=True):
+        assert all(t % 2 for t in reply.rows["tokens"].tolist())
+        full = [*request.rows["tokens"].tolist(), *reply.rows["tokens"].tolist()]
+        logp = torch.log_softmax(forward(model, full), dim=-1)[len(request.rows["tokens"]) - 1 : -1]
+        torch.testing.assert_close(reply.rows["logprob"], logp.gather(1, reply.rows["tokens"][:, None])[:, 0], atol=1e-5, rtol=0)
+        assert bool((reply.rows["sampling_logprob"] > reply.rows["logprob"]).all())
+
+
+def test_a_group_shares_one_prefill():
+    model = build_model(SIZES, VOCAB, seed=1)
+    engine = engine_of(model, num_slots=8)
+    seen = []
+    inner = engine._runner.prefill
+    engine._runner.prefill = lambda pieces: seen.extend(len(p.tokens) for p in pieces) or inner(pieces)
+    prompt = prompts(1, low=8, high=9)[0]
+    asked = [make_request(i, prompt, seed=i, max_tokens=5) for i in range(8)]
+    together = generate(engine, asked)
+    assert seen == [8]
+    for request, reply in zip(asked, together, strict=True):
+        alone = generate(engine_of(model), [request])[0]
+        assert reply.rows["tokens"].tolist() == alone.rows["tokens"].tolist()
+        torch.testing.assert_close(reply.rows["logprob"], alone.rows["logprob"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_prompts_in_chunks_give_the_same_completions_while_others_decode(chunk):
+    model = build_model(SIZES, VOCAB, seed=2)
+    asked = [make_request(i, p, seed=i, max_tokens=6) for i, p in enumerate(prompts(7, low=2, high=30))]
+    whole = generate(engine_of(model, num_slots=3), asked)
+    parts = generate(engine_of(model, num_slots=3, prefill_tokens=chunk), asked)
+    for a, b in zip(whole, parts, strict=True):
+        assert a.rows["tokens"].tolist() == b.rows["tokens"].tolist()
+        torch.testing.assert_close(a.rows["logprob"], b.rows["logprob"], atol=1e-5, rtol=0)
+
+
+def test_with_fixed_shapes_neighbours_change_not_one_bit():
+    model = build_model(SIZES, VOCAB, seed=1)
+    asked = [make_request(i, p, seed=i, max_tokens=12) for i, p in enumerate(prompts(9, high=20))]
+    together = generate(engine_of(model, num_slots=16, fixed_shapes=True), asked)
+    alone = [generate(engine_of(model, num_slots=16, fixed_shapes=True), [r])[0] for r in asked]
+    for a, b in zip(together, alone, strict=True):
+        assert all(torch.equal(a.rows[k], b.rows[k]) for k in a.rows)
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_new_weights_inside_a_completion(on_update):
+    first, second = build_model(SIZES, VOCAB, seed=1), build_model(SIZES, VOCAB, seed=2)
+    engine = engine_of(build_model(SIZES, VOCAB, seed=3), on_update=on_update)
+    engine.load_params(ParamSet(1, model_params(first)))
+    engine.submit([make_request(0, [5, 6, 7], seed=0, max_tokens=10)])
+    for _ in range(4):
+        engine.step()
+    engine.load_params(ParamSet(2, model_params(second)))
+    replies = []
+    while engine.pending():
+        replies += engine.step()
+    rows = replies[0].rows
+    assert rows["policy_version"].tolist() == [1] * 4 + [2] * 6
+    full = [5, 6, 7, *rows["tokens"].tolist()]
+    before = torch.log_softmax(forward(first, full), dim=-1)[2:6].gather(1, rows["tokens"][:4, None])[:, 0]
+    torch.testing.assert_close(rows["logprob"][:4], before, atol=1e-5, rtol=0)
+    after = torch.log_softmax(forward(second, full), dim=-1)[6:-1].gather(1, rows["tokens"][4:, None])[:, 0]
+    gap = float((rows["logprob"][4:] - after).abs().max())
+    assert gap < 1e-5 if on_update == "recompute" else gap > 1e-4, "recomputed keys are those of the new weights, kept ones not"
+
+
+def test_snapshot_in_the_middle_of_a_prompt_and_of_a_recompute():
+    model = build_model(SIZES, VOCAB, seed=1)
+    make = lambda: engine_of(model, num_slots=3, prefill_tokens=4, on_update="recompute")  # noqa: E731
+    first, second = make(), make()
+    first.submit([make_request(i, p, seed=i, max_tokens=7) for i, p in enumerate(prompts(5, low=5, high=12))])
+    for _ in range(6):
+        first.step()
+    first.load_params(ParamSet(1, model_params(model)))
+    first.step()
+    second.load_params(ParamSet(1, model_params(model)))
+    second.restore(first.snapshot())
+    while first.pending():
+        for a, b in zip(first.step(), second.step(), strict=True):
+            assert a.id == b.id
+            assert all(torch.equal(a.rows[k], b.rows[k]) for k in a.rows)
+    assert second.pending() == 0
+
+
+def test_abort_of_the_row_that_holds_a_shared_prompt():
+    model = build_model(SIZES, VOCAB, seed=1)
+    engine = engine_of(model, num_slots=4, prefill_tokens=3)
+    prompt = prompts(1, low=8, high=9)[0]
+    asked = [make_request(i, prompt, seed=i, max_tokens=4) for i in range(3)]
+    engine.submit(asked)
+    engine.step()
+    engine.abort([0])
+    found = {}
+    while engine.pending():
+        found |= {r.id: r for r in engine.step()}
+    assert sorted(found) == [1, 2]
+    for i in (1, 2):
+        alone = generate(engine_of(model), [asked[i]])[0]
+        assert found[i].rows["tokens"].tolist() == alone.rows["tokens"].tolist()
+
+
+def test_streaming_gives_the_tokens_as_they_come():
+    model = build_model(SIZES, VOCAB, seed=1)
+    whole = generate(engine_of(model), [make_request(0, [5], seed=2, max_tokens=9)])[0].rows["tokens"].tolist()
+    parts = list(stream(engine_of(model), make_request(0, [5], seed=2, max_tokens=9)))
+    assert len(parts) > 3
+    assert [t for part in parts for t in part] == whole
+
+
+def families():
+    from transformers import Gemma2Config, GPTNeoXConfig, LlamaConfig, Qwen2Config, Qwen3Config
+
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 96,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    return {
+        "llama": (LlamaConfig(**sizes, num_key_value_heads=2, attention_bias=True), DecoderRunner),
+        "qwen2": (Qwen2Config(**sizes, num_key_value_heads=1), DecoderRunner),
+        "qwen3": (Qwen3Config(**sizes, num_key_value_heads=2, head_dim=16), DecoderRunner),
+        "gemma2": (Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8, sliding_window=96), ModuleRunner),
+        "neox": (GPTNeoXConfig(**sizes), ModuleRunner),
+    }
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "neox"])
+def test_families_of_models_complete_as_their_own_forward_pass_says(family):
+    from transformers import AutoModelForCausalLM
+
+    config, runner = families()[family]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    engine = engine_of(model, num_slots=3, prefill_tokens=5)
+    assert isinstance(engine._runner, runner)
+    asked = [make_request(i, p, seed=i, max_tokens=7) for i, p in enumerate(prompts(6, low=2, high=12))]
+    for request, reply in zip(asked, generate(engine, asked), strict=True):
+        full = [*request.rows["tokens"].tolist(), *reply.rows["tokens"].tolist()]
+        logp = torch.log_softmax(forward(model, full).float(), dim=-1)[len(request.rows["tokens"]) - 1 : -1]
+        torch.testing.assert_close(reply.rows["logprob"], logp.gather(1, reply.rows["tokens"][:, None])[:, 0], atol=1e-5, rtol=0)
