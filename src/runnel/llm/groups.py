@@ -12,7 +12,7 @@ from runnel.core.batch import Batch
 from runnel.core.protocols import SampleWriter, State
 from runnel.core.records import Slot
 from runnel.llm.rewards.components import Level, Value
-from runnel.llm.rewards.judging import Rewards
+from runnel.llm.rewards.judging import Rewards, scalar
 from runnel.llm.streams import write_row
 from runnel.llm.tasks.text import Example
 from runnel.llm.tokenize import Tokenizer
@@ -58,7 +58,7 @@ def fill(group: Group, rewards: Rewards, levels: Mapping[str, Level], tokenizer:
         for channel, values in rewards.items():
             into = arrays[f"rewards/{channel}"]
             if levels[channel] == "sequence":
-                into[row] = torch.nan if values[row] is None else values[row]
+                into[row] = scalar(values[row])
             else:
                 into[start:middle], into[middle:end] = 0.0, spread(values[row], levels[channel], group.ids(row), tokenizer)
         start = end
