@@ -57,7 +57,9 @@ from runnel.eval.runner import EnvEvaluation, evaluate
 from runnel.eval.statistics import summarise
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy
 from runnel.flow.workers.trainer import Phase
-from runnel.llm.algorithms import GRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig
+from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.tasks import Example, TextTask
 from runnel.nets.actor_critic import ActorCritic
@@ -84,6 +86,7 @@ from runnel.run.experiment import (
 )
 from runnel.run.graphs import on_policy_graph, replay_graph
 from runnel.run.population import population_graph
+from runnel.run.prompt_graph import PromptConfig, prompt_graph
 from runnel.run.prompt_task import PromptTask
 from runnel.run.registry import resolve
 from runnel.testing.envs import check_env
@@ -94,6 +97,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GRPO",
+    "RLOO",
     "A2CConfig",
     "A2CLearner",
     "APPOConfig",
@@ -117,6 +121,7 @@ __all__ = [
     "DataError",
     "DeadlockError",
     "DeterministicActor",
+    "DrGRPO",
     "EnvConfig",
     "EnvEvaluation",
     "EnvSpec",
@@ -146,10 +151,13 @@ __all__ = [
     "PlacementConfig",
     "Policy",
     "Population",
+    "PromptConfig",
     "PromptTask",
     "QEnsemble",
     "QNet",
     "RatioPolicy",
+    "Reinforce",
+    "ReinforceConfig",
     "ReplayConfig",
     "ReplayEnvConfig",
     "ReplayStore",
@@ -166,6 +174,7 @@ __all__ = [
     "StalenessConfig",
     "StalenessPolicy",
     "StreamSpec",
+    "SupervisedFineTuning",
     "TD3Config",
     "TD3Learner",
     "Task",
@@ -190,6 +199,7 @@ __all__ = [
     "on_policy_graph",
     "population_graph",
     "population_learner",
+    "prompt_graph",
     "replay_graph",
     "replay_stream",
     "resolve",

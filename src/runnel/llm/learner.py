@@ -1,14 +1,14 @@
 """The token learner: one update for every algorithm on tokens, written out once.
 
-It reads annotated tokens (component, weight, advantage; see `algorithms.py`), sums the loss components with denominators of
-the whole global batch, and owns the optimiser. Read `update`, then `_micro_batch`.
+`prepare` joins rows, computes what the algorithms need (log-probabilities of a reference, values), and has each algorithm
+annotate the rows of its reader. `update` sums the loss components with denominators of the whole global batch, and owns the
+optimisers. What touches a model is in `trained.py`. Read `update`, then `_gradient`, then `_backward`.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,38 +16,37 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
-from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
+from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import Collective, Metrics, OneProcess, State, Update
 from runnel.core.records import Segment
+from runnel.core.rng import make_seed
 from runnel.core.schedule import at, parse
-from runnel.llm.algorithms import POLICY, SFT, Algorithm, annotate_sft
-from runnel.losses.token import kl_loss, policy_loss, sft_loss
-from runnel.nets.causal_lm import hidden_states, load_model_params, model_params
-from runnel.ops.logprobs import token_logprobs
+from runnel.llm.algorithms.base import Algorithm, Component, Part
+from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split_units
+from runnel.llm.drift import Drift, check_mismatch, version_stats
+from runnel.llm.trained import ScalarModel, TrainedModel
+from runnel.ops.ragged import row_index, row_sum
 
-DEMOS, ROLLOUTS = "demos", "rollouts"
+DEMOS = "demos"
+"""The reader of demonstrations: batches that hold nothing else have a learning rate of their own, and one optimiser step."""
 
 
 @dataclass(frozen=True)
 class TokenLearnerConfig:
-    """Optimiser and loss of a language model."""
+    """Optimisers and batches of a language model."""
 
     lr: float | str = 1e-4
-    """Learning rate on rollouts: a number, or a schedule such as linear(1e-4, 0)."""
+    """Learning rate: a number, or a schedule such as linear(1e-4, 0)."""
     sft_lr: float | str = 1e-3
     """Learning rate of updates that see demonstrations only (the warm-up)."""
+    critic_lr: float | str = 1e-4
+    """Learning rate of the critic, where the algorithm has one."""
     warmup_updates: int = 20
     """Updates over which the learning rate rises from 0 at the start of the run."""
-    clip_low: float = 0.2
-    """The policy ratio stops counting below 1 - clip_low."""
-    clip_high: float = 0.28
-    """The policy ratio stops counting above 1 + clip_high."""
-    sft_coef: float = 1.0
-    """Weight of the demonstrations' cross entropy."""
-    kl_coef: float = 0.0
-    """Weight of the KL to a reference model; 0 keeps no reference."""
     num_epochs: int = 1
-    """Optimiser steps on each batch of rollouts."""
+    """Passes over each batch of rollouts or pairs."""
+    num_minibatches: int = 1
+    """Optimiser steps in a pass: the batch is split into so many parts of as many rows."""
     micro_batch_tokens: int = 8192
     """Most padded tokens in one forward pass; lowers memory, never changes the gradient."""
     max_grad_norm: float = 1.0
@@ -56,22 +55,31 @@ class TokenLearnerConfig:
     """Decoupled weight decay (AdamW)."""
     temperature: float = 1.0
     """The sampling temperature of the rollouts; log-probabilities are taken at it."""
+    reference_every: int = 0
+    """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
+    reference_decay: float = 0.0
+    """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
     max_mismatch: float = 0.02
     """Largest KL between the engine's and the learner's log-probabilities of the same version before the run stops."""
 
     def __post_init__(self) -> None:
-        parse(self.lr, "learner.lr")
-        parse(self.sft_lr, "learner.sft_lr")
-        for name in ("num_epochs", "micro_batch_tokens", "temperature", "max_grad_norm", "max_mismatch"):
-            if self.__dict__[name] <= 0:
-                raise ConfigError(f"learner.{name}", self.__dict__[name], "must be above 0")
+        for name in ("lr", "sft_lr", "critic_lr"):
+            parse(getattr(self, name), f"learner.{name}")
+        for name in ("num_epochs", "num_minibatches", "micro_batch_tokens", "temperature", "max_grad_norm", "max_mismatch"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"learner.{name}", getattr(self, name), "must be above 0")
+        if self.reference_every < 0:
+            raise ConfigError("learner.reference_every", self.reference_every, "use 0 for never, or a number of updates")
+        if not 0.0 <= self.reference_decay < 1.0:
+            raise ConfigError("learner.reference_decay", self.reference_decay, "use a share of at least 0 and below 1")
 
 
 class TokenLearner:
     """Trains a causal language model on annotated tokens (core `Learner`).
 
-    Readers: `demos` (supervised rows) and `rollouts` (groups, annotated by `algorithm`); a batch may hold either or both.
-    With `kl_coef`, the reference is `reference`, else a copy of the model at its first batch with rollouts.
+    `algorithms` gives each reader its algorithm; a batch may hold rows of one reader or of several. Where an algorithm needs a
+    reference policy, it is a copy of the model at the first batch of that algorithm; where one needs values, a critic starts
+    from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model.
     """
 
     def __init__(
@@ -79,234 +87,261 @@ class TokenLearner:
         config: TokenLearnerConfig,
         model: Any,
         *,
-        algorithm: Algorithm,
+        algorithms: Mapping[str, Algorithm],
         collective: Collective | None = None,
-        reference: Any = None,
         device: str = "cpu",
     ) -> None:
-        self.config, self.model, self.algorithm = config, model.to(device), algorithm
+        self.config, self.algorithms = config, dict(algorithms)
+        self.policy = TrainedModel(model, device=device, weight_decay=config.weight_decay)
+        self.critic: TrainedModel | None = None
+        self.reference: TrainedModel | None = None
         self.version = 0
         self._device = device
         self._collective: Collective = collective or OneProcess()
-        self._parameters = [p.requires_grad_(True) for p in model.parameters()]
-        self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=1.0, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
-        )
-        self._reference = reference.to(device).requires_grad_(False) if reference is not None else None
+        self._seen = dict.fromkeys(self.algorithms, 0)
+        self._components, self._reader_of = _name_components(self.algorithms)
+
+    # --------------------------------------------------------------------------------------------------------- prepare
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        """Annotated tokens of all segments, as one batch on the host."""
+        found = {name: part for name, part in segments.items() if part}
+        unknown = sorted(segments.keys() - self.algorithms.keys())
+        if unknown:
+            raise DataError(f"reader {unknown[0]!r} has no algorithm; the learner knows {sorted(self.algorithms)}")
+        parts = []
+        for reader, some in found.items():
+            algorithm = self.algorithms[reader]
+            rows = join_rows(some)
+            for need in sorted(algorithm.needs):
+                rows[need] = self._field(need, rows)
+            parts.append(algorithm.annotate(rows, self._collective))
+        batch = merge(parts)
+        rate = self.config.sft_lr if found.keys() == {DEMOS} else self.config.lr
+        now = {"lr": at(rate, progress), "critic_lr": at(self.config.critic_lr, progress)}
+        now |= {f"seen/{name}": float(name in found) for name in self.algorithms}
+        return Batch(batch | {f"now/{k}": torch.tensor(v, dtype=torch.float64) for k, v in now.items()})
+
+    @torch.no_grad()
+    def _field(self, name: str, rows: Batch) -> Tensor:
+        """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
+        order = torch.arange(len(rows["row_length"]))
+        batch = Batch({k: rows[k] for k in ("tokens", "row_start", "row_length")})
+        batch |= {"component": rows["loss_mask"].to(torch.int8), "unit": order, "place": torch.arange(len(rows["tokens"]))}
+        out = torch.zeros(len(rows["tokens"]))
+        for some in split_tokens(order, order, rows["row_length"], self.config.micro_batch_tokens):
+            part = MicroBatch.of(batch, some, device=self._device)
+            found = self._evaluate(name, part)
+            out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
+        return out
+
+    def _evaluate(self, name: str, part: MicroBatch) -> Tensor:
+        if name == "value":
+            return self._critic().scores(part)
+        model = self._reference() if name == "reference_logprob" else self.policy
+        return model.logprobs(part, temperature=self.config.temperature)[0]
+
+    def _critic(self) -> TrainedModel:
+        if self.critic is None:
+            model = ScalarModel.copy_of(self.policy.model)
+            self.critic = TrainedModel(model, device=self._device, weight_decay=self.config.weight_decay)
+        return self.critic
+
+    def _reference(self) -> TrainedModel:
+        if self.reference is None:
+            self.reference = self.policy.frozen_copy(self._device)
+        return self.reference
 
     # ---------------------------------------------------------------------------------------------------------- update
-    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
-        """Annotated tokens of all segments, as one batch on the device."""
-        unknown = segments.keys() - {DEMOS, ROLLOUTS}
-        if unknown:
-            raise DataError(f"reader {sorted(unknown)[0]!r} is unknown to the token learner; use {DEMOS!r} and {ROLLOUTS!r}")
-        parts = []
-        if segments.get(ROLLOUTS):
-            parts.append(self.algorithm.annotate(segments[ROLLOUTS]))
-        if segments.get(DEMOS):
-            parts.append(annotate_sft(segments[DEMOS]))
-        stats = Batch({k: v for part in parts for k, v in part.items() if k.startswith("stats/")})
-        batch = Batch.cat([{k: v for k, v in part.items() if not k.startswith("stats/")} for part in parts])
-        batch["row_start"] = batch["row_length"].cumsum(0) - batch["row_length"]
-        lr = self.config.lr if segments.get(ROLLOUTS) else self.config.sft_lr
-        stats["stats/lr"] = torch.tensor(at(lr, progress), dtype=torch.float64)
-        return Batch(batch | stats).to(self._device)
-
     def update(self, batch: Batch) -> Update:
-        """One version: `num_epochs` optimiser steps (one if there are only demonstrations) on the whole batch."""
-        counts = self._counts(batch)
-        if counts["policy"] and self.config.kl_coef and self._reference is None:
-            self._reference = copy.deepcopy(self.model).requires_grad_(False)
-        lr = float(batch["stats/lr"]) * min(1.0, (self.version + 1) / max(self.config.warmup_updates, 1))
-        micro_batches = list(self._split(batch))
-        metrics: Metrics = {"lr": lr}
-        for epoch in range(self.config.num_epochs if counts["policy"] else 1):
-            sums = self._gradient(batch, micro_batches, counts, check=epoch == 0)
-            trained = sums.pop("num_tokens")
-            metrics |= sums
-            if trained:
-                metrics["grad_norm"] = self._step(lr)
-        metrics |= {k.removeprefix("stats/"): self._mean(v) for k, v in batch.under("stats").items() if k != "stats/lr"}
+        """One version: `num_epochs` times `num_minibatches` optimiser steps (one if there are only demonstrations)."""
+        c, only_demos = self.config, self._readers(batch) == [DEMOS]
+        epochs, parts = (1, 1) if only_demos else (c.num_epochs, c.num_minibatches)
+        warmth = min(1.0, (self.version + 1) / max(c.warmup_updates, 1))
+        rates = {name: float(batch[f"now/{name}"]) * warmth for name in ("lr", "critic_lr")}
+        steps: list[Metrics] = []
+        all_rows = torch.arange(len(batch["row_length"]))
+        for epoch in range(epochs):
+            seed = make_seed(self.version, "minibatches", epoch)
+            for rows in split_units(all_rows, batch["unit"], parts, seed=seed):
+                steps.append(self._step(batch, rows, rates, first=not steps, first_pass=epoch == 0))
+        metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
+        metrics |= {k.removeprefix("stats/"): self._mean(v) for k, v in batch.items() if k.startswith("stats/")}
+        metrics |= version_stats(batch)
+        for name in self._readers(batch):
+            self._seen[name] += 1
         self.version += 1
+        self._follow()
         return Update(metrics)
 
-    def _gradient(self, batch: Batch, micro_batches: Sequence[Tensor], counts: Metrics, *, check: bool) -> Metrics:
+    def _step(self, batch: Batch, rows: Tensor, rates: Metrics, *, first: bool, first_pass: bool) -> Metrics:
+        """One optimiser step on the rows `rows`, if anything in them trains."""
+        active, counts = self._active(batch, rows)
+        trained = {c.uses for c in active.values()}
+        models = {"grad_norm": self.policy} if trained & {"logprob", "score"} else {}
+        if "value" in trained:
+            models["critic_grad_norm"] = self._critic()
+        for model in models.values():
+            model.zero_grad()
+        metrics = self._gradient(batch, rows, active, counts, first=first, first_pass=first_pass)
+        if metrics.pop("num_tokens"):
+            for name, model in models.items():
+                lr = rates["critic_lr" if model is self.critic else "lr"]
+                norm = self.config.max_grad_norm
+                metrics[name] = model.step(lr, max_grad_norm=norm, collective=self._collective, name=name, version=self.version)
+        return metrics
+
+    def _active(self, batch: Batch, rows: Tensor) -> tuple[dict[str, Component], Metrics]:
+        """Components that train on the rows of all ranks, their denominators (by name) and counts of tokens
+        (`tokens/<name>`)."""
+        due = {n: c for n, c in self._components.items() if self._seen[self._reader_of[n]] >= c.start}
+        local = torch.zeros(2, len(self._components), dtype=torch.float64)
+        kind = batch["component"][self._tokens_of(batch, rows)]
+        for i, (name, component) in enumerate(self._components.items()):
+            share = batch.get(f"denominator/{component.denominator or name}")
+            local[0, i] = share[rows].sum() if share is not None else 0.0
+            local[1, i] = (kind == component.kind).sum()
+        denominators, tokens = self._collective.all_reduce(local.to(self._device)).tolist()
+        counts = dict(zip(self._components, denominators, strict=True))
+        counts |= {f"tokens/{name}": n for name, n in zip(self._components, tokens, strict=True)}
+        return {n: c for n, c in due.items() if counts[n] > 0 and counts[f"tokens/{n}"] > 0}, counts
+
+    def _gradient(
+        self,
+        batch: Batch,
+        rows: Tensor,
+        active: Mapping[str, Component],
+        counts: Metrics,
+        *,
+        first: bool,
+        first_pass: bool,
+    ) -> Metrics:
         """Accumulate gradients over micro-batches; returns the metrics, summed over them and over ranks."""
-        self._optimiser.zero_grad(set_to_none=True)
-        sums = {name: torch.zeros((), device=self._device) for name in self._summed(counts)}
-        worst = torch.zeros((), device=self._device)
-        for rows in micro_batches:
-            parts = self._micro_batch(batch, rows, counts)
-            worst = torch.maximum(worst, parts.pop("mismatch_max", worst))
-            sums = {name: value + parts[name] for name, value in sums.items()}
-        totals = dict(zip(sums, self._collective.all_reduce(torch.stack(list(sums.values())).double()).tolist(), strict=True))
+        names = [f"loss/{name}" for name in active] + [m for c in active.values() for m in c.metrics]
+        sums = dict.fromkeys(["num_tokens", "entropy", *names], torch.zeros((), device=self._device))
+        drift = Drift(batch, self.version, self._device)
+        useful = rows[self._useful(batch, active)[rows]]
+        for some in split_tokens(useful, batch["unit"], batch["row_length"], self.config.micro_batch_tokens):
+            part = MicroBatch.of(batch, some, device=self._device)
+            outputs = self._outputs(part, active)
+            values = self._backward(part, outputs, active, counts)
+            if "logprob" in outputs:
+                values["entropy"] = outputs["entropy"].detach().sum()
+                drift.add(part, outputs["logprob"].detach())
+            sums = {name: total + values[name] if name in values else total for name, total in sums.items()}
+        totals = self._reduce(sums | drift.sums)
+        metrics = {name: totals[name] for name in ("num_tokens", *names)}
+        if any(c.uses == "logprob" for c in active.values()):
+            metrics["entropy"] = totals["entropy"] / max(totals["num_tokens"], 1.0)
+        if first_pass:
+            metrics |= drift.effective_sample_size(totals)
+        if first and totals["mismatch/num"]:
+            metrics |= check_mismatch(totals, drift.worst, self.version, self.config.max_mismatch)
+        return metrics
+
+    def _outputs(self, part: MicroBatch, active: Mapping[str, Component]) -> Batch:
+        """What the active components need of the models, with gradients. All `[M]`."""
+        uses, out = {c.uses for c in active.values()}, Batch()
+        if "logprob" in uses:
+            out["logprob"], out["entropy"] = self.policy.logprobs(part, temperature=self.config.temperature)
+        if "score" in uses:
+            out["score"] = self.policy.scores(part)
+        if "value" in uses:
+            out["value"] = self._critic().scores(part)
+        return out
+
+    def _backward(
+        self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
+    ) -> dict[str, Tensor]:
+        """Sum the components of one micro-batch, each over its denominator of the global batch, and differentiate."""
+        shown = {"num_tokens": torch.tensor(float(len(part.target)), device=self._device)}
+        total = torch.zeros((), device=self._device)
+        for name, component in active.items():
+            if component.kind not in part.kinds:
+                continue
+            tokens = Part.of(part, component.kind, outputs, count=counts[f"tokens/{name}"], version=self.version)
+            loss = component.loss(tokens, counts[name])
+            total = total + component.coef * loss.value
+            shown |= {f"loss/{name}": loss.value.detach(), **loss.metrics}
+        total.backward()  # type: ignore[no-untyped-call]
+        return shown
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+    def _useful(self, batch: Batch, active: Mapping[str, Component]) -> Tensor:
+        """Rows that can move the parameters; the others are left out, but not out of the denominators. `[R]`"""
+        kind, moves = batch["component"], torch.zeros(len(batch["tokens"]), dtype=torch.bool)
+        for component in active.values():
+            mine = kind == component.kind
+            moves |= mine & (batch["advantage"] != 0) if component.by_advantage else mine
+        row, num = row_index(batch["row_length"]), len(batch["row_length"])
+        useful = row_sum(moves.float(), row, num) > 0
+        units = row_sum(useful.float(), batch["unit"], int(batch["unit"].max()) + 1) > 0
+        return units[batch["unit"]]
+
+    def _tokens_of(self, batch: Batch, rows: Tensor) -> Tensor:
+        """Which tokens are of `rows`. `[N]`"""
+        chosen = torch.zeros(len(batch["row_length"]), dtype=torch.bool)
+        chosen[rows] = True
+        return chosen[row_index(batch["row_length"])]
+
+    def _reduce(self, sums: Mapping[str, Tensor]) -> Metrics:
+        stacked = torch.stack([x.double() for x in sums.values()])
+        totals = dict(zip(sums, self._collective.all_reduce(stacked).tolist(), strict=True))
         for name, value in totals.items():
             if not math.isfinite(value):
                 raise NonFiniteError(name, self.version)
-        totals["entropy"] = totals.pop("entropy_sum") / max(totals["num_tokens"], 1.0)
-        matched, mismatch = totals.pop("num_matched", 0.0), totals.pop("mismatch_sum", 0.0)
-        if matched and check:
-            self._check_mismatch(totals, mismatch / matched, math.exp(min(float(worst), 80.0)))
         return totals
 
-    def _summed(self, counts: Metrics) -> list[str]:
-        """What `_micro_batch` reports for this batch: the same names on every rank."""
-        names = ["num_tokens", "entropy_sum"]
-        if counts["policy"]:
-            names += ["loss/policy", "clip_fraction", "approx_kl", "num_matched", "mismatch_sum"]
-            names += ["kl"] if self.config.kl_coef else []
-        return names + (["loss/sft"] if counts["sft"] else [])
-
-    def _micro_batch(self, batch: Batch, rows: Tensor, counts: Metrics) -> dict[str, Tensor]:
-        """Forward and backward of the rows `rows` `[r]`; every term divides by a count of the global batch."""
-        c = self.config
-        tokens, index = self._pad(batch, rows)
-        trained = batch["component"][index] != 0
-        trained[:, 0] = False
-        trained &= torch.arange(tokens.shape[1], device=self._device) < batch["row_length"][rows, None]
-        at_token = index[trained]
-        component, weight = batch["component"][at_token], batch["weight"][at_token]
-        logprob, entropy = self._logprobs(self.model, tokens, trained)
-        policy, sft = weight * (component == POLICY), weight * (component == SFT)
-        out: dict[str, Tensor] = {"num_tokens": trained.sum().float(), "entropy_sum": entropy.detach().sum()}
-        loss = torch.zeros((), device=self._device)
-        if counts["policy"]:
-            part = policy_loss(
-                logprob,
-                torch.where(component == POLICY, batch["logprob"][at_token], logprob.detach()),
-                batch["advantage"][at_token],
-                weight=policy,
-                clip_low=c.clip_low,
-                clip_high=c.clip_high,
-                denominator=counts["policy"],
-            )
-            loss = loss + part.value
-            out |= {"loss/policy": part.value.detach(), **part.metrics}
-            out |= self._mismatch(batch, at_token, logprob.detach())
-        if counts["sft"]:
-            part = sft_loss(logprob, weight=sft, denominator=counts["sft"])
-            loss = loss + c.sft_coef * part.value
-            out["loss/sft"] = part.value.detach()
-        if counts["policy"] and c.kl_coef and self._reference is not None:
-            with torch.no_grad():
-                expected, _ = self._logprobs(self._reference, tokens, trained)
-            part = kl_loss(logprob, expected, weight=policy, denominator=counts["policy"])
-            loss = loss + c.kl_coef * part.value
-            out["kl"] = part.value.detach()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return out
-
-    def _step(self, lr: float) -> float:
-        """Sum gradients over ranks, clip and step, unless they are not finite; returns their norm before the clip."""
-        for parameter in self._parameters:
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = self._collective.all_reduce(grad)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
-        if not math.isfinite(norm):
-            raise NonFiniteError("grad_norm", self.version)
-        for group in self._optimiser.param_groups:
-            group["lr"] = lr
-        self._optimiser.step()
-        return norm
-
-    # ----------------------------------------------------------------------------------------------------------- parts
-    def _counts(self, batch: Batch) -> Metrics:
-        """Tokens of each component in the global batch: the denominators."""
-        counts = torch.stack([(batch["component"] == kind).sum() for kind in (POLICY, SFT)]).double()
-        policy, sft = self._collective.all_reduce(counts).tolist()
-        return {"policy": policy, "sft": sft}
-
-    def _split(self, batch: Batch) -> Iterator[Tensor]:
-        """Rows by micro-batch: of similar length, at most `micro_batch_tokens` padded tokens each (at least one row).
-
-        Rows that cannot move the parameters (no advantage in any token, and no KL) are left out; denominators are not.
-        """
-        component = batch["component"]
-        moves = (component == SFT) | ((component == POLICY) & (batch["advantage"] != 0))
-        moves = moves | (component == POLICY) if self.config.kl_coef else moves
-        row = torch.repeat_interleave(torch.arange(len(batch["row_length"]), device=self._device), batch["row_length"])
-        useful = torch.zeros(len(batch["row_length"]), dtype=torch.bool, device=self._device)
-        useful[row[moves & (batch["weight"] != 0)]] = True
-        order = torch.argsort(batch["row_length"], stable=True)
-        order = order[useful[order]]
-        lengths, start = batch["row_length"][order].tolist(), 0
-        for end in range(1, len(lengths) + 1):
-            if end == len(lengths) or (end + 1 - start) * lengths[end] > self.config.micro_batch_tokens:
-                yield order[start:end]
-                start = end
-
-    def _pad(self, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of `rows`, padded at the end, and their places in the flat arrays. `[r] -> [r, L], [r, L]`
-
-        Attention is causal, so what stands behind a row's end changes nothing in it: no mask is needed.
-        """
-        lengths = batch["row_length"][rows, None]
-        steps = torch.arange(int(lengths.max()), device=self._device)
-        index = batch["row_start"][rows, None] + torch.minimum(steps, lengths - 1)
-        return batch["tokens"][index], index
-
-    def _logprobs(self, model: Any, tokens: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy at the trained tokens; the hidden state one place before predicts each. `-> [M], [M]`"""
-        hidden = hidden_states(model, tokens[:, :-1])[trained[:, 1:]]
-        head = model.get_output_embeddings()
-        return token_logprobs(hidden, tokens[trained], head=head, temperature=self.config.temperature)
-
-    def _mismatch(self, batch: Batch, at_token: Tensor, logprob: Tensor) -> dict[str, Tensor]:
-        """How far engine and learner are apart on rows that this very version made whole (else keys and values differ)."""
-        component, version = batch["component"], batch["policy_version"]
-        row = torch.repeat_interleave(torch.arange(len(batch["row_length"]), device=self._device), batch["row_length"])
-        other = torch.zeros(len(batch["row_length"]), dtype=torch.bool, device=self._device)
-        other[row[(component == POLICY) & (version != self.version)]] = True
-        same = (component[at_token] == POLICY) & ~other[row[at_token]]
-        gap = (logprob - batch["logprob"][at_token])[same]
-        worst = gap.abs().max() if gap.numel() else gap.new_zeros(())
-        return {
-            "num_matched": same.sum().float(),
-            "mismatch_sum": (torch.exp(gap) - gap - 1.0).sum(),
-            "mismatch_max": worst,
-        }
-
-    def _check_mismatch(self, metrics: Metrics, kl: float, max_ratio: float) -> None:
-        metrics |= {"mismatch/kl": kl, "mismatch/max_ratio": max_ratio}
-        if not kl <= self.config.max_mismatch:
-            raise RunnelError(
-                f"engine and learner disagree at version {self.version}: mismatch/kl = {kl:.3g} (largest ratio "
-                f"{max_ratio:.3g}) is above learner.max_mismatch = {self.config.max_mismatch:g}. Check that both use one "
-                "temperature and that the engine has this version's weights; raise the bound only if its arithmetic is "
-                "meant to differ."
-            )
+    def _readers(self, batch: Batch) -> list[str]:
+        return [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
 
     def _mean(self, value: Tensor) -> float:
-        return float(self._collective.all_reduce(value.clone().float())) / self._collective.world_size
+        mean = self._collective.all_reduce(value.clone().float().to(self._device)) / self._collective.world_size
+        return float(mean)
+
+    def _follow(self) -> None:
+        """A moving reference takes its step towards the policy."""
+        every = self.config.reference_every
+        if self.reference is not None and every and self.version % every == 0:
+            self.reference.move_towards(self.policy, 1.0 - self.config.reference_decay)
 
     # ----------------------------------------------------------------------------------------------------------- state
     def params(self) -> Mapping[str, Tensor]:
         """Live weights, tied ones once."""
-        return model_params(self.model)
+        return self.policy.params()
 
     def state_dict(self) -> State:
         return {
-            "model": {k: v.clone() for k, v in model_params(self.model).items()},
-            "optimiser": self._moments(),
+            "policy": self.policy.state_dict(),
+            "critic": None if self.critic is None else self.critic.state_dict(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
             "version": self.version,
-            "reference": None if self._reference is None else {k: v.clone() for k, v in model_params(self._reference).items()},
+            "seen": dict(self._seen),
         }
 
     def load_state_dict(self, state: State) -> None:
-        load_model_params(self.model, state["model"], bind=False)
-        self._load_moments(state["optimiser"])
-        self.version = state["version"]
+        self.policy.load_state_dict(state["policy"])
+        self.version, self._seen = state["version"], dict(state["seen"])
+        self.critic = self.reference = None
+        if state["critic"] is not None:
+            self._critic().load_state_dict(state["critic"])
         if state["reference"] is not None:
-            if self._reference is None:
-                self._reference = copy.deepcopy(self.model).requires_grad_(False)
-            load_model_params(self._reference, state["reference"], bind=False)
+            self._reference().load_state_dict(state["reference"])
 
-    def _moments(self) -> list[dict[str, Tensor]]:
-        """AdamW's state by parameter; empty before the first step."""
-        states = [self._optimiser.state[p] for p in self._parameters if p in self._optimiser.state]
-        return [{name: value.clone() for name, value in state.items()} for state in states]
 
-    def _load_moments(self, moments: Sequence[Mapping[str, Tensor]]) -> None:
-        self._optimiser.state.clear()
-        for parameter, state in zip(self._parameters, moments, strict=False):
-            self._optimiser.state[parameter] = {name: torch.as_tensor(value).clone() for name, value in state.items()}
+def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
+    """The components of all algorithms, and whose reader each is of."""
+    found: dict[str, Component] = {}
+    readers: dict[str, str] = {}
+    for reader, algorithm in algorithms.items():
+        for name, component in algorithm.components.items():
+            if name in found:
+                raise ConfigError("algorithms", reader, f"its component {name!r} is one of reader {readers[name]!r} too")
+            found[name], readers[name] = component, reader
+    return found, readers
+
+
+def _mean_of(steps: Sequence[Metrics]) -> Metrics:
+    """The mean of each number over the optimiser steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    found = {name: [step[name] for step in steps if name in step] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -1,34 +1,91 @@
-"""Credit for groups: how good a sample was, compared with its siblings on the same prompt or task."""
+"""Credit for samples: how good each one was, compared with its siblings on the same prompt, or with a baseline.
+
+`group` gives each row the number of its group; groups may differ in size.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
-def group_advantage(rewards: Tensor, *, scale: bool, eps: float = 1e-6) -> Tensor:
-    """Reward minus the group's mean, over its standard deviation if `scale`. `[G, n] -> [G, n]`
+def group_sum(x: Tensor, group: Tensor) -> Tensor:
+    """The sum of `x` over each row's group, at every row. `[R], [R] -> [R]`
+
+    >>> group_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 0, 1])).tolist()
+    [3.0, 3.0, 5.0]
+    """
+    if not len(group):
+        return x
+    return torch.zeros(int(group.max()) + 1, dtype=x.dtype, device=x.device).index_add_(0, group, x)[group]
+
+
+def group_mean(x: Tensor, group: Tensor) -> Tensor:
+    """The mean of `x` over each row's group, at every row. `[R], [R] -> [R]`"""
+    return group_sum(x, group) / group_sum(torch.ones_like(x), group)
+
+
+def group_spread(x: Tensor, group: Tensor) -> Tensor:
+    """The sample standard deviation of `x` in each row's group, at every row; 0 in a group of one. `[R], [R] -> [R]`"""
+    size = group_sum(torch.ones_like(x), group)
+    squares = group_sum((x - group_mean(x, group)) ** 2, group)
+    return (squares / (size - 1.0).clamp(min=1.0)).sqrt()
+
+
+def group_advantage(rewards: Tensor, group: Tensor, *, scale: bool, eps: float = 1e-6) -> Tensor:
+    """Reward minus the group's mean, over its standard deviation if `scale`. `[R], [R] -> [R]`
 
     GRPO (Shao et al. 2024, arXiv:2402.03300) scales by the sample standard deviation; Dr. GRPO (Liu et al. 2025,
     arXiv:2503.20783) does not, since that weighs easy and hard prompts up. A group without spread gives zeros.
 
-    >>> import torch
-    >>> group_advantage(torch.tensor([[1.0, 0.0, 0.0, 1.0]]), scale=False).tolist()
-    [[0.5, -0.5, -0.5, 0.5]]
+    >>> group_advantage(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, dtype=torch.int64), scale=False).tolist()
+    [0.5, -0.5, -0.5, 0.5]
     """
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    if not scale:
-        return centred
-    spread = rewards.std(dim=1, keepdim=True)
-    return centred / (spread + eps) * (spread > eps)
+    spread = group_spread(rewards, group)
+    centred = (rewards - group_mean(rewards, group)) * (spread > eps)
+    return centred / (spread + eps) if scale else centred
 
 
-def leave_one_out(rewards: Tensor) -> Tensor:
-    """Reward minus the mean of the other n - 1 of its group: RLOO (Ahmadian et al. 2024, arXiv:2402.14740). `[G, n] -> [G, n]`
+def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
+    """Reward minus the mean of the others of its group: RLOO (Ahmadian et al. 2024, arXiv:2402.14740). `[R], [R] -> [R]`
 
-    >>> import torch
-    >>> leave_one_out(torch.tensor([[1.0, 0.0, 0.0]])).tolist()
-    [[1.0, -0.5, -0.5]]
+    A row that is alone in its group has nothing to be compared with and gives 0.
+
+    >>> leave_one_out(torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3, dtype=torch.int64)).tolist()
+    [1.0, -0.5, -0.5]
     """
-    n = rewards.shape[1]
-    others = (rewards.sum(dim=1, keepdim=True) - rewards) / (n - 1)
-    return rewards - others
+    size = group_sum(torch.ones_like(rewards), group)
+    others = (group_sum(rewards, group) - rewards) / (size - 1.0).clamp(min=1.0)
+    return (rewards - others) * (size > 1)
+
+
+def against_baseline_row(rewards: Tensor, group: Tensor, is_baseline: Tensor) -> Tensor:
+    """Reward minus that of the group's baseline row, as ReMax does with a greedy one (Li et al. 2024, arXiv:2310.10505).
+
+    `[R], [R], [R] bool -> [R]`. Each group has exactly one baseline row, which itself gets 0.
+
+    >>> r, g = torch.tensor([0.5, 1.0, 0.0]), torch.zeros(3, dtype=torch.int64)
+    >>> against_baseline_row(r, g, torch.tensor([True, False, False])).tolist()
+    [0.0, 0.5, -0.5]
+    """
+    return rewards - group_sum(rewards * is_baseline, group)
+
+
+def best_and_worst(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows with the highest and the lowest reward of each group that has two different ones. `[R], [R] -> [P], [P]`
+
+    Among equals the first row is taken.
+
+    >>> best, worst = best_and_worst(torch.tensor([0.0, 2.0, 1.0, 1.0, 1.0]), torch.tensor([0, 0, 0, 1, 1]))
+    >>> best.tolist(), worst.tolist()
+    ([1], [0])
+    """
+    best, worst = [], []
+    for g in torch.unique(group).tolist():
+        rows = (group == g).nonzero().squeeze(1)
+        high, low = rows[rewards[rows].argmax()], rows[rewards[rows].argmin()]
+        if rewards[high] > rewards[low]:
+            best.append(high)
+            worst.append(low)
+    empty = group.new_zeros(0)
+    return (torch.stack(best), torch.stack(worst)) if best else (empty, empty)

@@ -12,7 +12,7 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.RunConfig):
-    """SFT (llm/algorithms.py, llm/learner.py): `demo_rows` demonstrations an update."""
+    """SFT (llm/algorithms/sft.py, llm/learner.py): `demo_rows` demonstrations an update."""
 
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
@@ -40,7 +40,7 @@ def build(c: Config) -> rl.Experiment:
         staleness={"demos": policy},
         actors=(task.demo_actor(),),
         inference=(),
-        learner=lambda: task.learner(c.learner, rl.GRPO(rl.GRPOConfig(), channels=task.channels)),
+        learner=lambda: task.learner(c.learner, {"demos": rl.SupervisedFineTuning()}),
         phases=(rl.Phase({"demos": 1}),),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from runnel.core.protocols import Inferencer, Policy
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
-from runnel.llm.algorithms import Algorithm
+from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.demos import DemoSampler
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig
@@ -65,11 +65,11 @@ class PromptTask:
         model = self.model().to(self._config.device)
         length = self.sizes.prompt + self.sizes.completion
         tokenizer = self.tokenizer
-        return NativeEngine(model, num_slots=num_slots, max_length=length, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id)
+        return NativeEngine(model, num_slots=num_slots, max_length=length, eos_id=tokenizer.eos_id)
 
-    def learner(self, config: TokenLearnerConfig, algorithm: Algorithm) -> TokenLearner:
-        """The trainer's learner."""
-        return TokenLearner(config, self.model(), algorithm=algorithm, device=self._config.device)
+    def learner(self, config: TokenLearnerConfig, algorithms: Mapping[str, Algorithm]) -> TokenLearner:
+        """The trainer's learner, with an algorithm for each reader."""
+        return TokenLearner(config, self.model(), algorithms=algorithms, device=self._config.device)
 
     def demos(self, *, rows: int, lag: int) -> StreamSpec:
         """The stream of demonstrations: one segment is one batch of `rows`."""

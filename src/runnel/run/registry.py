@@ -29,6 +29,9 @@ RECIPES = {
     "td3": "runnel.recipes.td3",
     "ddpg": "runnel.recipes.ddpg",
     "grpo": "runnel.recipes.grpo",
+    "dr_grpo": "runnel.recipes.dr_grpo",
+    "rloo": "runnel.recipes.rloo",
+    "reinforce": "runnel.recipes.reinforce",
     "sft": "runnel.recipes.sft",
     "cartpole": "runnel.recipes.cartpole",
     "reverse": "runnel.recipes.reverse",
@@ -151,8 +154,11 @@ ALGORITHMS = {
     "sac": "soft actor-critic: twin critics, automatic temperature, continuous or discrete (agents/sac.py)",
     "td3": "twin delayed deterministic policy gradient (agents/td3.py)",
     "ddpg": "deep deterministic policy gradient (agents/ddpg.py)",
-    "sft": "supervised fine-tuning on demonstrations (llm/algorithms.py)",
-    "grpo": "group-relative policy optimisation of token sequences (llm/algorithms.py)",
+    "sft": "supervised fine-tuning on demonstrations (llm/algorithms/sft.py)",
+    "grpo": "group-relative policy optimisation of token sequences (llm/algorithms/grpo.py)",
+    "dr_grpo": "GRPO without its biases in length and difficulty (llm/algorithms/grpo.py)",
+    "rloo": "REINFORCE, leave one out (llm/algorithms/reinforce.py)",
+    "reinforce": "the plain policy gradient of completions (llm/algorithms/reinforce.py)",
 }
 ENGINES = {"native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder"}
 

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
-from runnel.core.protocols import Learner
+from runnel.core.protocols import Learner, OneProcess
 from runnel.core.records import Header, Segment, trim
-from runnel.llm.algorithms import GRPO, POLICY, SFT, GRPOConfig, annotate_sft
+from runnel.llm.algorithms.base import POLICY, SFT
+from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.batches import MicroBatch, join_rows
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.streams import demo_stream, rollout_stream, write_row
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
@@ -51,48 +54,64 @@ def demos(rng, rows):
     return Segment(0, spec, Header(used={"N": start}), trim(spec, arrays, {"N": start}))
 
 
-def learner_of(seed=0, credit="grpo", double=False, **changes):
+def learner_of(seed=0, double=False, kl_coef=0.0, clip_low=0.2, clip_high=0.2, sft_coef=1.0, **changes):
     model = build_model(SIZES, VOCAB, seed=seed)
     config = dataclasses.replace(TokenLearnerConfig(max_mismatch=1e9), **changes)
-    algorithm = GRPO(GRPOConfig(credit), channels={"exact": 1.0, "style": 0.5})
-    return TokenLearner(config, model.double() if double else model, algorithm=algorithm)
+    grpo = GRPOConfig(kl_coef=kl_coef, clip_low=clip_low, clip_high=clip_high)
+    rollouts = GRPO(grpo, channels={"exact": 1.0, "style": 0.5})
+    algorithms = {"rollouts": rollouts, "demos": SupervisedFineTuning(coef=sft_coef)}
+    return TokenLearner(config, model.double() if double else model, algorithms=algorithms)
 
 
 def gradient_of(segments, **changes):
     """The gradient that an update steps on, in float64."""
     learner = learner_of(double=True, max_grad_norm=1e9, **changes)
     learner.update(learner.prepare(segments, progress=0.0))
-    return torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+    return torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
 
 
 def test_annotations_by_hand():
     rng = np.random.default_rng(0)
     segments = [group(rng, [1.0, 0.0]), group(rng, [0.5, 0.5])]
-    batch = GRPO(GRPOConfig("dr_grpo"), channels={"exact": 2.0}).annotate(segments)
+    batch = DrGRPO(GRPOConfig(), channels={"exact": 2.0}, max_tokens=6).annotate(join_rows(segments), OneProcess())
     lengths = torch.cat([s.arrays["row_length"] for s in segments])
     assert batch["row_length"].tolist() == lengths.tolist()
-    assert batch["row_start"].tolist() == (lengths.cumsum(0) - lengths).tolist()
     mask = torch.cat([s.arrays["loss_mask"] for s in segments])
     assert torch.equal(batch["component"], mask.to(torch.int8) * POLICY)
     expected = torch.tensor([1.0, -1.0, 0.0, 0.0]).repeat_interleave(lengths) * mask
     assert torch.equal(batch["advantage"], expected)
+    assert batch["denominator/policy"].tolist() == [6.0] * 4
     assert batch["stats/reward/mean"].item() == 1.0
     assert batch["stats/reward/exact"].item() == 0.5
     assert batch["stats/groups_zero_signal"].item() == 0.5
-    sft = annotate_sft([demos(rng, 3)])
+    sft = SupervisedFineTuning().annotate(join_rows([demos(rng, 3)]), OneProcess())
     assert torch.equal(sft["component"] == SFT, sft["weight"] == 1.0)
+
+
+def test_rewards_may_be_by_token_or_not_apply():
+    rows = join_rows([group(np.random.default_rng(0), [1.0, 0.0])])
+    rows["rewards/style"] = rows["loss_mask"].float()
+    rows["rewards/exact"][1] = float("nan")
+    lengths = [int(x.sum()) for x in rows["loss_mask"].split(rows["row_length"].tolist())]
+    batch = GRPO(GRPOConfig(), channels={"exact": 2.0, "style": 1.0}).annotate(rows, OneProcess())
+    assert batch["stats/reward/mean"].item() == (2.0 + lengths[0] + lengths[1]) / 2
+    assert batch["stats/reward/exact"].item() == 1.0
+    assert batch["stats/reward/style"].item() == sum(lengths) / 2
 
 
 def test_missing_channel_and_reader_are_named():
     rng = np.random.default_rng(0)
     with pytest.raises(DataError, match="'speed'"):
-        GRPO(GRPOConfig(), channels={"speed": 1.0}).annotate([group(rng, [1.0, 0.0])])
+        GRPO(GRPOConfig(), channels={"speed": 1.0}).annotate(join_rows([group(rng, [1.0, 0.0])]), OneProcess())
     with pytest.raises(DataError, match="'trainer'"):
         learner_of().prepare({"trainer": []}, progress=0.0)
     with pytest.raises(ConfigError, match=r"learner\.temperature"):
         TokenLearnerConfig(temperature=0.0)
     with pytest.raises(ConfigError, match=r"learner\.lr"):
         TokenLearnerConfig(lr="quickly")
+    both = {name: GRPO(GRPOConfig(), channels={"exact": 1.0}) for name in ("a", "b")}
+    with pytest.raises(ConfigError, match="'policy' is one of reader 'a' too"):
+        TokenLearner(TokenLearnerConfig(), build_model(SIZES, VOCAB, seed=0), algorithms=both)
 
 
 def test_gradient_equals_a_plain_row_by_row_loss():
@@ -117,8 +136,8 @@ def test_gradient_equals_a_plain_row_by_row_loss():
                     num_sft += len(logp)
                     continue
                 ratio = torch.exp(logp - a["logprob"][at][mask].double())
-                policy.append(-torch.minimum(ratio * advantage[row], ratio.clamp(0.9, 1.3) * advantage[row]).sum())
-                num_policy += len(logp)
+                policy.append(-torch.minimum(ratio * advantage[row], ratio.clamp(0.9, 1.3) * advantage[row]).mean())
+                num_policy += 1
     (sum(policy) / num_policy + 0.5 * sum(sft) / num_sft).backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # the head's softmax is in float32
@@ -168,7 +187,7 @@ def test_rows_over_ranks_give_the_same_gradient(second):
     run(0)
     other.join()
     for learner in learners:
-        found = torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+        found = torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-7)
     assert torch.equal(learners[0].params()["model.norm.weight"], learners[1].params()["model.norm.weight"])
 
@@ -197,14 +216,10 @@ def test_good_completions_become_likelier():
 
     def logprobs():
         batch = learner.prepare({"rollouts": [segment]}, progress=0.0)
-        rows = torch.tensor([0, 1])
-        tokens, index = learner._pad(batch, rows)
-        mask = batch["component"][index] != 0
-        mask &= torch.arange(tokens.shape[1]) < batch["row_length"][:, None]
+        part = MicroBatch.of(batch, torch.tensor([0, 1]), device="cpu")
         with torch.no_grad():
-            logprob, _ = learner._logprobs(learner.model, tokens, mask)
-        first = int(mask[0].sum())
-        return float(logprob[:first].mean()), float(logprob[first:].mean())
+            logprob, _ = learner.policy.logprobs(part, temperature=1.0)
+        return [float(logprob[part.row == row].mean()) for row in (0, 1)]
 
     before = logprobs()
     segment.arrays["logprob"].fill_(before[0])
@@ -215,7 +230,7 @@ def test_good_completions_become_likelier():
 
 def test_groups_without_signal_leave_the_weights_alone():
     learner = learner_of()
-    before = {k: v.clone() for k, v in model_params(learner.model).items()}
+    before = {k: v.clone() for k, v in model_params(learner.policy.model).items()}
     update = learner.update(learner.prepare({"rollouts": [group(np.random.default_rng(0), [1.0, 1.0])]}, progress=0.0))
     assert all(torch.equal(v, before[k]) for k, v in learner.params().items())
     assert update.metrics["groups_zero_signal"] == 1.0
@@ -233,7 +248,7 @@ def test_the_reference_is_the_model_at_its_first_rollouts():
     second = learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0])]}, progress=0.0))
     assert second.metrics["kl"] > 0
     reference = learner.state_dict()["reference"]
-    assert all(torch.equal(reference[k], warm[k]) for k in warm)
+    assert all(torch.equal(reference["model"][k], warm[k]) for k in warm)
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
@@ -255,7 +270,7 @@ def test_published_parameters_are_live_and_tied_once():
     learner = learner_of()
     params = learner.params()
     assert "lm_head.weight" not in params
-    pointers = {p.data_ptr() for p in learner.model.parameters()}
+    pointers = {p.data_ptr() for p in learner.policy.model.parameters()}
     assert {v.data_ptr() for v in params.values()} == pointers
 
 

@@ -1,0 +1,152 @@
+"""Ragged batches of the token learner: rows of many segments joined, cut into micro-batches, and put on the device.
+
+Everything here happens on the host, where segments are, so that a micro-batch knows its sizes without asking the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.records import Segment
+from runnel.ops.ragged import row_index
+
+PER_ROW = ("row_start", "row_length", "unit", "denominator/")
+"""Fields of an annotated batch with one entry a row, by how their name starts."""
+SCALARS = ("stats/", "now/")
+"""Single numbers: what to show, and what holds for the whole update. All other fields have one entry a token."""
+NONE, POLICY, SFT, PAIR, SCORE = range(5)
+"""Kinds of tokens (`component`): not trained, sampled from a policy, demonstrated, in a compared answer, at which a row is
+scored."""
+
+
+def join_rows(segments: Sequence[Segment]) -> Batch:
+    """The rows of several segments as those of one: each field that the segments have, `row_start` counted anew, and `group`
+    `[R]`, the number of the segment that a row came in."""
+    arrays = [s.arrays for s in segments]
+    out = Batch({k: torch.cat([a[k] for a in arrays]) for k in arrays[0]})
+    out["row_start"] = out["row_length"].cumsum(0) - out["row_length"]
+    sizes = torch.tensor([len(a["row_length"]) for a in arrays])
+    out["group"] = torch.repeat_interleave(torch.arange(len(arrays)), sizes)
+    return out
+
+
+def token_places(start: Tensor, length: Tensor) -> Tensor:
+    """Places of all tokens of the rows at `start`, one row after another. `[r], [r] -> [n]`
+
+    >>> token_places(torch.tensor([5, 0]), torch.tensor([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    within = torch.arange(int(length.sum())) - torch.repeat_interleave(length.cumsum(0) - length, length)
+    return torch.repeat_interleave(start, length) + within
+
+
+def merge(parts: Sequence[Batch]) -> Batch:
+    """Annotated batches of several readers as one: a field that a part does not have is 0 there
+    (`policy_version`: -1, made by no policy); units stay apart."""
+    out, units = Batch(), 0
+    names = {k for part in parts for k in part if not k.startswith(SCALARS)}
+    shifted = []
+    for part in parts:
+        shifted.append(Batch(part | {"unit": part["unit"] + units}))
+        units += int(part["unit"].max()) + 1 if len(part["unit"]) else 0
+    for name in sorted(names):
+        like = next(part[name] for part in parts if name in part)
+        sizes = [len(part["row_length"] if name.startswith(PER_ROW) else part["tokens"]) for part in shifted]
+        missing = -1 if name == "policy_version" else 0
+        fields = [part.get(name, like.new_full((n,), missing)) for part, n in zip(shifted, sizes, strict=True)]
+        out[name] = torch.cat(fields)
+    out["row_start"] = out["row_length"].cumsum(0) - out["row_length"]
+    return Batch(out | {k: v for part in parts for k, v in part.items() if k.startswith("stats/")})
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some whole rows, on the device: `n` tokens, of which `M` are trained.
+
+    The hidden state at `position` stands for the trained token `target`: the one before it, which predicts it (at the token
+    itself where a score is trained, `SCORE`). `fields` are its annotations, `row` and `unit` number its row and unit within the
+    micro-batch, `kinds` gives the places of each component's tokens among the M.
+    """
+
+    tokens: Tensor
+    row_start: Tensor
+    row_length: Tensor
+    max_length: int
+    position: Tensor
+    target: Tensor
+    row: Tensor
+    unit: Tensor
+    num_rows: int
+    num_units: int
+    fields: Batch
+    kinds: dict[int, Tensor]
+
+    @staticmethod
+    def of(batch: Batch, rows: Tensor, *, device: str) -> MicroBatch:
+        """Rows `rows` `[r]` of an annotated batch. A row's first token is never trained: nothing predicts it."""
+        length = batch["row_length"][rows]
+        places = token_places(batch["row_start"][rows], length)
+        row = row_index(length)
+        start = length.cumsum(0) - length
+        component = batch["component"][places]
+        at = ((component != 0) & (torch.arange(len(places)) > start[row])).nonzero().squeeze(1)
+        kind = component[at]
+        names = [k for k in batch if not k.startswith((*PER_ROW, *SCALARS)) and k not in ("tokens", "component")]
+        units, unit = torch.unique(batch["unit"][rows], return_inverse=True)
+        tokens = batch["tokens"][places]
+        kinds = {int(k): (kind == k).nonzero().squeeze(1) for k in torch.unique(kind)}
+
+        def put(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        return MicroBatch(
+            tokens=put(tokens),
+            row_start=put(start),
+            row_length=put(length),
+            max_length=int(length.max()),
+            position=put(at - (kind != SCORE).long()),
+            target=put(tokens[at]),
+            row=put(row[at]),
+            unit=put(unit[row[at]]),
+            num_rows=len(rows),
+            num_units=len(units),
+            fields=Batch({k: put(batch[k][places[at]]) for k in names}),
+            kinds={k: put(v) for k, v in kinds.items()},
+        )
+
+
+def split_units(rows: Tensor, unit: Tensor, parts: int, *, seed: int) -> list[Tensor]:
+    """Rows `[r]` in `parts` mini-batches of nearly as many units each, in a seeded order; one part keeps the order it has."""
+    if parts == 1:
+        return [rows]
+    found = torch.unique(unit[rows])
+    order = found[torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))]
+    place = torch.zeros(int(unit.max()) + 1, dtype=torch.int64)
+    place[order] = torch.arange(len(order)) * parts // max(len(order), 1)
+    return [rows[place[unit[rows]] == i] for i in range(parts)]
+
+
+def split_tokens(rows: Tensor, unit: Tensor, length: Tensor, budget: int) -> list[Tensor]:
+    """Rows `[r]` in micro-batches of rows of similar length: at most `budget` padded tokens, but at least one whole unit
+    each."""
+    if not len(rows):
+        return []
+    size = torch.zeros(int(unit.max()) + 1, dtype=length.dtype).scatter_reduce(0, unit[rows], length[rows], "amax")
+    order = rows[torch.argsort(size[unit[rows]] * (len(unit) + 1) + unit[rows], stable=True)]
+    out: list[list[int]] = [[]]
+    longest = 0
+    members: dict[int, list[int]] = {}
+    for r, u in zip(order.tolist(), unit[order].tolist(), strict=True):
+        members.setdefault(u, []).append(r)
+    for u, inside in members.items():
+        longest = max(longest, int(size[u]))
+        if out[-1] and (len(out[-1]) + len(inside)) * longest > budget:
+            out.append([])
+            longest = int(size[u])
+        out[-1] += inside
+    return [torch.tensor(part) for part in out]

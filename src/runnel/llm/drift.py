@@ -1,0 +1,86 @@
+"""How far the sampled tokens are from the policy that trains on them: mismatch of engine and learner, importance ratios,
+versions.
+
+Tokens with a `policy_version` of 0 or more were sampled by an engine; their `logprob` is what it recorded.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import RunnelError
+from runnel.core.protocols import Metrics
+from runnel.llm.batches import MicroBatch
+from runnel.ops.ragged import row_index
+
+
+class Drift:
+    """Sums over the micro-batches of one optimiser step. Engine and learner are compared on rows that the very version
+    `version` made whole: on others they differ for good reasons (newer weights, keys and values of older ones)."""
+
+    def __init__(self, batch: Batch, version: int, device: str) -> None:
+        self._version = version
+        self._measured = "logprob" in batch
+        names = ("ratio/num", "ratio/sum", "ratio/squares", "mismatch/num", "mismatch/kl", "mismatch/abs")
+        self.sums = {name: torch.zeros((), device=device) for name in names}
+        self.worst = torch.zeros((), device=device)
+
+    def add(self, part: MicroBatch, logprob: Tensor) -> None:
+        """Log-probabilities `[M]` of the learner for a micro-batch."""
+        if not self._measured:
+            return
+        made = part.fields["policy_version"]
+        sampled = made >= 0
+        other = torch.zeros(part.num_rows, device=logprob.device).index_add(0, part.row, (made != self._version).float())
+        same = (sampled & (other[part.row] == 0)).float()
+        gap = torch.where(sampled, logprob - part.fields["logprob"], torch.zeros_like(logprob))
+        ratio = torch.exp(gap.clamp(max=30.0))  # its square must stay finite
+        found = {
+            "ratio/num": sampled.float().sum(),
+            "ratio/sum": (ratio * sampled).sum(),
+            "ratio/squares": (ratio * ratio * sampled).sum(),
+            "mismatch/num": same.sum(),
+            "mismatch/kl": ((ratio - gap - 1.0) * same).sum(),
+            "mismatch/abs": (gap.abs() * same).sum(),
+        }
+        self.sums = {name: total + found[name] for name, total in self.sums.items()}
+        self.worst = torch.maximum(self.worst, (gap.abs() * same).max())
+
+    @staticmethod
+    def effective_sample_size(totals: Metrics) -> Metrics:
+        """`(sum w)^2 / (n sum w^2)` of the ratios policy / behaviour: 1 on fresh tokens, towards 0 as a few of them decide
+        all."""
+        if not totals["ratio/num"] or not totals["ratio/squares"]:
+            return {}
+        return {"ess": totals["ratio/sum"] ** 2 / (totals["ratio/num"] * totals["ratio/squares"])}
+
+
+def check_mismatch(totals: Metrics, worst: Tensor, version: int, bound: float) -> Metrics:
+    """The mismatch as metrics; past `bound` it stops the run."""
+    num = totals["mismatch/num"]
+    kl, max_ratio = totals["mismatch/kl"] / num, math.exp(min(float(worst), 80.0))
+    if not kl <= bound:
+        raise RunnelError(
+            f"engine and learner disagree at version {version}: mismatch/kl = {kl:.3g} (largest ratio {max_ratio:.3g}) is "
+            f"above learner.max_mismatch = {bound:g}. Check that both use one temperature and that the engine has this "
+            "version's weights; raise the bound only if its arithmetic is meant to differ."
+        )
+    return {"mismatch/kl": kl, "mismatch/max_ratio": max_ratio, "mismatch/mean_abs": totals["mismatch/abs"] / num}
+
+
+def version_stats(batch: Batch) -> Metrics:
+    """`version_span`: the most versions inside one row, 1 where a single one made it."""
+    if "logprob" not in batch:
+        return {}
+    made = batch["policy_version"]
+    row, sampled = row_index(batch["row_length"])[made >= 0], made[made >= 0]
+    if not len(sampled):
+        return {}
+    size = len(batch["row_length"])
+    high = torch.full((size,), -1).scatter_reduce(0, row, sampled, "amax")
+    low = torch.full((size,), 1 << 60).scatter_reduce(0, row, sampled, "amin")
+    return {"version_span": float((high - low + 1).max())}
