@@ -1,39 +1,120 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from runnel.core.protocols import ParamSet
+from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
-from runnel.testing.engines import check_engine
+from runnel.nets.causal_lm import ModelConfig, build_model, load_model_params, model_params
+from runnel.testing.engine_basics import BASICS
+from runnel.testing.engines import PROPERTIES, check_engine
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)
+VOCABULARY = 40
+PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24]]
 
 
-def make_engine(num_slots: int = 4) -> NativeEngine:
-    model = build_model(SIZES, 40, seed=0)
-    return NativeEngine(model, num_slots=num_slots, max_length=32, eos_id=2, pad_id=0)
+def decode(tokens: Sequence[int]) -> str:
+    return "".join(chr(ord("0") + t) for t in tokens)
+
+
+def logprobs(params: Mapping[str, Tensor], tokens: Sequence[int]) -> Tensor:
+    """The reference: one plain forward pass of a model with these parameters."""
+    model = build_model(SIZES, VOCABULARY, seed=0)
+    load_model_params(model, params, bind=False)
+    with torch.no_grad():
+        return torch.log_softmax(model(torch.tensor([tokens])).logits[0], dim=-1)
+
+
+def make_params(shared: bool = False) -> ParamSet:
+    torch.set_num_threads(1)
+    return ParamSet(3, model_params(build_model(SIZES, VOCABULARY, seed=7)), shared=shared)
+
+
+class Native(NativeEngine):
+    """The native engine until it has all of the contract."""
+
+    def close(self) -> None:
+        pass
+
+
+def make_native(num_slots: int = 4) -> NativeEngine:
+    return Native(build_model(SIZES, VOCABULARY, seed=0), num_slots=num_slots, max_length=32, eos_id=2, pad_id=0)
+
+
+def make_hf(num_slots: int = 4) -> HfEngine:
+    return HfEngine(build_model(SIZES, VOCABULARY, seed=0), num_slots=num_slots, max_length=32, eos_id=2, decode=decode)
+
+
+# THE PLACE: when the native engine has top_k, top_p, min_p, stop texts, so_far and close, give it `PROPERTIES` here, pass
+# `decode` in `make_native`, and take the class `Native` above out.
+ENGINES: dict[str, tuple[Any, Mapping[str, Any]]] = {"native": (make_native, BASICS), "hf": (make_hf, PROPERTIES)}
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("num_slots", [2, 4])
-def test_native_engine_keeps_the_contract(shared: bool, num_slots: int) -> None:
-    torch.set_num_threads(1)
-    params = ParamSet(3, model_params(build_model(SIZES, 40, seed=7)), shared=shared)
-    check_engine(lambda: make_engine(num_slots), params, prompts=[[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24]])
+@pytest.mark.parametrize("kind", ENGINES)
+def test_engine_keeps_the_contract(kind: str, shared: bool, num_slots: int) -> None:
+    make, properties = ENGINES[kind]
+    check_engine(
+        lambda: make(num_slots),
+        make_params(shared),
+        prompts=PROMPTS,
+        logprobs=logprobs,
+        decode=decode,
+        properties=properties,
+    )
 
 
-def test_check_engine_notices_a_broken_engine() -> None:
-    class Forgetful(NativeEngine):
-        def restore(self, state):  # type: ignore[no-untyped-def]
-            super().restore({**state, "running": state["running"][:1]})
+class Forgetful(HfEngine):
+    def restore(self, state):  # type: ignore[no-untyped-def]
+        super().restore({**state, **{k: state[k][:1] for k in ("running", "keys", "values")}})
 
-    model = build_model(SIZES, 40, seed=0)
-    params = ParamSet(0, model_params(model))
-    with pytest.raises(AssertionError, match="restored engine"):
+
+class Deaf(HfEngine):
+    """Takes new versions and keeps its weights."""
+
+    def load_params(self, params):  # type: ignore[no-untyped-def]
+        if self.version < 0:
+            super().load_params(params)
+        self.version = params.version
+
+
+class Hot(HfEngine):
+    """Log-probabilities at another temperature than the one it samples at."""
+
+    def _forward(self, completion):  # type: ignore[no-untyped-def]
+        return super()._forward(completion) * 0.9
+
+
+class Overrun(HfEngine):
+    """Does not see that a stop text begins in an earlier token."""
+
+    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        super().__init__(*args, **kwargs)
+        self.decode = lambda tokens: decode(tokens[-1:])
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (Forgetful, "snapshot: a restored engine"),
+        (Deaf, "new weights: new weights must change"),
+        (Hot, "logprob: logprob is off"),
+        (Overrun, "stop texts: a completion ends behind"),
+    ],
+)
+def test_check_engine_notices_a_broken_engine(broken: type[HfEngine], reason: str) -> None:
+    def make() -> HfEngine:
+        return broken(build_model(SIZES, VOCABULARY, seed=0), num_slots=4, max_length=32, eos_id=2, decode=decode)
+
+    name = reason.split(":")[0]
+    with pytest.raises(AssertionError, match=reason):
         check_engine(
-            lambda: Forgetful(build_model(SIZES, 40, seed=0), num_slots=4, max_length=32, eos_id=2, pad_id=0),
-            params,
-            prompts=[[1, 5, 6, 7], [1, 9], [1, 20, 21]],
+            make, make_params(), prompts=PROMPTS, logprobs=logprobs, decode=decode, properties={name: PROPERTIES[name]}
         )

@@ -1,0 +1,103 @@
+"""One completion on its way: its request, what was made of it until now, and the one rule by which it ends.
+
+For engines that keep their books in Python, a token at a time (`hf`, `vllm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.errors import DataError
+from runnel.core.protocols import Reply, Request, State
+from runnel.llm.engines.requests import SamplingConfig, check_request, reply_rows, sampling_of
+
+Decode = Callable[[Sequence[int]], str]
+"""Tokens to text: needed for stop texts alone."""
+
+
+@dataclass
+class Completion:
+    """A request and the tokens that it has got until now."""
+
+    request: Request
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    sampling: SamplingConfig
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sampling_logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def of(request: Request) -> Completion:
+        rows = request.rows
+        return Completion(request, rows["tokens"].tolist(), int(rows["max_tokens"]), int(rows["seed"]), sampling_of(rows))
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    def append(self, token: int, *, logprob: float, sampling_logprob: float, version: int) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.sampling_logprobs.append(sampling_logprob)
+        self.versions.append(version)
+
+    def terminated(self, eos_id: int, decode: Decode | None) -> bool:
+        """Whether the newest token ends it: eos, a stop token, or the end of a stop text."""
+        if not self.tokens:
+            return False
+        if self.tokens[-1] == eos_id or self.tokens[-1] in self.sampling.stop_tokens:
+            return True
+        if not self.sampling.stop or decode is None:
+            return False
+        text = decode(self.tokens)
+        return any(stop in text for stop in self.sampling.stop)
+
+    def reply(self, *, terminated: bool, truncates: bool) -> Reply:
+        """`truncates`: tokens were drawn from less than the model's distribution, so what they were drawn from is told."""
+        sampled = self.sampling_logprobs if truncates else None
+        rows = reply_rows(self.tokens, self.logprobs, self.versions, terminated=terminated, sampling_logprobs=sampled)
+        return Reply(self.id, rows, self.versions[-1])
+
+    # ----------------------------------------------------------------------------------------------------------- state
+    def data(self) -> State:
+        request = self.request
+        return {
+            "id": request.id,
+            "version": request.version,
+            "rows": {k: v.clone() for k, v in request.rows.items()},
+            "tokens": torch.tensor(self.tokens, dtype=torch.int64),
+            "logprob": torch.tensor(self.logprobs, dtype=torch.float64),
+            "sampling_logprob": torch.tensor(self.sampling_logprobs, dtype=torch.float64),
+            "policy_version": torch.tensor(self.versions, dtype=torch.int64),
+        }
+
+    @staticmethod
+    def of_data(data: State) -> Completion:
+        """The inverse of `data`."""
+        rows = Batch({k: torch.as_tensor(np.asarray(v)) for k, v in data["rows"].items()})
+        found = Completion.of(Request(data["id"], rows, data["version"]))
+        found.tokens, found.versions = _list(data["tokens"]), _list(data["policy_version"])
+        found.logprobs, found.sampling_logprobs = _list(data["logprob"]), _list(data["sampling_logprob"])
+        return found
+
+
+def _list(values: Any) -> list[Any]:
+    found: list[Any] = np.asarray(values).tolist()
+    return found
+
+
+def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:
+    """Refuse what can never be answered, before any of it is taken."""
+    for request in requests:
+        check_request(request, max_length)
+        if decode is None and "stop_text" in request.rows:
+            raise DataError(f"request {request.id} has stop texts, and this engine was built without `decode` (tokens to text)")

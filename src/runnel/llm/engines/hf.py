@@ -1,0 +1,193 @@
+"""The reference engine: plain transformers, one request at a time, one forward pass a token. Slow, and easy to believe.
+
+Other engines are checked against it: the same request gives the same tokens as `native` does in float32. Truncation is that of
+transformers' own samplers, in the order of its `generate`: top-k, then top-p of what is left, then min-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.llm.engines.completions import Completion, Decode, check_requests
+from runnel.llm.engines.requests import LogitsHook, SamplingConfig
+from runnel.nets.causal_lm import load_model_params, model_params
+
+
+class HfEngine:
+    """Completes tokens with a Hugging Face model's own forward pass and its own key-value cache.
+
+    A step gives one token to each of at most `num_slots` requests, in one pass each, so no number depends on who runs beside.
+    Weights that change keep the keys and values of running completions. `decode` (tokens to text) is needed for stop texts.
+    """
+
+    immediate = False
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_slots: int,
+        max_length: int,
+        eos_id: int,
+        decode: Decode | None = None,
+        hook: LogitsHook | None = None,
+    ) -> None:
+        limit = int(model.config.max_position_embeddings)
+        if max_length > limit:
+            raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
+        if num_slots < 1:
+            raise ConfigError("engine.num_slots", num_slots, "use at least 1")
+        self.model, self.num_slots, self.max_length = model.eval(), num_slots, max_length
+        self.eos_id, self.decode, self.hook = eos_id, decode, hook
+        self.version = -1
+        self.paused = False
+        self.num_tokens = 0
+        self._shared = False
+        self._waiting: list[Completion] = []
+        self._running: list[Completion] = []
+        self._caches: dict[int, Any] = {}
+
+    # ------------------------------------------------------------------------------------------------------- requests
+    def submit(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, self.max_length, self.decode)
+        self._waiting += [Completion.of(r) for r in requests]
+
+    def pending(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def abort(self, ids: Sequence[int]) -> None:
+        gone = set(ids)
+        self._waiting = [c for c in self._waiting if c.id not in gone]
+        self._running = [c for c in self._running if c.id not in gone]
+        self._caches = {id: cache for id, cache in self._caches.items() if id not in gone}
+
+    def so_far(self, id: int) -> list[int]:
+        return next((list(c.tokens) for c in self._running if c.id == id), [])
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        """Nothing is held outside this process."""
+        self.abort([c.id for c in (*self._waiting, *self._running)])
+
+    # --------------------------------------------------------------------------------------------------------- decode
+    @torch.no_grad()
+    def step(self) -> list[Reply]:
+        if self.paused:
+            return []
+        self._admit()
+        replies = []
+        for completion in list(self._running):
+            self._next_token(completion)
+            terminated = completion.terminated(self.eos_id, self.decode)
+            if terminated or len(completion.tokens) == completion.max_tokens:
+                truncates = completion.sampling.truncates or self.hook is not None
+                replies.append(completion.reply(terminated=terminated, truncates=truncates))
+                self.abort([completion.id])
+        return replies
+
+    def _admit(self) -> None:
+        """Waiting requests take free slots, oldest first; one for an exact version waits until that is loaded."""
+        free = self.num_slots - len(self._running)
+        ready = [c for c in self._waiting if c.request.version in (-1, self.version)][:free]
+        taken = {c.id for c in ready}
+        self._waiting = [c for c in self._waiting if c.id not in taken]
+        self._running += ready
+
+    def _next_token(self, completion: Completion) -> None:
+        logits = self._forward(completion)
+        sampling = completion.sampling
+        logp = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
+        if bool(torch.isnan(logp).any()):
+            raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
+        changed = logits if self.hook is None else self.hook(logits[None], [completion.request])[0]
+        allowed = truncate(torch.log_softmax(changed / (sampling.temperature or 1.0), dim=-1), sampling)
+        token = draw(allowed, _uniform(completion)) if sampling.temperature > 0 else int(allowed.argmax())
+        logprob, sampling_logprob = float(logp[token]), float(allowed[token]) if sampling.temperature > 0 else 0.0
+        self.num_tokens += 1
+        completion.append(token, logprob=logprob, sampling_logprob=sampling_logprob, version=self.version)
+
+    def _forward(self, completion: Completion) -> Tensor:
+        """Logits `[vocabulary]` of the next token. The first pass sees the prompt, each later one the newest token."""
+        from transformers import DynamicCache
+
+        cache = self._caches.setdefault(completion.id, DynamicCache())
+        known = cache.get_seq_length()
+        new = [*completion.prompt, *completion.tokens][known:]
+        tokens = torch.tensor([new], device=self.model.device)
+        logits: Tensor = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return logits[0, -1].float()
+
+    # ------------------------------------------------------------------------------------------------------ parameters
+    def load_params(self, params: ParamSet) -> None:
+        """Use `params` from the next `step` on. A request that asked for an exact version must have ended before."""
+        held = [c.id for c in self._running if c.request.version not in (-1, params.version)]
+        if held:
+            raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
+        if self._shared and not params.shared:
+            load_model_params(self.model, {n: p.clone() for n, p in model_params(self.model).items()}, bind=True)
+        load_model_params(self.model, params.params, bind=params.shared)
+        self._shared, self.version = params.shared, params.version
+
+    # ----------------------------------------------------------------------------------------------------------- state
+    def snapshot(self) -> State:
+        caches = [self._caches.get(c.id) for c in self._running]
+        return {
+            "version": self.version,
+            "paused": self.paused,
+            "num_tokens": self.num_tokens,
+            "waiting": [c.data() for c in self._waiting],
+            "running": [c.data() for c in self._running],
+            "keys": [[layer.keys.clone() for layer in cache.layers] if cache else [] for cache in caches],
+            "values": [[layer.values.clone() for layer in cache.layers] if cache else [] for cache in caches],
+        }
+
+    def restore(self, state: State) -> None:
+        from transformers import DynamicCache
+
+        self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
+        self._waiting = [Completion.of_data(data) for data in state["waiting"]]
+        self._running = [Completion.of_data(data) for data in state["running"]]
+        self._caches = {}
+        for completion, keys, values in zip(self._running, state["keys"], state["values"], strict=True):
+            cache = self._caches[completion.id] = DynamicCache()
+            for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
+                cache.update(torch.as_tensor(key), torch.as_tensor(value), layer)
+
+
+def truncate(logp: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Log-probabilities `[vocabulary]` of what may be sampled: `-inf` outside of the limits, normalised inside."""
+    from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    limits = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    limits += [TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
+    limits += [MinPLogitsWarper(sampling.min_p)] if sampling.min_p > 0 else []
+    scores = logp[None]
+    for limit in limits:
+        scores = limit(None, scores)
+    return torch.log_softmax(scores[0], dim=-1) if limits else logp
+
+
+def draw(logp: Tensor, uniform: float) -> int:
+    """The token at `uniform` of the cumulative distribution, in float64: the rule of every engine."""
+    cdf = logp.double().exp().cumsum(dim=-1)
+    index = int(torch.searchsorted(cdf, cdf[-1] * uniform, right=True))
+    last = int(torch.nonzero(logp > -torch.inf)[-1])
+    return min(index, last)
+
+
+def _uniform(completion: Completion) -> float:
+    """The number for the next token, of the request's own stream: one a token that may come."""
+    stream = np.random.Generator(np.random.Philox(key=completion.seed)).random(completion.max_tokens)
+    return float(stream[len(completion.tokens)])
