@@ -57,8 +57,12 @@ from runnel.eval.runner import EnvEvaluation, evaluate
 from runnel.eval.statistics import summarise
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy
 from runnel.flow.workers.trainer import Phase
+from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
+from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
+from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
-from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig
+from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
+from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.tasks import Example, TextTask
@@ -96,10 +100,14 @@ from runnel.track.report import write_report
 __version__ = "0.1.0"
 
 __all__ = [
+    "AIPO",
+    "DAPO",
     "GRPO",
+    "GSPO",
     "RLOO",
     "A2CConfig",
     "A2CLearner",
+    "AIPOConfig",
     "APPOConfig",
     "APPOLearner",
     "ActionSpec",
@@ -114,12 +122,15 @@ __all__ = [
     "CheckpointError",
     "Collective",
     "ConfigError",
+    "DAPOConfig",
     "DDPGConfig",
     "DDPGLearner",
     "DQNConfig",
     "DQNLearner",
     "DataError",
     "DeadlockError",
+    "DecoupledConfig",
+    "DecoupledPPO",
     "DeterministicActor",
     "DrGRPO",
     "EnvConfig",
@@ -134,6 +145,7 @@ __all__ = [
     "Experiment",
     "FieldSpec",
     "GRPOConfig",
+    "GSPOConfig",
     "IMPALAConfig",
     "IMPALALearner",
     "InferenceStream",
@@ -156,6 +168,7 @@ __all__ = [
     "QEnsemble",
     "QNet",
     "RatioPolicy",
+    "ReMax",
     "Reinforce",
     "ReinforceConfig",
     "ReplayConfig",

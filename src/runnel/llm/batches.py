@@ -74,9 +74,7 @@ class MicroBatch:
     """
 
     tokens: Tensor
-    row_start: Tensor
-    row_length: Tensor
-    max_length: int
+    lengths: list[int]
     position: Tensor
     target: Tensor
     row: Tensor
@@ -106,9 +104,7 @@ class MicroBatch:
 
         return MicroBatch(
             tokens=put(tokens),
-            row_start=put(start),
-            row_length=put(length),
-            max_length=int(length.max()),
+            lengths=length.tolist(),
             position=put(at - (kind != SCORE).long()),
             target=put(tokens[at]),
             row=put(row[at]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split_units
 from runnel.llm.drift import Drift, check_mismatch, version_stats
 from runnel.llm.trained import ScalarModel, TrainedModel
+from runnel.nets.token_model import Precision
 from runnel.ops.ragged import row_index, row_sum
 
 DEMOS = "demos"
@@ -49,6 +50,10 @@ class TokenLearnerConfig:
     """Optimiser steps in a pass: the batch is split into so many parts of as many rows."""
     micro_batch_tokens: int = 8192
     """Most padded tokens in one forward pass; lowers memory, never changes the gradient."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of forward and backward passes; weights, gradients and moments are kept in float32. auto: bfloat16 on CUDA."""
+    recompute: bool = False
+    """Compute what happens inside a block again in the backward pass instead of keeping it: less memory, a third slower."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     weight_decay: float = 0.0
@@ -61,6 +66,12 @@ class TokenLearnerConfig:
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
     max_mismatch: float = 0.02
     """Largest KL between the engine's and the learner's log-probabilities of the same version before the run stops."""
+
+    def precision_on(self, device: str) -> Precision:
+        """`precision`, chosen for a device."""
+        if self.precision == "auto":
+            return "bfloat16" if device.startswith("cuda") else "float32"
+        return self.precision
 
     def __post_init__(self) -> None:
         for name in ("lr", "sft_lr", "critic_lr"):
@@ -92,7 +103,7 @@ class TokenLearner:
         device: str = "cpu",
     ) -> None:
         self.config, self.algorithms = config, dict(algorithms)
-        self.policy = TrainedModel(model, device=device, weight_decay=config.weight_decay)
+        self.policy = self._trained(model, device)
         self.critic: TrainedModel | None = None
         self.reference: TrainedModel | None = None
         self.version = 0
@@ -140,15 +151,20 @@ class TokenLearner:
         model = self._reference() if name == "reference_logprob" else self.policy
         return model.logprobs(part, temperature=self.config.temperature)[0]
 
+    def _trained(self, model: Any, device: str) -> TrainedModel:
+        c = self.config
+        precision = c.precision_on(device)
+        return TrainedModel(model, device=device, precision=precision, weight_decay=c.weight_decay, recompute=c.recompute)
+
     def _critic(self) -> TrainedModel:
         if self.critic is None:
             model = ScalarModel.copy_of(self.policy.model)
-            self.critic = TrainedModel(model, device=self._device, weight_decay=self.config.weight_decay)
+            self.critic = self._trained(model, self._device)
         return self.critic
 
     def _reference(self) -> TrainedModel:
         if self.reference is None:
-            self.reference = self.policy.frozen_copy(self._device)
+            self.reference = self.policy.frozen_copy()
         return self.reference
 
     # ---------------------------------------------------------------------------------------------------------- update
@@ -263,6 +279,9 @@ class TokenLearner:
             total = total + component.coef * loss.value
             shown |= {f"loss/{name}": loss.value.detach(), **loss.metrics}
         total.backward()  # type: ignore[no-untyped-call]
+        for model in (self.policy, self.critic):
+            if model is not None:
+                model.gather()
         return shown
 
     # ----------------------------------------------------------------------------------------------------------- parts

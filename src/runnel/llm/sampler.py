@@ -31,7 +31,8 @@ class PromptSampler:
     parameters as they come, also inside a completion. `blocking_rewards` collects verdicts in the step that asks for them
     (deterministic); without it, generation goes on while rewards are computed, and a reward that hangs holds up its own group
     alone. `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose rewards are all equal says nothing, so it is
-    cancelled as `no_signal` and another prompt takes its place, at most so many times in a row.
+    cancelled as `no_signal` and another prompt takes its place, at most so many times in a row. With `greedy_first`, the first
+    row of a group is greedy and none of its tokens is trained: a baseline (ReMax).
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class PromptSampler:
         blocking_rewards: bool = True,
         reward_timeout_s: float = 30.0,
         max_refills: int = 0,
+        greedy_first: bool = False,
         sample_every: int = 32,
         max_failures: int = 32,
     ) -> None:
@@ -59,6 +61,7 @@ class PromptSampler:
         self._blocking, self._sample_every, self._max_failures = blocking_rewards, sample_every, max_failures
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0
+        self._greedy_first = greedy_first
         self._groups: list[Group] = []
         self._num_groups = 0
         self._failures = 0
@@ -133,7 +136,8 @@ class PromptSampler:
     def _request(self, client: InferenceClient, group: Group, rows: Sequence[int]) -> None:
         for row in rows:
             seed = make_seed(self._seed, "sample", group.slot.header.sample_id + row)
-            request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=self._sampling)
+            sampling = SamplingConfig(0.0) if self._greedy_first and row == 0 else self._sampling
+            request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
             group.tickets[row] = client.submit(request, version=group.required)
 
     def _collect(self, client: InferenceClient) -> int:
@@ -183,6 +187,8 @@ class PromptSampler:
             return 1
         self._refills = 0
         fill(group, verdict.rewards, self._levels, self.tokenizer)
+        if self._greedy_first:
+            group.slot.arrays["loss_mask"][: group.slot.arrays["row_length"][0]] = False
         num_steps = sum(len(r["tokens"]) for r in group.replies.values())
         writer.commit(group.slot, num_steps=num_steps)
         return 1

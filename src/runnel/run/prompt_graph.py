@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessPolicy
@@ -23,6 +24,8 @@ from runnel.run.prompt_task import PromptTask
 class PromptConfig(RunConfig):
     """`num_prompts` groups of `group_size` completions an update, after an optional supervised warm-up."""
 
+    greedy_first: ClassVar[bool] = False
+    """The first completion of each group is greedy, and not trained on: a baseline."""
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
     model: str = ""
@@ -31,6 +34,9 @@ class PromptConfig(RunConfig):
     """Prompts in a batch."""
     group_size: int = 8
     """Completions of each prompt."""
+    max_refills: int = 0
+    """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another, at most so many times in a
+    row; 0 trains on all."""
     max_tokens: int = 0
     """Longest completion in tokens; 0 takes what the task says."""
     warmup_updates: int = 0
@@ -49,6 +55,8 @@ class PromptConfig(RunConfig):
         for name in ("num_prompts", "group_size", "demo_rows"):
             if getattr(self, name) < (2 if name == "group_size" else 1):
                 raise ConfigError(name, getattr(self, name), "too small; a group needs 2 completions to compare")
+        if self.max_refills < 0:
+            raise ConfigError("max_refills", self.max_refills, "use 0 for none, or a number of prompts")
         if self.total_updates is not None and self.warmup_updates >= self.total_updates:
             raise ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
         if self.num_prompts % self.num_actors:
@@ -61,7 +69,14 @@ def prompt_graph(c: PromptConfig, algorithm: Callable[[PromptTask], Algorithm]) 
     rollouts = c.lag_policy(c.num_prompts, start=c.warmup_updates)
     streams = [task.rollouts(group_size=c.group_size, num_prompts=c.num_prompts, lag=rollouts.lag)]
     staleness: dict[str, StalenessPolicy] = {"rollouts": rollouts}
-    actors = list(task.actors(group_size=c.group_size, temperature=c.learner.temperature))
+    actors = list(
+        task.actors(
+            group_size=c.group_size,
+            temperature=c.learner.temperature,
+            greedy_first=c.greedy_first,
+            max_refills=c.max_refills,
+        )
+    )
     phases = [Phase({"rollouts": c.num_prompts})]
     if c.warmup_updates:
         streams.append(task.demos(rows=c.demo_rows, lag=rollouts.lag))

@@ -82,6 +82,7 @@ class PromptTask:
             max_prompt=self.sizes.prompt,
             max_tokens=self.sizes.completion,
             rewards=self.task.channels,
+            token_rewards=self.task.token_channels,
             groups_per_batch=num_prompts,
             capacity=num_prompts * (lag + 1),
             num_writers=self._config.num_actors,
@@ -96,7 +97,9 @@ class PromptTask:
 
         return ActorSpec("demos-0", make, writes=("demos",), asks=())
 
-    def actors(self, *, group_size: int, temperature: float) -> tuple[ActorSpec, ...]:
+    def actors(
+        self, *, group_size: int, temperature: float, greedy_first: bool = False, max_refills: int = 0
+    ) -> tuple[ActorSpec, ...]:
         """Actors that play prompts."""
 
         def maker(index: int) -> Callable[[int], PromptSampler]:
@@ -108,6 +111,8 @@ class PromptTask:
                     max_tokens=self.sizes.completion,
                     seed=make_seed(self._config.seed, "prompts", incarnation, index),
                     sampling=SamplingConfig(temperature),
+                    greedy_first=greedy_first,
+                    max_refills=max_refills,
                     blocking_rewards=self._config.launcher == "inproc" or self._config.deterministic,
                 )
 

@@ -32,6 +32,11 @@ RECIPES = {
     "dr_grpo": "runnel.recipes.dr_grpo",
     "rloo": "runnel.recipes.rloo",
     "reinforce": "runnel.recipes.reinforce",
+    "remax": "runnel.recipes.remax",
+    "dapo": "runnel.recipes.dapo",
+    "gspo": "runnel.recipes.gspo",
+    "aipo": "runnel.recipes.aipo",
+    "decoupled": "runnel.recipes.decoupled",
     "sft": "runnel.recipes.sft",
     "cartpole": "runnel.recipes.cartpole",
     "reverse": "runnel.recipes.reverse",
@@ -159,6 +164,11 @@ ALGORITHMS = {
     "dr_grpo": "GRPO without its biases in length and difficulty (llm/algorithms/grpo.py)",
     "rloo": "REINFORCE, leave one out (llm/algorithms/reinforce.py)",
     "reinforce": "the plain policy gradient of completions (llm/algorithms/reinforce.py)",
+    "remax": "REINFORCE with the greedy completion as baseline (llm/algorithms/reinforce.py)",
+    "dapo": "GRPO with clip-higher, dynamic sampling, token mean, overlong shaping (llm/algorithms/dapo.py)",
+    "gspo": "GRPO with the ratio of whole sequences (llm/algorithms/gspo.py)",
+    "aipo": "policy gradient with truncated importance weights, asynchronous (llm/algorithms/aipo.py)",
+    "decoupled": "PPO around a recent policy, asynchronous: AReaL's loss (llm/algorithms/decoupled.py)",
 }
 ENGINES = {"native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder"}
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from runnel.ops.credit import group_advantage, leave_one_out
-from runnel.ops.logprobs import logprobs_from_logits, token_logprobs
+from runnel.ops.logprobs import head_logprobs, logprobs_from_logits
 from runnel.ops.ragged import token_gae
 
 
@@ -76,7 +76,7 @@ def test_chunks_change_neither_values_nor_gradients():
     for chunk in (100, 4):
         h = hidden.clone().requires_grad_(True)
         head.zero_grad()
-        logprob, entropy = token_logprobs(h, targets, head=head, temperature=0.8, chunk_size=chunk)
+        logprob, entropy = head_logprobs(h, targets, head, temperature=0.8, chunk_size=chunk)
         (logprob.sum() + 0.3 * entropy.sum()).backward()
         grads.append((logprob.detach(), h.grad, head.weight.grad.clone()))
     for a, b in zip(*grads, strict=True):

@@ -1,0 +1,61 @@
+"""AIPO: truncated importance weights, for rollouts of older versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Collective
+from runnel.llm.algorithms.base import Component, Part
+from runnel.llm.algorithms.policy import CLIP_METRICS, PolicyAlgorithm, PolicyConfig
+from runnel.losses.base import Loss
+from runnel.losses.token import truncated_loss
+from runnel.ops.credit import leave_one_out
+
+
+@dataclass(frozen=True)
+class AIPOConfig(PolicyConfig):
+    """Asynchronous importance weighted policy optimisation."""
+
+    max_ratio: float = 4.0
+    """Importance weights are cut here; 2 to 10 is usual."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_ratio < 1.0:
+            raise ConfigError("aipo.max_ratio", self.max_ratio, "below 1 it would cut fresh tokens too; use at least 1")
+
+
+class AIPO(PolicyAlgorithm):
+    """Policy gradient with one-sided truncation (LlamaRL, Wu et al. 2025, arXiv:2505.24034, sec. 4).
+
+        L = -1/N sum_it min(pi(y_it) / mu(y_it), max_ratio) A_i log pi(y_it)            no gradient through the minimum
+
+    A_i is the leave-one-out advantage. There is no lower bound and no trust region; on fresh rollouts it is RLOO's gradient,
+    as a mean over tokens.
+    """
+
+    def __init__(self, config: AIPOConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
+        super().__init__(config, channels=channels, max_tokens=max_tokens)
+        self.max_ratio = config.max_ratio
+
+    def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
+        return leave_one_out(rewards, rows["group"])
+
+    def surrogate(self) -> Component:
+        def loss(part: Part, denominator: float) -> Loss:
+            return truncated_loss(
+                part.logprob,
+                part.fields["logprob"],
+                part.fields["advantage"],
+                weight=part.fields["weight"],
+                max_ratio=self.max_ratio,
+                denominator=denominator,
+                count=part.count,
+            )
+
+        return Component(loss, metrics=CLIP_METRICS, by_advantage=True)

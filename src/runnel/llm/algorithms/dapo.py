@@ -1,0 +1,63 @@
+"""DAPO: GRPO with four changes for long answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.llm.algorithms.base import Aggregation
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.ops.ragged import row_index, row_sum
+
+
+@dataclass(frozen=True)
+class DAPOConfig(GRPOConfig):
+    """Decoupled clip and dynamic sampling."""
+
+    clip_high: float = 0.28
+    """The policy ratio stops counting above 1 + clip_high: room for tokens that were unlikely."""
+    overlong_buffer: int = 0
+    """Last tokens before `max_tokens` over which a completion is punished more and more for its length; 0 for no such
+    penalty."""
+    overlong_penalty: float = 1.0
+    """What a completion of `max_tokens` loses."""
+
+
+class DAPO(GRPO):
+    """Decoupled clip and dynamic sampling policy optimisation (Yu et al. 2025, arXiv:2503.14476).
+
+        A_i = (R_i + P_i - mean(R + P)) / std(R + P)                                                     within the group
+        L   = -1/N sum_i sum_t min(r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i)                N tokens in the batch
+        P_i = -overlong_penalty * clip((|y_i| - (max_tokens - buffer)) / buffer, 0, 1)                   eq. 13
+
+    Clip-higher (sec. 3.1), token mean (3.3) and overlong shaping (3.4) are here. Dynamic sampling (3.2) is the sampler's
+    `max_refills`: groups without signal never reach the learner, and other prompts take their place.
+    """
+
+    aggregation: Aggregation = "token"
+
+    def __init__(self, config: DAPOConfig, *, channels: Mapping[str, float], max_tokens: int) -> None:
+        super().__init__(config, channels=channels, max_tokens=max_tokens)
+        if not 0 <= config.overlong_buffer <= max_tokens:
+            raise ConfigError("dapo.overlong_buffer", config.overlong_buffer, f"must lie within max_tokens = {max_tokens}")
+        self.overlong = config
+
+    def shaped(self, rewards: Tensor, rows: Batch) -> Tensor:
+        return super().shaped(rewards, rows) + self.penalty(rows)
+
+    def penalty(self, rows: Batch) -> Tensor:
+        """What each completion loses for its length. `[R]`"""
+        c, num_rows = self.overlong, len(rows["row_length"])
+        if not c.overlong_buffer:
+            return torch.zeros(num_rows)
+        length = row_sum(rows["loss_mask"].float(), row_index(rows["row_length"]), num_rows)
+        over = (length - (self.max_tokens - c.overlong_buffer)) / c.overlong_buffer
+        return -c.overlong_penalty * over.clamp(0.0, 1.0)
+
+    def stats(self, rows: Batch, rewards: Tensor) -> Batch:
+        return Batch(super().stats(rows, rewards) | {"stats/overlong_penalty": self.penalty(rows).mean()})

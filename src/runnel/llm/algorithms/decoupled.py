@@ -1,0 +1,88 @@
+"""Decoupled PPO: the trust region lies around a recent policy, not around the one that sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from runnel.core.errors import ConfigError
+from runnel.llm.algorithms.base import Aggregation, Component, Part
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.policy import CLIP_METRICS
+from runnel.losses.base import Loss
+from runnel.losses.token import decoupled_policy_loss, log_linear_proximal
+
+
+@dataclass(frozen=True)
+class DecoupledConfig(GRPOConfig):
+    """Decoupled PPO on group-relative advantages."""
+
+    proximal: Literal["forward", "loglinear", "reuse"] = "forward"
+    """Where the proximal log-probabilities come from: forward (one more pass at the start of the update), loglinear (between
+    behaviour and policy, by each token's age), reuse (the training pass itself; for one optimiser step a batch)."""
+    behaviour: Literal["clamp", "mask"] = "clamp"
+    """Weights proximal / behaviour outside their interval: clamp moves them to its end, mask leaves their tokens out."""
+    behaviour_low: float = 0.0
+    """Lower end of that interval."""
+    behaviour_high: float = 5.0
+    """Upper end of that interval."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.behaviour_low < 1.0 < self.behaviour_high:
+            found = (self.behaviour_low, self.behaviour_high)
+            raise ConfigError("decoupled.behaviour_low", found, "the interval must hold 1: 0 <= low < 1 < high")
+
+
+class DecoupledPPO(GRPO):
+    """Decoupled PPO of AReaL (Fu et al. 2025, arXiv:2505.24298, eq. 5), on GRPO's advantages.
+
+        b = pi_prox(y_t) / mu(y_t)     kept within [behaviour_low, behaviour_high]; no gradient
+        u = pi(y_t) / pi_prox(y_t)
+        L = -1/N sum_t b_t min(u_t A, clip(u_t, 1 - clip_low, 1 + clip_high) A)
+
+    mu is what sampled a token, of whatever version; pi_prox is the policy at the start of the update. N counts masked tokens
+    too.
+    """
+
+    aggregation: Aggregation = "token"
+
+    def __init__(self, config: DecoupledConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
+        super().__init__(config, channels=channels, max_tokens=max_tokens)
+        self.decoupled = config
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | ({"proximal_logprob"} if self.decoupled.proximal == "forward" else set())
+
+    def surrogate(self) -> Component:
+        c = self.decoupled
+
+        def loss(part: Part, denominator: float) -> Loss:
+            return decoupled_policy_loss(
+                part.logprob,
+                self._proximal(part),
+                part.fields["logprob"],
+                part.fields["advantage"],
+                weight=part.fields["weight"],
+                clip_low=c.clip_low,
+                clip_high=c.clip_high,
+                behaviour=c.behaviour,
+                behaviour_low=c.behaviour_low,
+                behaviour_high=c.behaviour_high,
+                denominator=denominator,
+                count=part.count,
+            )
+
+        return Component(loss, metrics=(*CLIP_METRICS, "behaviour/outside", "behaviour/mean"), by_advantage=True)
+
+    def _proximal(self, part: Part) -> Tensor:
+        if self.decoupled.proximal == "forward":
+            return part.fields["proximal_logprob"]
+        if self.decoupled.proximal == "reuse":
+            return part.logprob.detach()
+        made = part.fields["policy_version"]
+        return log_linear_proximal(part.logprob, part.fields["logprob"], made, version=part.version)

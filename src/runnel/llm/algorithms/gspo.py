@@ -1,0 +1,46 @@
+"""GSPO: the ratio and its clip belong to the whole sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runnel.llm.algorithms.base import Component, Part
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.policy import CLIP_METRICS
+from runnel.losses.base import Loss
+from runnel.losses.token import sequence_policy_loss
+
+
+@dataclass(frozen=True)
+class GSPOConfig(GRPOConfig):
+    """Group sequence policy optimisation."""
+
+    clip_low: float = 3e-4
+    """The sequence's ratio stops counting below 1 - clip_low; it is a geometric mean, so it stays much closer to 1."""
+    clip_high: float = 4e-4
+    """The sequence's ratio stops counting above 1 + clip_high."""
+
+
+class GSPO(GRPO):
+    """Group sequence policy optimisation (Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7); clip range of its section 5.1.
+
+    s_i = exp(1/|y_i| sum_t log(pi(y_it) / pi_old(y_it)))
+    L   = -1/R sum_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)                        A_i as in GRPO
+    """
+
+    def surrogate(self) -> Component:
+        def loss(part: Part, denominator: float) -> Loss:
+            return sequence_policy_loss(
+                part.logprob,
+                part.fields["logprob"],
+                part.fields["advantage"],
+                row=part.row,
+                num_rows=part.num_rows,
+                weight=part.fields["weight"],
+                clip_low=self.clip.clip_low,
+                clip_high=self.clip.clip_high,
+                denominator=denominator,
+                count=part.count,
+            )
+
+        return Component(loss, metrics=CLIP_METRICS, by_advantage=True)

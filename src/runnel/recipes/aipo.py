@@ -1,0 +1,23 @@
+"""AIPO: truncated importance weights, for rollouts that may be several versions old.
+
+runnel train aipo --task reverse --warmup-updates 100 --total-updates 400
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.PromptConfig):
+    """AIPO (llm/algorithms/aipo.py): up to four versions behind."""
+
+    staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window"))
+    aipo: rl.AIPOConfig = field(default_factory=rl.AIPOConfig)
+
+
+def build(c: Config) -> rl.Experiment:
+    """Completions are made while the learner trains; each token is weighed by how far the policy has moved since."""
+    return rl.prompt_graph(c, lambda task: rl.AIPO(c.aipo, channels=task.channels, max_tokens=task.sizes.completion))

@@ -1,0 +1,24 @@
+"""DAPO: GRPO with a higher upper clip, dynamic sampling, a token mean and a penalty for overlong answers.
+
+runnel train dapo --task reverse --warmup-updates 100 --total-updates 400
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.PromptConfig):
+    """GRPO with four changes for long answers (llm/algorithms/dapo.py)."""
+
+    max_refills: int = 16
+    """Dynamic sampling: how many prompts in a row may be replaced by others because all their rewards are equal."""
+    dapo: rl.DAPOConfig = field(default_factory=rl.DAPOConfig)
+
+
+def build(c: Config) -> rl.Experiment:
+    """Groups without signal are replaced by the sampler; the rest is in the algorithm."""
+    return rl.prompt_graph(c, lambda task: rl.DAPO(c.dapo, channels=task.channels, max_tokens=task.sizes.completion))

@@ -1,0 +1,25 @@
+"""Decoupled PPO: asynchronous rollouts with the trust region around a recent policy.
+
+runnel train decoupled --task reverse --warmup-updates 100 --total-updates 400
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.PromptConfig):
+    """Decoupled PPO (llm/algorithms/decoupled.py): up to four versions behind."""
+
+    staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window"))
+    decoupled: rl.DecoupledConfig = field(default_factory=rl.DecoupledConfig)
+
+
+def build(c: Config) -> rl.Experiment:
+    """Completions are made while the learner trains."""
+    return rl.prompt_graph(
+        c, lambda task: rl.DecoupledPPO(c.decoupled, channels=task.channels, max_tokens=task.sizes.completion)
+    )
