@@ -113,7 +113,7 @@ def output_head(model: Any) -> Callable[[Tensor], Tensor]:
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
 
     def logits(hidden: Tensor) -> Tensor:
-        out = head(hidden) if scale == 1.0 else head(hidden) * scale
+        out: Tensor = head(hidden) if scale == 1.0 else head(hidden) * scale
         return out if cap is None else torch.tanh(out / cap) * cap
 
     return logits

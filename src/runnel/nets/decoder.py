@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
+from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
 from runnel.nets.pack import is_joined, joined, pack, parameters_of
@@ -41,8 +43,11 @@ class Layer:
     gate_up: Tensor
     down: Tensor
 
-    def tensors(self) -> list[Tensor]:
-        return [t for t in self.__dict__.values() if t is not None]
+    def each(self, change: Callable[[Tensor], Tensor]) -> Layer:
+        """The same layer with `change` applied to every weight."""
+        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {name: None if t is None else change(t) for name, t in found.items()}
+        return Layer(**changed)
 
 
 class Decoder:
@@ -74,14 +79,21 @@ class Decoder:
         return decoder
 
     # ---------------------------------------------------------------------------------------------------------- forward
-    def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states, normalised: what the head reads. `[N], [N] -> [N, width]`"""
+    def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend, *, recompute: bool = False) -> Tensor:
+        """Last hidden states, normalised: what the head reads. `[N], [N] -> [N, width]`
+
+        With `recompute`, the backward pass computes what happens inside each block again, instead of keeping it.
+        """
         x = embedding(tokens, self.embed)
         cos, sin = self.angles(positions)
         y = rms_norm(x, self.layers[0].norm_in, eps=self.eps)
         for index, layer in enumerate(self.layers):
             norm_next = self.layers[index + 1].norm_in if index + 1 < len(self.layers) else self.norm_out
-            x, y = self.block(layer, x, y, cos, sin, norm_next, lambda r, v, i=index: attend(i, r, v))
+            block = partial(self.block, layer, cos=cos, sin=sin, norm_next=norm_next, attend=partial(attend, index))
+            if recompute:
+                x, y = checkpoint(block, x, y, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x, y = block(x, y)
         return y
 
     def block(
@@ -89,6 +101,7 @@ class Decoder:
         layer: Layer,
         x: Tensor,
         y: Tensor,
+        *,
         cos: Tensor,
         sin: Tensor,
         norm_next: Tensor,
@@ -124,6 +137,20 @@ class Decoder:
         self.layers = [_layer(layer) for layer in inner.layers]
         if self._cos.device != self.embed.device or not self._cos.numel():
             self._cos, self._sin = self._table()
+
+    def require_grad(self, grad: Tensor) -> None:
+        """Make the weights leaves of autograd whose gradients add up in `grad`, laid out like the packed parameters `[P]`."""
+        base, made = min(p.data_ptr() for p in self.model.parameters()), {}
+
+        def leaf(weight: Tensor) -> Tensor:
+            at = (weight.data_ptr() - base) // weight.element_size()
+            if at not in made:
+                made[at] = weight.detach().requires_grad_(True)
+                made[at].grad = grad[at : at + weight.numel()].view(weight.shape)
+            return made[at]
+
+        self.embed, self.head, self.norm_out = leaf(self.embed), leaf(self.head), leaf(self.norm_out)
+        self.layers = [layer.each(leaf) for layer in self.layers]
 
     @property
     def address(self) -> tuple[int, ...]:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from runnel.ops import logprob_kernels
+
+WHOLE = 1 << 24
+"""Up to so many logits they are kept for the backward pass."""
+CHUNK = 1 << 27
+"""Logits of one chunk, above that."""
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -17,18 +25,24 @@ def logprobs_from_logits(logits: Tensor, targets: Tensor, *, temperature: float 
 
 
 def token_logprobs(
-    hidden: Tensor,
-    targets: Tensor,
-    *,
-    head: Callable[[Tensor], Tensor],
-    temperature: float = 1.0,
-    chunk_size: int = 2048,
+    hidden: Tensor, targets: Tensor, weight: Tensor, *, temperature: float = 1.0, chunk_size: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy of each distribution. `[M, D], [M] -> [M], [M]`
+    """Log-probability of each target and entropy of each distribution. `[M, D], [M], [V, D] -> [M], [M]`
 
-    `head` maps hidden states to logits. Past `chunk_size` rows, the logits of one chunk are alive at a time: the backward
-    pass computes them again.
+    `weight` is the output embedding. Where logits are many, only those of one chunk (`chunk_size` rows; 0 chooses) are alive
+    at a time, in the backward pass too, which computes them again.
     """
+    rows, vocabulary = hidden.shape[0], weight.shape[0]
+    if not chunk_size and rows * vocabulary <= WHOLE and not hidden.is_cuda:
+        return logprobs_from_logits(torch.nn.functional.linear(hidden, weight), targets, temperature=temperature)
+    size = chunk_size or max(1, CHUNK // vocabulary)
+    return _TokenLogprobs.apply(hidden, targets, weight, temperature, size)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def head_logprobs(
+    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float = 1.0, chunk_size: int = 2048
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs` under any `head` from hidden states to logits. `[M, D], [M] -> [M], [M]`"""
 
     def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_from_logits(head(h), t, temperature=temperature)
@@ -40,3 +54,73 @@ def token_logprobs(
         for h, t in zip(torch.split(hidden, chunk_size), torch.split(targets, chunk_size), strict=True)
     ]
     return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Forward: one pass over the logits of each chunk. Backward: with `p = softmax(z)`, `z = logits / T`,
+
+    dL/dz = g_logprob (onehot - p) - g_entropy p (log p + H)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, weight: Tensor, temperature: float, size: int
+    ) -> tuple[Tensor, Tensor]:
+        logprob = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        entropy, total = torch.empty_like(logprob), torch.empty_like(logprob)
+        for start in range(0, hidden.shape[0], size):
+            part = slice(start, start + size)
+            logits = _logits(hidden[part], weight)
+            logprob[part], entropy[part], total[part] = _summarise(logits, targets[part], temperature)
+        ctx.save_for_backward(hidden, targets, weight, entropy, total)
+        ctx.numbers = (temperature, size)
+        return logprob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Any, ...]:
+        hidden, targets, weight, entropy, total = ctx.saved_tensors
+        temperature, size = ctx.numbers
+        dhidden = torch.empty_like(hidden)
+        dweight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for start in range(0, hidden.shape[0], size):
+            part = slice(start, start + size)
+            logits = _logits(hidden[part], weight)
+            grads = (dlogprob[part], dentropy[part], entropy[part], total[part])
+            dlogits = _differentiate(logits, targets[part], grads, temperature, hidden.dtype)
+            torch.mm(dlogits, weight, out=dhidden[part])
+            if dlogits.is_cuda and dlogits.dtype != torch.float32:
+                dweight = torch.addmm(dweight, dlogits.t(), hidden[part], out_dtype=torch.float32)
+            else:
+                dweight.addmm_(dlogits.t(), hidden[part])
+        return dhidden, None, dweight.to(weight.dtype), None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """In float32, also from half precision. `[C, D], [V, D] -> [C, V]`"""
+    if hidden.is_cuda and hidden.dtype != torch.float32:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return torch.mm(hidden, weight.t()).float()
+
+
+def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability, entropy, and the log of the sum of exponentials. `[C, V], [C] -> 3 x [C]`"""
+    if logits.is_cuda:
+        return logprob_kernels.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
+    z = logits.div_(temperature)
+    total = torch.logsumexp(z, dim=-1)
+    mean = (torch.exp(z - total[:, None]) * z).sum(dim=-1)
+    return z.gather(1, targets[:, None]).squeeze(1) - total, total - mean, total
+
+
+def _differentiate(
+    logits: Tensor, targets: Tensor, grads: tuple[Tensor, Tensor, Tensor, Tensor], temperature: float, dtype: torch.dtype
+) -> Tensor:
+    """The gradient of the logits, in the memory of the logits where the types allow it. `[C, V]`"""
+    if logits.is_cuda:
+        return logprob_kernels.differentiate(logits, targets, grads, temperature, dtype)  # type: ignore[no-any-return, no-untyped-call]
+    dlogprob, dentropy, entropy, total = (g[:, None] for g in grads)
+    logp = logits.div_(temperature).sub_(total)
+    p = logp.exp()
+    out = p * (-dlogprob - dentropy * (logp + entropy))
+    out.scatter_add_(1, targets[:, None], dlogprob)
+    return out.div_(temperature).to(dtype)

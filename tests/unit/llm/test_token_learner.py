@@ -56,11 +56,12 @@ def demos(rng, rows):
 
 def learner_of(seed=0, double=False, kl_coef=0.0, clip_low=0.2, clip_high=0.2, sft_coef=1.0, **changes):
     model = build_model(SIZES, VOCAB, seed=seed)
+    changes |= {"precision": "float64"} if double else {}
     config = dataclasses.replace(TokenLearnerConfig(max_mismatch=1e9), **changes)
     grpo = GRPOConfig(kl_coef=kl_coef, clip_low=clip_low, clip_high=clip_high)
     rollouts = GRPO(grpo, channels={"exact": 1.0, "style": 0.5})
     algorithms = {"rollouts": rollouts, "demos": SupervisedFineTuning(coef=sft_coef)}
-    return TokenLearner(config, model.double() if double else model, algorithms=algorithms)
+    return TokenLearner(config, model, algorithms=algorithms)
 
 
 def gradient_of(segments, **changes):

@@ -339,7 +339,8 @@ class NativeEngine:
     def _bind(self, params: ParamSet) -> None:
         """Read the learner's own tensors from now on."""
         own = dict(self.model.named_parameters())
-        if self._bound and all(own[name].data_ptr() == value.data_ptr() for name, value in params.params.items()):
+        same = self._bound and own.keys() == params.params.keys()
+        if same and all(own[name].data_ptr() == value.data_ptr() for name, value in params.params.items()):
             return
         load_model_params(self.model, params.params, bind=True)
         self._bound = self._moved()

@@ -1,0 +1,181 @@
+"""A causal language model in training: packed rows in, log-probabilities out, and an AdamW step over one vector.
+
+Compute may be in bfloat16; master weights, gradients over micro-batches and moments are float32. The compute weights are the
+model's own parameters (packed, `pack.py`), so an engine beside the learner reads each new version where it lies.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import NonFiniteError
+from runnel.core.protocols import Collective, State
+from runnel.nets.causal_lm import hidden_states, load_model_params, model_params, output_head
+from runnel.nets.decoder import Decoder
+from runnel.nets.pack import pack, packed_order
+from runnel.ops.attention import PackedRows, packed_attention
+from runnel.ops.logprobs import head_logprobs, token_logprobs
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+Precision = Literal["float64", "float32", "bfloat16"]
+
+
+class TokenModel:
+    """`model` with its forward pass over packed rows, and unless `frozen` its optimiser.
+
+    Families that `Decoder` knows run through it, without padding; others through their own modules, padded to the longest
+    row. With `recompute`, activations inside a block are not kept for the backward pass (decoder only).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        recompute: bool = False,
+        frozen: bool = False,
+    ) -> None:
+        self.model, self.device, self.precision = model, torch.device(device), precision
+        self.frozen, self._recompute = frozen, recompute
+        self._decay, self._betas = weight_decay, betas
+        start = None if frozen or precision != "bfloat16" else pack(model, dtype=torch.float32)
+        self._vector = pack(model, dtype=DTYPES[precision], device=device)
+        self._decoder = Decoder.of(model)
+        for parameter in model.parameters():
+            parameter.requires_grad_(not frozen)
+        if not frozen:
+            self._master = self._vector if start is None else start.to(device)
+            self._allocate()
+
+    def _allocate(self) -> None:
+        self._grad = torch.zeros_like(self._master)
+        self._mean, self._square = torch.zeros_like(self._master), torch.zeros_like(self._master)
+        self._steps = torch.zeros((), device=self.device)
+        self._part = self._grad if self._vector is self._master else torch.zeros_like(self._vector)
+        for name, view in self._named(self._part).items():
+            self.model.get_parameter(name).grad = view
+        if self._decoder is not None:
+            self._decoder.require_grad(self._part)
+
+    # -------------------------------------------------------------------------------------------------------- forward
+    def packed_hidden(self, tokens: Tensor, rows: PackedRows) -> Tensor:
+        """Last hidden states of packed rows. `[N] -> [N, width]`"""
+        decoder = self._decoder
+        if decoder is None:
+            return hidden_states(self.model, tokens[rows.padded])[rows.rows, rows.positions]
+
+        def attend(layer: int, turned: Tensor, value: Tensor) -> Tensor:
+            return packed_attention(turned, value, rows, scale=decoder.scale)
+
+        recompute = self._recompute and torch.is_grad_enabled()
+        return decoder(tokens, rows.positions, attend, recompute=recompute)
+
+    def target_logprobs(self, hidden: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target and entropy of its distribution. `[M, width], [M] -> [M], [M]`"""
+        if self._decoder is not None:
+            return token_logprobs(hidden, targets, self._decoder.head, temperature=temperature)
+        return head_logprobs(hidden, targets, output_head(self.model), temperature=temperature)
+
+    # ------------------------------------------------------------------------------------------------------- optimiser
+    def zero_grad(self) -> None:
+        """Start a new sum of gradients."""
+        self._grad.zero_()
+        self._part.zero_()
+
+    def gather(self) -> None:
+        """After the backward pass of a micro-batch: add what is in half precision to the sum in float32."""
+        if self._part is not self._grad:
+            self._grad.add_(self._part)
+            self._part.zero_()
+
+    @torch.no_grad()
+    def step(self, lr: float, *, max_grad_norm: float, collective: Collective, name: str, version: int) -> float:
+        """Sum gradients over ranks, clip and step, unless they are not finite; returns their norm before the clip."""
+        grad = self._grad.copy_(collective.all_reduce(self._grad))
+        norm = float(torch.linalg.vector_norm(grad))
+        if not math.isfinite(norm):
+            raise NonFiniteError(name, version)
+        grad.mul_(min(1.0, max_grad_norm / (norm + 1e-6)))
+        self._steps += 1
+        torch._fused_adamw_(
+            [self._master],
+            [grad],
+            [self._mean],
+            [self._square],
+            [],
+            [self._steps],
+            lr=lr,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=self._decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+        self._publish()
+        return norm
+
+    def _publish(self) -> None:
+        if self._master is not self._vector:
+            self._vector.copy_(self._master)
+
+    # --------------------------------------------------------------------------------------------------------- weights
+    def params(self) -> Mapping[str, Tensor]:
+        """Live compute weights, tied ones once."""
+        return model_params(self.model)
+
+    def frozen_copy(self) -> Self:
+        """The same model, fixed as it is now, in the same precision."""
+        return type(self)(copy_model(self.model), device=str(self.device), precision=self.precision, frozen=True)
+
+    @torch.no_grad()
+    def move_towards(self, other: TokenModel, share: float) -> None:
+        """Go `share` of the way to the weights of `other`; 1 copies them."""
+        self._vector.lerp_(other._vector, share) if share < 1.0 else self._vector.copy_(other._vector)
+
+    def state_dict(self) -> State:
+        """Weights, and where there is an optimiser its moments, in float32 by the names of the parameters."""
+        if self.frozen:
+            return {"model": {k: v.clone() for k, v in self.params().items()}}
+        parts = {"model": self._master, "mean": self._mean, "square": self._square}
+        return {k: {n: v.clone() for n, v in self._named(x).items()} for k, x in parts.items()} | {"steps": float(self._steps)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        if self.frozen:
+            load_model_params(self.model, state["model"], bind=False)
+            return
+        for key, vector in (("model", self._master), ("mean", self._mean), ("square", self._square)):
+            for name, view in self._named(vector).items():
+                view.copy_(torch.as_tensor(state[key][name]))
+        self._steps.fill_(state["steps"])
+        self._publish()
+
+    def _named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Parts of a vector that is laid out like the packed parameters, by the parameters' names."""
+        own = dict(self.model.named_parameters())
+        out, start = {}, 0
+        for name in packed_order(self.model):
+            out[name] = vector[start : start + own[name].numel()].view(own[name].shape)
+            start += own[name].numel()
+        return out
+
+
+def copy_model(model: Any) -> Any:
+    """A deep copy without gradients."""
+    grads: Sequence[Tensor | None] = [p.grad for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = None
+    twin = copy.deepcopy(model)
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        parameter.grad = grad
+    return twin
