@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.nets.causal_lm import ModelConfig, build_model, load_model_params, model_params
-from runnel.testing.engine_basics import BASICS
 from runnel.testing.engines import PROPERTIES, check_engine
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)
@@ -23,9 +23,14 @@ def decode(tokens: Sequence[int]) -> str:
     return "".join(chr(ord("0") + t) for t in tokens)
 
 
+@cache
+def reference_model() -> Any:
+    return build_model(SIZES, VOCABULARY, seed=0)
+
+
 def logprobs(params: Mapping[str, Tensor], tokens: Sequence[int]) -> Tensor:
     """The reference: one plain forward pass of a model with these parameters."""
-    model = build_model(SIZES, VOCABULARY, seed=0)
+    model = reference_model()
     load_model_params(model, params, bind=False)
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([tokens])).logits[0], dim=-1)
@@ -36,39 +41,29 @@ def make_params(shared: bool = False) -> ParamSet:
     return ParamSet(3, model_params(build_model(SIZES, VOCABULARY, seed=7)), shared=shared)
 
 
-class Native(NativeEngine):
-    """The native engine until it has all of the contract."""
-
-    def close(self) -> None:
-        pass
-
-
-def make_native(num_slots: int = 4) -> NativeEngine:
-    return Native(build_model(SIZES, VOCABULARY, seed=0), num_slots=num_slots, max_length=32, eos_id=2, pad_id=0)
+def make_native(num_slots: int = 4, **options: Any) -> NativeEngine:
+    model = build_model(SIZES, VOCABULARY, seed=0)
+    return NativeEngine(model, num_slots=num_slots, max_length=32, eos_id=2, decode_text=decode, **options)
 
 
 def make_hf(num_slots: int = 4) -> HfEngine:
-    return HfEngine(build_model(SIZES, VOCABULARY, seed=0), num_slots=num_slots, max_length=32, eos_id=2, decode=decode)
+    return HfEngine(build_model(SIZES, VOCABULARY, seed=0), num_slots=num_slots, max_length=32, eos_id=2, decode_text=decode)
 
 
-# THE PLACE: when the native engine has top_k, top_p, min_p, stop texts, so_far and close, give it `PROPERTIES` here, pass
-# `decode` in `make_native`, and take the class `Native` above out.
-ENGINES: dict[str, tuple[Any, Mapping[str, Any]]] = {"native": (make_native, BASICS), "hf": (make_hf, PROPERTIES)}
+ENGINES: dict[str, Any] = {
+    "native": make_native,
+    "native, fixed shapes": partial(make_native, fixed_shapes=True),
+    "native, recompute": partial(make_native, on_update="recompute"),
+    "hf": make_hf,
+}
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("num_slots", [2, 4])
 @pytest.mark.parametrize("kind", ENGINES)
 def test_engine_keeps_the_contract(kind: str, shared: bool, num_slots: int) -> None:
-    make, properties = ENGINES[kind]
-    check_engine(
-        lambda: make(num_slots),
-        make_params(shared),
-        prompts=PROMPTS,
-        logprobs=logprobs,
-        decode=decode,
-        properties=properties,
-    )
+    make = ENGINES[kind]
+    check_engine(lambda: make(num_slots), make_params(shared), prompts=PROMPTS, logprobs=logprobs, decode=decode)
 
 
 class Forgetful(HfEngine):
@@ -97,7 +92,7 @@ class Overrun(HfEngine):
 
     def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         super().__init__(*args, **kwargs)
-        self.decode = lambda tokens: decode(tokens[-1:])
+        self.decode_text = lambda tokens: decode(tokens[-1:])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ class Overrun(HfEngine):
 )
 def test_check_engine_notices_a_broken_engine(broken: type[HfEngine], reason: str) -> None:
     def make() -> HfEngine:
-        return broken(build_model(SIZES, VOCABULARY, seed=0), num_slots=4, max_length=32, eos_id=2, decode=decode)
+        return broken(build_model(SIZES, VOCABULARY, seed=0), num_slots=4, max_length=32, eos_id=2, decode_text=decode)
 
     name = reason.split(":")[0]
     with pytest.raises(AssertionError, match=reason):

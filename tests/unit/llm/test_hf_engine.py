@@ -27,7 +27,7 @@ def make_engine(**options: Any) -> HfEngine:
 
 
 def test_same_tokens_as_the_native_engine_for_twenty_seeds() -> None:
-    native = NativeEngine(model(), num_slots=4, max_length=64, eos_id=2, pad_id=0)
+    native = NativeEngine(model(), num_slots=4, max_length=64, eos_id=2)
     native.load_params(ParamSet(0, model_params(native.model), shared=True))
     requests = [make_request(i, [1, 5 + i, 7], seed=i, max_tokens=40, sampling=SamplingConfig(0.7)) for i in range(20)]
     for one, other in zip(generate(make_engine(), requests), generate(native, requests), strict=True):
@@ -66,7 +66,7 @@ def test_a_hook_changes_what_is_sampled_and_not_the_log_probability() -> None:
         out[:, 7] = logits[:, 7]
         return out
 
-    engine = make_engine(hook=only_seven)
+    engine = make_engine(logits_hook=only_seven)
     rows = generate(engine, [make_request(0, [1, 5], seed=0, max_tokens=3)])[0].rows
     assert rows["tokens"].tolist() == [7, 7, 7]
     assert rows["sampling_logprob"].tolist() == [0.0, 0.0, 0.0]
@@ -78,7 +78,7 @@ def test_bad_input_is_refused_with_the_fix() -> None:
         HfEngine(model(), num_slots=1, max_length=65, eos_id=2)
     with pytest.raises(ConfigError, match="num_slots"):
         HfEngine(model(), num_slots=0, max_length=8, eos_id=2)
-    with pytest.raises(DataError, match="decode"):
+    with pytest.raises(DataError, match="decode_text"):
         make_engine().submit([make_request(0, [1], seed=0, max_tokens=1, sampling=SamplingConfig(stop=("END",)))])
 
 

@@ -24,7 +24,7 @@ class HfEngine:
     """Completes tokens with a Hugging Face model's own forward pass and its own key-value cache.
 
     A step gives one token to each of at most `num_slots` requests, in one pass each, so no number depends on who runs beside.
-    Weights that change keep the keys and values of running completions. `decode` (tokens to text) is needed for stop texts.
+    Weights that change keep the keys and values of running completions. Stop texts need `decode_text` (tokens to text).
     """
 
     immediate = False
@@ -36,8 +36,8 @@ class HfEngine:
         num_slots: int,
         max_length: int,
         eos_id: int,
-        decode: Decode | None = None,
-        hook: LogitsHook | None = None,
+        decode_text: Decode | None = None,
+        logits_hook: LogitsHook | None = None,
     ) -> None:
         limit = int(model.config.max_position_embeddings)
         if max_length > limit:
@@ -45,7 +45,7 @@ class HfEngine:
         if num_slots < 1:
             raise ConfigError("engine.num_slots", num_slots, "use at least 1")
         self.model, self.num_slots, self.max_length = model.eval(), num_slots, max_length
-        self.eos_id, self.decode, self.hook = eos_id, decode, hook
+        self.eos_id, self.decode_text, self.hook = eos_id, decode_text, logits_hook
         self.version = -1
         self.paused = False
         self.num_tokens = 0
@@ -56,7 +56,7 @@ class HfEngine:
 
     # ------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, self.max_length, self.decode)
+        check_requests(requests, self.max_length, self.decode_text)
         self._waiting += [Completion.of(r) for r in requests]
 
     def pending(self) -> int:
@@ -90,7 +90,7 @@ class HfEngine:
         replies = []
         for completion in list(self._running):
             self._next_token(completion)
-            terminated = completion.terminated(self.eos_id, self.decode)
+            terminated = completion.terminated(self.eos_id, self.decode_text)
             if terminated or len(completion.tokens) == completion.max_tokens:
                 truncates = completion.sampling.truncates or self.hook is not None
                 replies.append(completion.reply(terminated=terminated, truncates=truncates))
