@@ -128,21 +128,24 @@ def split_units(rows: Tensor, unit: Tensor, parts: int, *, seed: int) -> list[Te
 
 
 def split_tokens(rows: Tensor, unit: Tensor, length: Tensor, budget: int) -> list[Tensor]:
-    """Rows `[r]` in micro-batches of rows of similar length: at most `budget` padded tokens, but at least one whole unit
-    each."""
-    if not len(rows):
-        return []
-    size = torch.zeros(int(unit.max()) + 1, dtype=length.dtype).scatter_reduce(0, unit[rows], length[rows], "amax")
-    order = rows[torch.argsort(size[unit[rows]] * (len(unit) + 1) + unit[rows], stable=True)]
-    out: list[list[int]] = [[]]
-    longest = 0
+    """Rows `[r]` in micro-batches of rows of similar length, and of nearly as many tokens each: at most `budget`, but at least
+    one whole unit.
+
+    >>> length = torch.tensor([5, 1, 4, 2, 3])
+    >>> [part.tolist() for part in split_tokens(torch.arange(5), torch.arange(5), length, budget=8)]
+    [[1, 3, 4], [2], [0]]
+    """
     members: dict[int, list[int]] = {}
-    for r, u in zip(order.tolist(), unit[order].tolist(), strict=True):
-        members.setdefault(u, []).append(r)
-    for u, inside in members.items():
-        longest = max(longest, int(size[u]))
-        if out[-1] and (len(out[-1]) + len(inside)) * longest > budget:
+    for r in rows.tolist():
+        members.setdefault(int(unit[r]), []).append(r)
+    sizes = {u: int(length[inside].sum()) for u, inside in members.items()}
+    out: list[list[int]] = []
+    total, filled = sum(sizes.values()), 0
+    fair = total / max(1, -(-total // budget))
+    for u in sorted(members, key=lambda u: (sizes[u] / len(members[u]), u)):
+        if not out or filled + sizes[u] > budget or filled >= fair:
             out.append([])
-            longest = int(size[u])
-        out[-1] += inside
+            filled = 0
+        out[-1] += members[u]
+        filled += sizes[u]
     return [torch.tensor(part) for part in out]

@@ -49,7 +49,7 @@ class TokenLearnerConfig:
     num_minibatches: int = 1
     """Optimiser steps in a pass: the batch is split into so many parts of as many rows."""
     micro_batch_tokens: int = 8192
-    """Most padded tokens in one forward pass; lowers memory, never changes the gradient."""
+    """Most tokens in one forward pass; lowers memory, never changes the gradient."""
     precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
     """Arithmetic of forward and backward passes; weights, gradients and moments are kept in float32. auto: bfloat16 on CUDA."""
     recompute: bool = False

@@ -85,6 +85,16 @@ def demo_stream(
     )
 
 
+def pair_stream(
+    *, num_pairs: int, max_length: int, capacity: int = 2, num_writers: int = 1, name: str = "pairs", reader: str = "pairs"
+) -> StreamSpec:
+    """A stream of preferences: one segment is `num_pairs` pairs of rows, the chosen answer to a prompt and then the rejected
+    one."""
+    return demo_stream(
+        rows=2 * num_pairs, max_length=max_length, capacity=capacity, num_writers=num_writers, name=name, reader=reader
+    )
+
+
 def _ragged() -> dict[str, FieldSpec]:
     return {
         "tokens": FieldSpec(("N",), torch.int64),

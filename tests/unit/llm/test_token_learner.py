@@ -2,56 +2,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_tokens import VOCAB, demos, group
 
 from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
 from runnel.core.protocols import Learner, OneProcess
-from runnel.core.records import Header, Segment, trim
 from runnel.llm.algorithms.base import POLICY, SFT
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.batches import MicroBatch, join_rows
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.streams import demo_stream, rollout_stream, write_row
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
-VOCAB = 20
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
-
-
-def group(rng, rewards, version=0, index=0):
-    spec = rollout_stream(group_size=len(rewards), max_prompt=6, max_tokens=6, rewards=("exact", "style"))
-    arrays, start = spec.allocate(), 0
-    prompt = torch.tensor(rng.integers(3, VOCAB, size=int(rng.integers(1, 6))))
-    for row, reward in enumerate(rewards):
-        answer = torch.tensor(rng.integers(3, VOCAB, size=int(rng.integers(1, 6))))
-        end = start + write_row(arrays, row, start, prompt, answer)
-        arrays["logprob"][end - len(answer) : end] = torch.tensor(rng.normal(-3.0, 0.3, size=len(answer))).float()
-        arrays["policy_version"][start:end] = version
-        arrays["rewards/exact"][row] = reward
-        start = end
-    used = {"N": start}
-    return Segment(index, spec, Header(used=used), trim(spec, arrays, used))
-
-
-def demos(rng, rows):
-    spec = demo_stream(rows=rows, max_length=12)
-    arrays, start = spec.allocate(), 0
-    for row in range(rows):
-        a, b = (torch.tensor(rng.integers(3, VOCAB, size=int(rng.integers(1, 6)))) for _ in range(2))
-        start += write_row(arrays, row, start, a, b)
-    return Segment(0, spec, Header(used={"N": start}), trim(spec, arrays, {"N": start}))
 
 
 def learner_of(seed=0, double=False, kl_coef=0.0, clip_low=0.2, clip_high=0.2, sft_coef=1.0, **changes):
@@ -153,44 +126,6 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(seed, budget, kl_c
     whole = gradient_of(segments, kl_coef=kl_coef, micro_batch_tokens=1_000_000)
     split = gradient_of(segments, kl_coef=kl_coef, micro_batch_tokens=budget)
     torch.testing.assert_close(split, whole, rtol=1e-5, atol=1e-7)
-
-
-class TwoRanks:
-    """One end of an all-reduce between two threads."""
-
-    world_size = 2
-
-    def __init__(self, rank, shared, barrier):
-        self.rank, self._shared, self._barrier = rank, shared, barrier
-
-    def all_reduce(self, x):
-        self._shared[self.rank] = x.clone()
-        self._barrier.wait(timeout=30)
-        total = self._shared[0] + self._shared[1]
-        self._barrier.wait(timeout=30)
-        return total
-
-
-@pytest.mark.parametrize("second", [[1.0, 0.5], [0.5, 0.5]])
-def test_rows_over_ranks_give_the_same_gradient(second):
-    rng = np.random.default_rng(5)
-    groups = [group(rng, [1.0, 0.0]), group(rng, second)]
-    whole = gradient_of({"rollouts": groups})
-    shared, barrier = [None, None], threading.Barrier(2)
-    learners = [learner_of(double=True, max_grad_norm=1e9) for _ in range(2)]
-
-    def run(rank):
-        learners[rank]._collective = TwoRanks(rank, shared, barrier)
-        learners[rank].update(learners[rank].prepare({"rollouts": [groups[rank]]}, progress=0.0))
-
-    other = threading.Thread(target=run, args=(1,))
-    other.start()
-    run(0)
-    other.join()
-    for learner in learners:
-        found = torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
-        torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-7)
-    assert torch.equal(learners[0].params()["model.norm.weight"], learners[1].params()["model.norm.weight"])
 
 
 def test_supervised_updates_lower_the_loss_and_use_their_own_rate():

@@ -1,0 +1,130 @@
+"""PPO with a critic on tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Collective
+from runnel.llm.algorithms.base import Component, Part, aggregate
+from runnel.llm.algorithms.policy import ClipConfig, PolicyAlgorithm, clip_component
+from runnel.losses.base import Loss
+from runnel.losses.token import token_value_loss
+from runnel.ops.ragged import last_of_row, row_index, token_gae
+
+
+@dataclass(frozen=True)
+class TokenPPOConfig(ClipConfig):
+    """PPO on tokens, with a critic that starts as a copy of the policy."""
+
+    gamma: float = 1.0
+    """Discount by token."""
+    lam: float = 0.95
+    """GAE's lambda, by token; 1 trusts the rewards alone."""
+    value_clip: float | None = 0.2
+    """The critic's loss stops falling once a value has moved so far; None does not clip."""
+    critic_warmup: int = 0
+    """First updates on rollouts that train the critic alone."""
+    normalise: bool = True
+    """Shift and scale the advantages of a batch to mean 0 and deviation 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("gamma", "lam"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"ppo.{name}", getattr(self, name), "use a number from 0 to 1")
+        if self.critic_warmup < 0:
+            raise ConfigError("ppo.critic_warmup", self.critic_warmup, "use 0 for none, or a number of updates")
+
+
+class TokenPPO(PolicyAlgorithm):
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with a value for every token (Ouyang et al. 2022,
+    arXiv:2203.02155).
+
+        r_t = [t is the last token] R - [kl_in = reward] kl_coef (log mu - log pi_ref)(y_t)      and rewards given by token
+        A_t = GAE(r, V; gamma, lam),   returns_t = A_t + V_t
+        L   = -1/N sum_t min(rho_t A_t, clip(rho_t) A_t)  +  1/(2N) sum_t max((V_t - returns_t)^2, clipped)
+
+    The critic has an optimiser of its own (`learner.critic_lr`).
+    """
+
+    def __init__(self, config: TokenPPOConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
+        super().__init__(config, channels=channels, max_tokens=max_tokens)
+        self.ppo = config
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"value"}
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """Those of every policy algorithm, after the critic's warm-up, and the critic's own."""
+        start = self.ppo.critic_warmup
+        policy = {name: replace(component, start=start) for name, component in super().components.items()}
+        return policy | {"value": Component(self._value_loss, uses="value", metrics=("value/mean", "value/return"))}
+
+    def surrogate(self) -> Component:
+        return clip_component(self.ppo)
+
+    def annotate(self, rows: Batch, collective: Collective) -> Batch:
+        out = super().annotate(rows, collective)
+        mask, length = rows["loss_mask"], rows["row_length"]
+        advantage, returns = token_gae(
+            self.token_rewards(rows),
+            rows["value"],
+            mask,
+            row_index(length),
+            num_rows=len(length),
+            gamma=self.ppo.gamma,
+            lam=self.ppo.lam,
+        )
+        stats = explained_variance(rows["value"][mask], returns[mask])
+        if self.ppo.normalise:
+            advantage = normalised(advantage, mask, collective)
+        out |= {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, "token")[1]}
+        return Batch(out | {"stats/value/explained_variance": stats})
+
+    def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
+        """Rows get no credit as a whole: tokens do."""
+        return torch.zeros_like(rewards)
+
+    def token_rewards(self, rows: Batch) -> Tensor:
+        """What each token earns: rewards of the sequence at its last token, those by token where they are. `[N]`"""
+        out, length = torch.zeros(len(rows["tokens"])), rows["row_length"]
+        last = last_of_row(rows["loss_mask"], row_index(length), len(length))
+        for channel, weight in self.channels.items():
+            found = weight * rows[f"rewards/{channel}"].nan_to_num(0.0)
+            if len(found) == len(length):
+                out[last[last >= 0]] += found[last >= 0]
+            else:
+                out += found
+        if self.config.kl_coef and self.config.kl_in == "reward":
+            out = out - self.config.kl_coef * (rows["logprob"] - rows["reference_logprob"])
+        return out * rows["loss_mask"]
+
+    def _value_loss(self, part: Part, denominator: float) -> Loss:
+        fields = part.fields
+        return token_value_loss(
+            part.value, fields["value"], fields["return"], clip=self.ppo.value_clip, denominator=denominator
+        )
+
+
+def normalised(advantage: Tensor, mask: Tensor, collective: Collective) -> Tensor:
+    """`(A - mean) / std` over the masked tokens of all ranks. `[N] -> [N]`"""
+    kept = advantage[mask].double()
+    sums = torch.stack([torch.tensor(float(len(kept)), dtype=torch.float64), kept.sum(), (kept * kept).sum()])
+    count, total, squares = (float(x) for x in collective.all_reduce(sums))
+    mean = total / max(count, 1.0)
+    deviation: float = max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
+    return (advantage - mean) / (deviation + 1e-8) * mask
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """`1 - var(returns - value) / var(returns)`: 1 for a perfect critic, 0 for one that knows the mean. `[M], [M] -> []`"""
+    spread = returns.var(correction=0)
+    return torch.where(spread > 1e-8, 1.0 - (returns - value).var(correction=0) / spread.clamp(min=1e-8), 0.0)

@@ -1,0 +1,42 @@
+"""A reward model from preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.protocols import Collective
+from runnel.llm.algorithms.base import SCORE, Component, Part
+from runnel.llm.algorithms.dpo import PAIR_METRICS, annotate_pairs
+from runnel.losses.base import Loss
+from runnel.losses.preference import bradley_terry_loss
+from runnel.ops.ragged import last_of_row, row_index
+
+
+class RewardModelling:
+    """Bradley-Terry on pairs of answers (Ouyang et al. 2022, arXiv:2203.02155, eq. 1; `base.Algorithm`).
+
+        L = -1/P sum_p log sigmoid(s(y+) - s(y-))
+
+    The score of an answer is read at its last token. Rows come in pairs, the chosen answer first; the model has a scalar head.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        component = Component(_loss, kind=SCORE, uses="score", metrics=PAIR_METRICS)
+        self.components: Mapping[str, Component] = {"reward_model": component}
+
+    def annotate(self, rows: Batch, collective: Collective) -> Batch:
+        num_rows, mask = len(rows["row_length"]), rows["loss_mask"]
+        first = torch.arange(0, num_rows, 2)
+        last = torch.zeros_like(mask)
+        last[last_of_row(mask, row_index(rows["row_length"]), num_rows)] = True
+        return annotate_pairs(Batch(rows | {"loss_mask": last}), first, first + 1, name="reward_model", kind=SCORE)
+
+
+def _loss(part: Part, denominator: float) -> Loss:
+    sign = part.fields["advantage"]
+    return bradley_terry_loss(part.score, sign, unit=part.unit, num_units=part.num_units, denominator=denominator)
