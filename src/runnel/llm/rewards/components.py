@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,6 +67,8 @@ class RewardComponent:
     """Of a function that returns dicts: its names and their weights, instead of `name` and `weight`."""
     workers: int = 0
     """Calls at once; 0 takes what the built-in says, else 1."""
+    tokens: bool = False
+    """Give the function the column `completion_ids` (finer levels always get it)."""
     timeout_s: float = 0.0
     """Most seconds of a call; 0 takes the pool's."""
 
@@ -155,9 +156,3 @@ def as_components(
 
 def _named(name: str, part: RewardFn | str | RewardComponent) -> RewardComponent:
     return replace(part, name=name) if isinstance(part, RewardComponent) else RewardComponent(name, part)
-
-
-def takes_column(fn: RewardFn, column: str) -> bool:
-    """Whether `fn` accepts a keyword called `column`."""
-    parameters = inspect.signature(fn).parameters.values()
-    return any(p.name == column or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -27,8 +27,9 @@ class RewardJob:
     ids: Sequence[Sequence[int]] = ()
 
     def columns_for(self, component: RewardComponent) -> dict[str, Sequence[Any]]:
-        """What the function gets beside prompts and completions: tokens only where rewards are finer than the sequence."""
-        extra = {} if component.level == "sequence" else {"completion_ids": [list(i) for i in self.ids]}
+        """What the function gets beside prompts and completions: tokens only where rewards need them."""
+        wants = component.tokens or component.level != "sequence"
+        extra = {"completion_ids": [list(i) for i in self.ids]} if wants else {}
         return {**self.columns, **extra}
 
 
