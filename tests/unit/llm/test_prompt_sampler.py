@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from runnel.core.protocols import ParamSet, Sampler
 from runnel.llm.demos import DemoSampler
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.evaluation import TextEvaluation
+from runnel.llm.groups import token_at
 from runnel.llm.policy import ChatPolicy
+from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampler import PromptSampler
 from runnel.llm.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import Example, TextTask, make_reverse
@@ -36,7 +39,7 @@ def model(seed=0):
 
 
 def client_of(num_slots=8, versions=(0,)):
-    client = FakeClient(NativeEngine(model(), num_slots=num_slots, max_length=32, eos_id=2, pad_id=0))
+    client = FakeClient(NativeEngine(model(), num_slots=num_slots, max_length=32, eos_id=2))
     for version in versions:
         client.published[version] = ParamSet(version, model_params(model(version)))
     return client
@@ -230,3 +233,83 @@ def test_chat_policy_speaks_and_is_deterministic():
     sampled = {policy.act("hello", deterministic=False) for _ in range(5)}
     assert len(sampled) > 1
     policy.reset()
+
+
+def test_groups_without_signal_are_replaced_within_a_bound():
+    def flat(prompts, completions, word):
+        return [0.0 for _ in completions]
+
+    sampler, client, stream = sampler_of(task_of(flat), max_refills=3), client_of(), stream_of(capacity=1)
+    run(sampler, client, stream, 60)
+    assert stream.cancelled == ["no_signal"] * 3
+    assert len(stream.committed) == 1
+    events = sampler.events()
+    assert not [e for e in events if e["kind"] == "failure"]
+    assert sum(e["kind"] == "episode" for e in events) == 4 * N
+
+
+def test_finer_rewards_lie_at_their_tokens_and_what_does_not_apply_is_nan():
+    def by_token(prompts, completions, completion_ids, **columns):
+        return [[float(i) for i, _ in enumerate(ids)] for ids in completion_ids]
+
+    def by_segment(prompts, completions, **columns):
+        return [[[0, len(c), 2.0]] for c in completions]
+
+    def first_only(prompts, completions, **columns):
+        return [1.0 if i == 0 else None for i, _ in enumerate(completions)]
+
+    parts = [
+        RewardComponent("dense", by_token, level="token"),
+        RewardComponent("span", by_segment, level="segment"),
+        RewardComponent("turn", lambda p, c, **k: [[3.0] for _ in c], level="turn"),
+        RewardComponent("first", first_only),
+    ]
+    task = task_of(parts)
+    spec = rollout_stream(
+        group_size=N, max_prompt=12, max_tokens=MAX_TOKENS, rewards=task.channels, token_rewards=task.token_channels,
+        sampling_logprob=True,
+    )  # fmt: skip
+    sampler, client, stream = sampler_of(task), client_of(), FakeStream(spec, limit=1)
+    run(sampler, client, stream, 20)
+    a = stream.take(1)[0].arrays
+    for row in range(N):
+        start, p, end = int(a["row_start"][row]), int(a["prompt_length"][row]), int(a["row_start"][row] + a["row_length"][row])
+        size = end - start - p
+        assert a["rewards/dense"][start:end].tolist() == [0.0] * p + [float(i) for i in range(size)]
+        span = a["rewards/span"][start:end]
+        assert float(span.sum()) == 2.0
+        assert float(span[:p].sum()) == 0.0
+        assert a["rewards/turn"][start:end].tolist() == [0.0] * (p + size - 1) + [3.0]
+        assert torch.equal(a["sampling_logprob"][start:end], a["logprob"][start:end])
+    assert torch.isnan(a["rewards/first"]).tolist() == [False, True, True]
+
+
+def test_a_span_ends_at_the_token_that_completes_it():
+    text = "añb"
+    tokens = TOKENIZER.encode(text)
+    assert [token_at(n, tokens, TOKENIZER) for n in (0, 1, 2, 3)] == [0, 0, 1, 3]
+
+
+def test_a_reward_that_hangs_does_not_hold_up_generation():
+    release = threading.Event()
+
+    def sticky(prompts, completions, word):
+        if calls.pop():
+            release.wait(30)
+        return [float(len(c)) for c in completions]
+
+    calls = [False] * 50 + [True]
+    task = task_of([RewardComponent("reward", sticky, workers=2)])
+    sampler, client, stream = sampler_of(task, blocking_rewards=False), client_of(), stream_of(capacity=6, limit=6)
+    for _ in range(2000):
+        run(sampler, client, stream, 1)
+        if len(stream.committed) == 5:
+            break
+    assert len(stream.committed) == 5
+    release.set()
+    for _ in range(2000):
+        run(sampler, client, stream, 1)
+        if len(stream.committed) == 6:
+            break
+    assert len(stream.committed) == 6
+    sampler.close()
