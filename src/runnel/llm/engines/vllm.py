@@ -1,0 +1,267 @@
+"""The `vllm` engine: vLLM behind the contract of every engine, for those who outgrow one process.
+
+vLLM runs in a child process in an interpreter of its own (it pins its own torch). This side keeps the books: requests, tokens,
+versions, stops. It consumes requests and produces completions; a step is one step of vLLM's scheduler, and waits for it with a
+deadline. Nobody else is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.llm.engines.completions import Completion, Decode, check_requests
+from runnel.llm.engines.vllm_process import VllmProcess
+from runnel.llm.engines.vllm_server import NOT_FINITE, Message
+
+MAX_TRIES = 3
+"""How often weights are sent before a wrong checksum is an error."""
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """Where and how vLLM runs."""
+
+    python: str = ""
+    """Interpreter that has vLLM; empty takes RUNNEL_VLLM_PYTHON, else this one."""
+    dtype: str = "auto"
+    """Type that vLLM computes in: auto (the model's), float32, bfloat16 or float16."""
+    threads: int = 0
+    """Threads of vLLM on a CPU; 0 leaves it to vLLM."""
+    cpu_cache_gib: int = 1
+    """Memory for keys and values on a CPU, in GiB."""
+    memory_share: float = 0.4
+    """Share of the GPU's memory that vLLM takes, weights included."""
+    eager: bool = True
+    """Run without compilation and CUDA graphs: starts sooner, decodes slower on a GPU."""
+    start_timeout_s: float = 600.0
+    """Longest that vLLM may take to start."""
+    timeout_s: float = 120.0
+    """Longest that one step or one change of weights may take."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ConfigError("engine.dtype", self.dtype, "use auto, float32, bfloat16 or float16")
+        if not 0 < self.memory_share <= 1:
+            raise ConfigError("engine.memory_share", self.memory_share, "use a share above 0, at most 1")
+
+
+class VllmEngine:
+    """Completes tokens with vLLM; `folder` is a Hugging Face model folder.
+
+    The child starts at once, and the first `load_params` or `step` waits until it is ready. `load_params` copies the weights
+    into shared memory with a checksum that the child verifies (a wrong one is refused, counted in `num_refused`, and sent
+    again), and vLLM takes them in place. Running completions are then given to vLLM again with their tokens so far: their keys
+    and values are computed anew, and their random numbers go on. A snapshot restores in the same way.
+    """
+
+    immediate = False
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        num_slots: int,
+        max_length: int,
+        eos_id: int,
+        decode_text: Decode | None = None,
+        config: VllmConfig | None = None,
+    ) -> None:
+        self._shapes = _parameter_shapes(folder, max_length)
+        config = config or VllmConfig()
+        self.num_slots, self.max_length, self.eos_id, self.decode_text = num_slots, max_length, eos_id, decode_text
+        self.version, self.paused, self.num_tokens, self.num_refused = -1, False, 0, 0
+        self._waiting: list[Completion] = []
+        self._running: dict[str, Completion] = {}
+        self._new: list[str] = []
+        self._gone: list[str] = []
+        self._num_keys = 0
+        self.process = VllmProcess(
+            {
+                "folder": str(Path(folder).resolve()),
+                "num_slots": num_slots,
+                "max_length": max_length,
+                "dtype": config.dtype,
+                "cpu_cache_gib": config.cpu_cache_gib,
+                "memory_share": config.memory_share,
+                "eager": config.eager,
+            },
+            python=config.python,
+            threads=config.threads,
+            start_timeout_s=config.start_timeout_s,
+            timeout_s=config.timeout_s,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- requests
+    def submit(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, self.max_length, self.decode_text)
+        self._waiting += [Completion.of(r) for r in requests]
+
+    def pending(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def abort(self, ids: Sequence[int]) -> None:
+        gone = set(ids)
+        self._waiting = [c for c in self._waiting if c.id not in gone]
+        self._drop([key for key, c in self._running.items() if c.id in gone])
+
+    def so_far(self, id: int) -> list[int]:
+        return next((list(c.tokens) for c in self._running.values() if c.id == id), [])
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        """End the child process."""
+        self.process.close()
+
+    # ----------------------------------------------------------------------------------------------------------- step
+    def step(self) -> list[Reply]:
+        if self.paused:
+            return []
+        self._admit()
+        if not self._running and not self._gone:
+            return []
+        message = {"op": "step", "add": [self._order(key) for key in self._new], "abort": self._gone}
+        self._new, self._gone = [], []
+        replies = []
+        for key, token, logprob, sampling_logprob in self.process.ask(message)["made"]:
+            reply = self._take(key, token, logprob, sampling_logprob)
+            replies += [reply] if reply is not None else []
+        return replies
+
+    def _admit(self) -> None:
+        """Waiting requests go to vLLM, oldest first; one for an exact version waits until that is loaded."""
+        free = self.num_slots - len(self._running)
+        ready = [c for c in self._waiting if c.request.version in (-1, self.version)][:free]
+        taken = {c.id for c in ready}
+        self._waiting = [c for c in self._waiting if c.id not in taken]
+        for completion in ready:
+            self._give(completion)
+
+    def _give(self, completion: Completion) -> None:
+        """Hand a completion to vLLM, under a name that it has not seen, at the next step."""
+        self._num_keys += 1
+        key = f"{completion.id}.{self._num_keys}"
+        self._running[key] = completion
+        self._new.append(key)
+
+    def _order(self, key: str) -> Message:
+        c = self._running[key]
+        return {
+            "key": key,
+            "tokens": [*c.prompt, *c.tokens],
+            "left": c.max_tokens - len(c.tokens),
+            "draw": {
+                "seed": c.seed,
+                "skip": len(c.tokens),
+                "max_tokens": c.max_tokens,
+                "heat": c.sampling.temperature,
+                "top_k": c.sampling.top_k,
+                "top_p": c.sampling.top_p,
+                "min_p": c.sampling.min_p,
+            },
+        }
+
+    def _take(self, key: str, token: int, logprob: float, sampling_logprob: float) -> Reply | None:
+        """One more token of a completion; its reply if that was the last one."""
+        completion = self._running.get(key)
+        if completion is None:
+            return None
+        if logprob <= NOT_FINITE / 2:
+            raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
+        self.num_tokens += 1
+        completion.append(token, logprob=min(logprob, 0.0), sampling_logprob=sampling_logprob, version=self.version)
+        terminated = completion.terminated(self.eos_id, self.decode_text)
+        full = len(completion.tokens) == completion.max_tokens
+        if not terminated and not full:
+            return None
+        self._drop([key])
+        return completion.reply(terminated=terminated, truncates=completion.sampling.truncates)
+
+    def _drop(self, keys: Sequence[str]) -> None:
+        """Completions that vLLM need not go on with; it hears of those that it knows."""
+        for key in keys:
+            completion = self._running.pop(key)
+            if key in self._new:
+                self._new.remove(key)
+            elif len(completion.tokens) < completion.max_tokens:
+                self._gone.append(key)
+
+    # ------------------------------------------------------------------------------------------------------ parameters
+    def load_params(self, params: ParamSet) -> None:
+        """Use `params` from the next `step` on. A request that asked for an exact version must have ended before."""
+        held = [c.id for c in self._running.values() if c.request.version not in (-1, params.version)]
+        if held:
+            raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
+        self._check_shapes(params.params)
+        running = list(self._running.values())
+        self._drop(list(self._running))
+        self._send(params)
+        self.version = params.version
+        for completion in running:
+            self._give(completion)
+
+    def _send(self, params: ParamSet) -> None:
+        """Weights to the child, which must hold nothing that depends on the old ones by then."""
+        if self._gone:
+            self.process.ask({"op": "step", "add": [], "abort": self._gone})
+            self._gone = []
+        self.process.wait_ready()
+        for _ in range(MAX_TRIES):
+            told = self.process.write(params.params)
+            answer = self.process.ask({"op": "load", "version": params.version, **told})
+            if "loaded" in answer:
+                return
+            self.num_refused += 1
+        raise DataError(f"version {params.version} was refused {MAX_TRIES} times by vLLM: {answer['refused']}")
+
+    def _check_shapes(self, params: Mapping[str, Tensor]) -> None:
+        found = {name: list(value.shape) for name, value in params.items()}
+        odd = sorted(name for name in self._shapes.keys() | found.keys() if self._shapes.get(name) != found.get(name))
+        if odd:
+            raise ConfigError("params", odd[:3], "these are not parameters of the engine's model; build both from one folder")
+
+    # ----------------------------------------------------------------------------------------------------------- state
+    def snapshot(self) -> State:
+        """Requests and what was made of them. Keys and values stay behind: they are computed again."""
+        return {
+            "version": self.version,
+            "paused": self.paused,
+            "num_tokens": self.num_tokens,
+            "waiting": [c.data() for c in self._waiting],
+            "running": [c.data() for c in self._running.values()],
+        }
+
+    def restore(self, state: State) -> None:
+        self._waiting = []
+        self._drop(list(self._running))
+        self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
+        self._waiting = [Completion.of_data(data) for data in state["waiting"]]
+        for data in state["running"]:
+            self._give(Completion.of_data(data))
+
+
+def _parameter_shapes(folder: str | Path, max_length: int) -> dict[str, list[int]]:
+    """Names and shapes of what a learner publishes for the model of `folder`, without its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError("engine.model", str(folder), "the vllm engine needs a Hugging Face model folder (save_pretrained)")
+    config: Any = AutoConfig.from_pretrained(str(folder))
+    if max_length > config.max_position_embeddings:
+        limit = config.max_position_embeddings
+        raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    return {name: list(p.shape) for name, p in model.named_parameters()}

@@ -1,0 +1,288 @@
+"""The other side of the `vllm` engine: vLLM in a process of its own, one step for each step that it is asked for.
+
+Run by path in vLLM's interpreter, which need not have runnel: this file imports nothing of ours, and vLLM only when it runs.
+It consumes messages (JSON, framed) from the engine's socket and waits for nothing else; it ends when that socket closes, or
+with its parent. Weights come through a shared file that the parent writes, with a checksum.
+
+Tokens are drawn here as every engine draws them (one uniform number a token, of the request's own stream), in a logits
+processor: so a completion goes on with its own numbers when its keys and values are computed anew, whoever runs beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+Message = dict[str, Any]
+PR_SET_PDEATHSIG = 1
+NOT_FINITE = -1e30
+"""Stands for a log-probability that is not a number, on its way through vLLM."""
+
+
+class Wire:
+    """Messages over a stream socket: eight bytes of length, then JSON."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, message: Message) -> None:
+        data = json.dumps(message).encode()
+        self._socket.sendall(struct.pack("<Q", len(data)) + data)
+
+    def receive(self, timeout_s: float | None = None) -> Message:
+        """The next message. `TimeoutError` if nothing comes for `timeout_s`, `EOFError` if the other side is gone."""
+        self._socket.settimeout(timeout_s)
+        (size,) = struct.unpack("<Q", self._read(8))
+        message: Message = json.loads(self._read(size))
+        return message
+
+    def _read(self, size: int) -> bytes:
+        parts, left = [], size
+        while left:
+            try:
+                part = self._socket.recv(min(left, 1 << 20))
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise EOFError("the other side is gone")
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- sampling
+def draw(logits: Any, rows: list[Message]) -> tuple[Any, Any, Any]:
+    """A token a row, its log-probability, and the one it was drawn from. `[n, V] -> 3 x [n]`
+
+    A row has `heat`, `uniform`, `top_k`, `top_p`, `min_p`. Limits are applied in this order, each to what the last one left.
+    """
+    import torch
+
+    def column(name: str, dtype: Any) -> Any:
+        return torch.tensor([row[name] for row in rows], dtype=dtype, device=logits.device)[:, None]
+
+    heat = column("heat", torch.float32)
+    logp = torch.log_softmax(logits.float() / heat.where(heat > 0, 1.0), dim=-1)
+    allowed = logp
+    if any(r["top_k"] > 0 or r["top_p"] < 1 or r["min_p"] > 0 for r in rows):
+        limits = column("top_k", torch.int64), column("top_p", torch.float32), column("min_p", torch.float32)
+        allowed = truncated(logp, *limits)
+    cdf = allowed.double().exp().cumsum(dim=-1)
+    token = torch.searchsorted(cdf, column("uniform", torch.float64) * cdf[:, -1:], right=True)
+    places = torch.arange(logits.shape[1], device=logits.device)
+    token = token.minimum(places.where(allowed > -torch.inf, 0).amax(dim=-1, keepdim=True))
+    token = token.where(heat > 0, allowed.argmax(dim=-1, keepdim=True))
+    sampled = allowed.gather(1, token).where(heat > 0, 0.0)
+    return token[:, 0], logp.gather(1, token)[:, 0], sampled[:, 0]
+
+
+def truncated(logp: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+    """Log-probabilities inside top-k, top-p and min-p, normalised; the likeliest token always stays. `[n, V] -> [n, V]`"""
+    import torch
+
+    ranked, order = logp.sort(dim=-1, descending=True, stable=True)
+    keep = (top_k <= 0) | (torch.arange(logp.shape[1], device=logp.device) < top_k)
+    p = torch.softmax(ranked.masked_fill(~keep, -torch.inf), dim=-1)
+    keep = keep & ((p.cumsum(dim=-1) - p < top_p) | (top_p >= 1)) & (p >= min_p * p[:, :1])
+    keep[:, 0] = True
+    kept = torch.zeros_like(keep).scatter(1, order, keep)
+    return torch.log_softmax(logp.masked_fill(~kept, -torch.inf), dim=-1)
+
+
+def make_processor() -> type:
+    """The logits processor class: vLLM's greedy choice over what it returns is the token that we drew.
+
+    It returns minus infinity everywhere but at two tokens: the drawn one, with its `sampling_logprob`, and the next one, with
+    its `logprob` less 1 (so never the larger). vLLM hands both back with the token, as "processed logits".
+    """
+    import numpy as np
+    import torch
+    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+
+    class Drawn(LogitsProcessor):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+            self._rows: dict[int, Message] = {}
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: Any) -> None:
+            if batch_update is None:
+                return
+            for index in batch_update.removed:
+                self._rows.pop(index, None)
+            for index, params, _, output in batch_update.added:
+                given = params.extra_args["draw"]
+                stream = np.random.Generator(np.random.Philox(key=given["seed"])).random(given["max_tokens"])
+                self._rows[index] = {**given, "stream": stream, "output": output}
+            for source, target, way in batch_update.moved:
+                row, other = self._rows.pop(source, None), self._rows.pop(target, None)
+                if row is not None:
+                    self._rows[target] = row
+                if other is not None and way == MoveDirectionality.SWAP:
+                    self._rows[source] = other
+
+        def apply(self, logits: Any) -> Any:
+            index = [i for i in range(logits.shape[0]) if i in self._rows]
+            if not index:
+                return logits
+            rows = [self._rows[i] for i in index]
+            for row in rows:
+                row["uniform"] = float(row["stream"][min(row["skip"] + len(row["output"]), row["max_tokens"] - 1)])
+            token, logprob, sampled = draw(logits[index], rows)
+            drawn = torch.full_like(logits[index], -torch.inf)
+            carrier = (token + 1) % logits.shape[1]
+            drawn.scatter_(1, carrier[:, None], (logprob - 1.0).nan_to_num(nan=NOT_FINITE)[:, None])
+            drawn.scatter_(1, token[:, None], sampled.nan_to_num(nan=0.0)[:, None])
+            logits[index] = drawn
+            return logits
+
+    return Drawn
+
+
+# --------------------------------------------------------------------------------------------------------------- weights
+def checksum(memory: Any, size: int) -> int:
+    """CRC-32 of the first `size` bytes."""
+    with memoryview(memory) as view:
+        return zlib.crc32(view[:size])
+
+
+def tensors(memory: mmap.mmap, manifest: list[list[Any]]) -> Iterator[tuple[str, Any]]:
+    """Named tensors that lie in `memory`, as `[name, dtype, shape, offset]`."""
+    import torch
+
+    for name, dtype, shape, offset in manifest:
+        count = 1
+        for size in shape:
+            count *= size
+        yield name, torch.frombuffer(memory, dtype=getattr(torch, dtype), count=count, offset=offset).view(shape)
+
+
+def put_weights(worker: Any, weights: dict[str, Any]) -> None:
+    """In vLLM's worker: new values into the model that is there.
+
+    vLLM 0.32 leaves a tied output head as it was where it keeps a packed copy of it (on CPUs): it is made again here.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    worker.model_runner.reload_weights(weights_iterator=iter(weights.items()))
+    model = worker.model_runner.get_model()
+    tables = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding) and not isinstance(m, ParallelLMHead)]
+    for head in model.modules():
+        if isinstance(head, ParallelLMHead) and "lm_head.weight" not in weights and len(tables) == 1:
+            head.weight = tables[0].weight
+            head.quant_method.process_weights_after_loading(head)
+
+
+# ---------------------------------------------------------------------------------------------------------------- server
+class Server:
+    """Answers one message at a time."""
+
+    def __init__(self, orders: Message) -> None:
+        self._memory_fd: int = orders["memory"]
+        self._memory: mmap.mmap | None = None
+        self._engine = make_vllm(orders)
+
+    def answer(self, message: Message) -> Message:
+        if message["op"] == "load":
+            return self._load(message)
+        return self._step(message["add"], message["abort"])
+
+    def _step(self, add: list[Message], abort: list[str]) -> Message:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if abort:
+            self._engine.abort_request(abort)
+        for request in add:
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=request["left"],
+                logprobs=2,
+                detokenize=False,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args={"draw": request["draw"]},
+            )
+            self._engine.add_request(request["key"], {"prompt_token_ids": request["tokens"]}, params)
+        made = []
+        for output in self._engine.step() if self._engine.has_unfinished_requests() else []:
+            part = output.outputs[0]
+            for token, found in zip(part.token_ids, part.logprobs or [], strict=True):
+                carried = next(value.logprob for key, value in found.items() if key != token)
+                made.append([output.request_id, token, carried + 1.0, found[token].logprob])
+        return {"made": made}
+
+    def _load(self, message: Message) -> Message:
+        if self._memory is None:
+            self._memory = mmap.mmap(self._memory_fd, 0)
+        if len(self._memory) < message["size"] or checksum(self._memory, message["size"]) != message["checksum"]:
+            return {"refused": "the weights do not have the checksum that they were sent with"}
+        weights = dict(tensors(self._memory, message["manifest"]))
+        self._engine.collective_rpc(put_weights, args=(weights,))
+        self._engine.reset_prefix_cache()
+        return {"loaded": message["version"]}
+
+
+def make_vllm(orders: Message) -> Any:
+    """vLLM's engine, in this process."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_V2_MODEL_RUNNER="0", VLLM_NO_USAGE_STATS="1")
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    if orders["cpu_cache_gib"]:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(orders["cpu_cache_gib"])
+    from vllm import EngineArgs, LLMEngine
+
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=orders["folder"],
+            skip_tokenizer_init=True,
+            dtype=orders["dtype"],
+            max_model_len=orders["max_length"],
+            max_num_seqs=orders["num_slots"],
+            gpu_memory_utilization=orders["memory_share"],
+            enforce_eager=orders["eager"],
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            logprobs_mode="processed_logits",
+            logits_processors=[make_processor()],
+            disable_log_stats=True,
+        )
+    )
+
+
+def main() -> int:
+    """Entry point: the orders are the first argument, as JSON."""
+    orders = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != orders["parent"]:
+        return 1
+    wire = Wire(socket.socket(fileno=orders["socket"]))
+    try:
+        server = Server(orders)
+        wire.send({"ready": True})
+        while True:
+            wire.send(server.answer(wire.receive()))
+    except (EOFError, BrokenPipeError):
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
