@@ -100,4 +100,4 @@ def check_requests(requests: Sequence[Request], max_length: int, decode: Decode 
     for request in requests:
         check_request(request, max_length)
         if decode is None and "stop_text" in request.rows:
-            raise DataError(f"request {request.id} has stop texts, and this engine was built without `decode_text` (tokens to text)")
+            raise DataError(f"request {request.id} has stop texts; give the engine decode_text to read its tokens")

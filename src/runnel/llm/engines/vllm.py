@@ -48,9 +48,9 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ConfigError("engine.dtype", self.dtype, "use auto, float32, bfloat16 or float16")
+            raise ConfigError("engine.vllm.dtype", self.dtype, "use auto, float32, bfloat16 or float16")
         if not 0 < self.memory_share <= 1:
-            raise ConfigError("engine.memory_share", self.memory_share, "use a share above 0, at most 1")
+            raise ConfigError("engine.vllm.memory_share", self.memory_share, "use a share above 0, at most 1")
 
 
 class VllmEngine:

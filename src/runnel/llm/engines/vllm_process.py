@@ -139,7 +139,7 @@ def find_python(given: str) -> str:
     python = given or os.environ.get(PYTHON, "") or sys.executable
     if not Path(python).is_file():
         raise ConfigError(
-            "engine.python", python, f"there is no such file; give the interpreter that has vLLM, here or in {PYTHON}"
+            "engine.vllm.python", python, f"there is no such file; give the interpreter that has vLLM, here or in {PYTHON}"
         )
     return python
 
