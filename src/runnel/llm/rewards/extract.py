@@ -6,7 +6,7 @@ import re
 
 from runnel.core.errors import ConfigError
 
-RULES = "all, last_line, last_number, boxed, tag:NAME, after:TEXT or code"
+RULES = "all, last_line, last_number, boxed, tag:NAME, after:TEXT or code; several with | take the first that finds one"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.M | re.S)
 
@@ -18,7 +18,11 @@ def extract(text: str, rule: str = "all") -> str | None:
     ('4', '\\frac{1}{2}')
     >>> extract("2 and 1,200 apples", "last_number"), extract("x #### 7", "after:####"), extract("no", "boxed")
     ('1,200', '7', None)
+    >>> extract("just 4", "tag:answer|all")
+    'just 4'
     """
+    if "|" in rule:
+        return next((found for part in rule.split("|") if (found := extract(text, part)) is not None), None)
     kind, _, name = rule.partition(":")
     if kind == "all":
         return text.strip()

@@ -15,15 +15,23 @@ def score(
     completions: Sequence[str],
     *,
     dataset: str,
-    entry: Sequence[dict[str, Any]],
+    index: Sequence[int],
     extract: str = "tag:answer",
     settings: dict[str, Any] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """What the task says of each answer, from 0 to 1; a completion in which the rule `extract` finds no answer gets 0."""
+    """What the task says of each answer, from 0 to 1; a completion in which the rule `extract` finds no answer gets 0.
+
+    The prompt is made again here from its generator index: nothing of its solution has to travel. One that does not come out
+    the same is an error.
+    """
     scorer = gym_dataset(dataset, tuple(sorted((settings or {}).items())))
+    entries = {i: scorer[i] for i in set(index)}
+    for i, prompt in zip(index, prompts, strict=True):
+        if str(entries[i]["question"]) not in prompt:
+            raise ValueError(f"index {i} of {dataset} gives another prompt here; its generator is not deterministic")
     answers = [find(completion, extract) for completion in completions]
-    return [0.0 if a is None else float(scorer.score_answer(a, e)) for a, e in zip(answers, entry, strict=True)]
+    return [0.0 if a is None else float(scorer.score_answer(a, entries[i])) for a, i in zip(answers, index, strict=True)]
 
 
 @lru_cache(maxsize=4)

@@ -1,8 +1,9 @@
 """Text tasks: where prompts come from, which one is next, and what a completion is worth."""
 
+from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.registry import TASKS, make_task
 from runnel.llm.tasks.reverse import make_reverse
 from runnel.llm.tasks.source import ExampleSource
 from runnel.llm.tasks.text import Example, TextTask
 
-__all__ = ["TASKS", "Example", "ExampleSource", "TextTask", "make_reverse", "make_task"]
+__all__ = ["TASKS", "DataConfig", "Example", "ExampleSource", "TextTask", "make_reverse", "make_task"]

@@ -6,18 +6,31 @@ from collections.abc import Callable, Mapping
 
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import is_reference, load_object
+from runnel.data.prompts import is_data
+from runnel.llm.tasks.config import DataConfig
+from runnel.llm.tasks.files import make_file_task
+from runnel.llm.tasks.gym import make_gym_task
 from runnel.llm.tasks.reverse import make_reverse
 from runnel.llm.tasks.text import TextTask
 
 TASKS: Mapping[str, Callable[[], TextTask]] = {"reverse": make_reverse}
 
 
-def make_task(name: str | Callable[[], TextTask]) -> TextTask:
-    """A built-in task by name, or the user's own: a function, or `file.py:make_task` or `module:make_task`."""
+GYM = "reasoning_gym:"
+
+
+def make_task(name: str | Callable[[], TextTask], data: DataConfig | None = None) -> TextTask:
+    """A built-in task by name, `reasoning_gym:NAME`, a file or folder of data, or the user's own: a function, or
+    `file.py:make_task` or `module:make_task`. `data` says how prompts are made of the second and third."""
     if isinstance(name, str) and name in TASKS:
         return TASKS[name]()
+    if isinstance(name, str) and name.startswith(GYM):
+        return make_gym_task(name.removeprefix(GYM), data or DataConfig())
+    if isinstance(name, str) and is_data(name):
+        return make_file_task(name, data or DataConfig())
     if isinstance(name, str) and not is_reference(name):
-        raise ConfigError("task", name, f"choose one of {', '.join(sorted(TASKS))}, or write file.py:make_task")
+        known = f"{', '.join(sorted(TASKS))}, {GYM}NAME"
+        raise ConfigError("task", name, f"choose one of {known}; a .jsonl or .parquet file; or write file.py:make_task")
     task = load_object(name, "task")() if isinstance(name, str) else name()
     if not isinstance(task, TextTask):
         raise ConfigError("task", name, f"it returned {type(task).__name__}; return a runnel.llm.tasks.TextTask")

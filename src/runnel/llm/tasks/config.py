@@ -1,0 +1,86 @@
+"""How prompts are made of data: columns, system prompt, suffix, and what their answers are worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runnel.core.errors import ConfigError
+from runnel.llm.rewards.components import RewardComponent
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Prompts from files and generators (a task of your own in Python makes its examples itself, and takes `plain` only)."""
+
+    prompt: str = "prompt"
+    """Column with the prompt: text, or a list of messages."""
+    answer: str = "answer"
+    """Column with the expected answer; the reward gets it as `answer`, and demonstrations imitate it."""
+    reward: tuple[str, ...] = ()
+    """Rewards of data from files, by name (exact, math, python_tests, ...; file.py:function), each with an optional weight as
+    in format=0.1. Default: exact."""
+    extract: str = ""
+    """Where the answer stands in a completion: all, last_line, last_number, boxed, tag:NAME, after:TEXT; several with |."""
+    system: str = ""
+    """System prompt that stands before every prompt."""
+    suffix: str | None = None
+    """Text behind every prompt. Default: none for files; for reasoning_gym, how to mark the answer."""
+    plain: bool = False
+    """Give the model the text of a prompt as it is, without a chat template: for base models."""
+    eval_path: str = ""
+    """File with the held-out prompts; empty holds out a share of the rows."""
+    eval_share: float = 0.1
+    """Share of the rows that is held out, by a hash of their prompt."""
+    num_train: int = 10000
+    """Train prompts of a generated task (they are made when they are first played)."""
+    num_eval: int = 256
+    """Held-out prompts of a generated task."""
+    settings: tuple[str, ...] = ()
+    """A generated task's own settings, as name=value."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eval_share < 1:
+            raise ConfigError("data.eval_share", self.eval_share, "use a share between 0 and 1")
+        for name in ("num_train", "num_eval"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"data.{name}", getattr(self, name), "use at least 1")
+        self.parsed_settings()
+
+    def components(self, default: str = "exact") -> list[RewardComponent]:
+        """The rewards, with `extract` for those that look for an answer."""
+        out = []
+        for text in self.reward or (default,):
+            fn, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
+            options = {"extract": self.extract} if self.extract and fn in ("exact", "python_tests") else {}
+            name = fn.rpartition(":")[2].rpartition("/")[2]
+            out.append(RewardComponent(name, fn, _weight(text, weight), options=options))
+        return out
+
+    def parsed_settings(self) -> dict[str, object]:
+        """`settings` as names and values.
+
+        >>> DataConfig(settings=("max_animals=3", "flag=true", "word=abc")).parsed_settings()
+        {'max_animals': 3, 'flag': True, 'word': 'abc'}
+        """
+        return dict(_setting(text) for text in self.settings)
+
+
+def _weight(text: str, weight: str) -> float:
+    try:
+        return float(weight)
+    except ValueError as error:
+        raise ConfigError("data.reward", text, "write a name, or name=weight with a number") from error
+
+
+def _setting(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ConfigError("data.settings", text, "write name=value")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
