@@ -15,8 +15,9 @@ from runnel.run import registry
 from runnel.run.wiring import place, wire
 
 SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}, "demo_rows": 8}
-ON_ROLLOUTS = ("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled")
+ON_ROLLOUTS = ("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo")
 ROLLOUTS: dict[str, Any] = {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM}
+PAIRS: dict[str, Any] = {"total_updates": 2, "num_pairs": 4, "lm": SMALL_LM["lm"]}
 TWO_STEPS: dict[str, dict[str, Any]] = {
     "ppo": {"total_updates": 2},
     "cartpole": {"total_updates": 2},
@@ -29,6 +30,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "ddpg": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "sft": {"total_updates": 2, **SMALL_LM},
     **dict.fromkeys(ON_ROLLOUTS, ROLLOUTS),
+    **dict.fromkeys(("dpo", "reward_model"), PAIRS),
     "reverse": {"total_updates": 3, "warmup_updates": 1, "num_prompts": 2, "group_size": 2, **SMALL_LM},
 }
 

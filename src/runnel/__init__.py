@@ -60,9 +60,12 @@ from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
+from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
+from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
+from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.tasks import Example, TextTask
@@ -89,6 +92,7 @@ from runnel.run.experiment import (
     RunConfig,
 )
 from runnel.run.graphs import on_policy_graph, replay_graph
+from runnel.run.pair_graph import PairConfig, pair_graph
 from runnel.run.population import population_graph
 from runnel.run.prompt_graph import PromptConfig, prompt_graph
 from runnel.run.prompt_task import PromptTask
@@ -102,6 +106,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AIPO",
     "DAPO",
+    "DPO",
     "GRPO",
     "GSPO",
     "RLOO",
@@ -125,6 +130,7 @@ __all__ = [
     "DAPOConfig",
     "DDPGConfig",
     "DDPGLearner",
+    "DPOConfig",
     "DQNConfig",
     "DQNLearner",
     "DataError",
@@ -156,8 +162,10 @@ __all__ = [
     "NetConfig",
     "NonFiniteError",
     "OneProcess",
+    "OnlineDPO",
     "PPOConfig",
     "PPOLearner",
+    "PairConfig",
     "ParamSet",
     "Phase",
     "PlacementConfig",
@@ -176,6 +184,7 @@ __all__ = [
     "ReplayStore",
     "Reply",
     "Request",
+    "RewardModelling",
     "Run",
     "RunConfig",
     "RunnelError",
@@ -195,6 +204,8 @@ __all__ = [
     "TextTask",
     "TokenLearner",
     "TokenLearnerConfig",
+    "TokenPPO",
+    "TokenPPOConfig",
     "TorchInferencer",
     "Update",
     "VecEnvSampler",
@@ -210,6 +221,7 @@ __all__ = [
     "make_rng",
     "make_seed",
     "on_policy_graph",
+    "pair_graph",
     "population_graph",
     "population_learner",
     "prompt_graph",

@@ -25,6 +25,7 @@ from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split_units
 from runnel.llm.drift import Drift, check_mismatch, version_stats
 from runnel.llm.trained import ScalarModel, TrainedModel
+from runnel.nets.decoder import Recompute
 from runnel.nets.token_model import Precision
 from runnel.ops.ragged import row_index, row_sum
 
@@ -52,8 +53,9 @@ class TokenLearnerConfig:
     """Most tokens in one forward pass; lowers memory, never changes the gradient."""
     precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
     """Arithmetic of forward and backward passes; weights, gradients and moments are kept in float32. auto: bfloat16 on CUDA."""
-    recompute: bool = False
-    """Compute what happens inside a block again in the backward pass instead of keeping it: less memory, a third slower."""
+    recompute: Recompute = "none"
+    """What the backward pass computes again instead of keeping it: inner states of each block's gated part (mlp; a little
+    slower, less than half the memory) or of the whole block (block)."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     weight_decay: float = 0.0

@@ -1,0 +1,112 @@
+"""A reward model at work: an inferencer that scores rows, its evaluation on unseen pairs, and what `load` gives back for
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.protocols import EvalResult, InferenceClient, ParamSet, Progress, Reply, Request, State
+from runnel.data.preferences import Pair
+from runnel.llm.pairs import pair_rows
+from runnel.llm.tokenize import Message, Tokenizer, messages_of
+from runnel.llm.trained import ScalarModel
+from runnel.nets.causal_lm import load_model_params
+from runnel.nets.token_model import TokenModel
+from runnel.ops.attention import PackedRows
+
+
+class ScoreEngine:
+    """Answers requests of `tokens` with their `score` `[1]`, read at the last one (core `Inferencer`).
+
+    A step scores up to `max_rows` requests in one forward pass.
+    """
+
+    immediate = False
+
+    def __init__(self, model: ScalarModel, *, device: str = "cpu", max_rows: int = 64) -> None:
+        self.model = TokenModel(model, device=device, frozen=True)
+        self.max_rows, self.version = max_rows, -1
+        self._waiting: list[Request] = []
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._waiting.extend(requests)
+
+    @torch.no_grad()
+    def step(self) -> list[Reply]:
+        some, self._waiting = self._waiting[: self.max_rows], self._waiting[self.max_rows :]
+        if not some:
+            return []
+        rows = PackedRows([len(r.rows["tokens"]) for r in some], device=self.model.device)
+        tokens = torch.cat([r.rows["tokens"] for r in some]).to(self.model.device)
+        last = rows.bounds[1:].long() - 1
+        scores = self.model.model.score(self.model.packed_hidden(tokens, rows)[last]).float().cpu()
+        return [Reply(r.id, Batch(score=score), self.version) for r, score in zip(some, scores, strict=True)]
+
+    def abort(self, ids: Sequence[int]) -> None:
+        self._waiting = [r for r in self._waiting if r.id not in set(ids)]
+
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def load_params(self, params: ParamSet) -> None:
+        """Copies: scores are asked for rarely."""
+        load_model_params(self.model.model, params.params, bind=False)
+        self.version = params.version
+
+    def snapshot(self) -> State:
+        return {"waiting": [{"id": r.id, "version": r.version, "tokens": r.rows["tokens"]} for r in self._waiting]}
+
+    def restore(self, state: State) -> None:
+        waiting = [(r["id"], Batch(tokens=torch.as_tensor(r["tokens"])), r["version"]) for r in state["waiting"]]
+        self._waiting = [Request(*each) for each in waiting]
+
+
+class PairEvaluation:
+    """How often a reward model prefers what was chosen, on pairs that it never saw (core `Evaluation`)."""
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
+        self._pairs, self._tokenizer = list(pairs), tokenizer
+
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+        tickets = []
+        for pair in self._pairs:
+            rows = [Batch(tokens=torch.tensor([*p, *a])) for p, a in pair_rows(pair, self._tokenizer)]
+            tickets += [client.submit(row) for row in rows]
+        scores: list[float] = []
+        while len(scores) < len(tickets):
+            reply = client.ready(tickets[len(scores)])
+            if reply is None:
+                client.poll()
+                continue
+            scores.append(float(reply.rows["score"]))
+            if progress is not None:
+                progress(len(scores) // 2, len(self._pairs))
+        margins = [chosen - rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
+        samples = [{"prompt": str(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in self._pairs[:8]]
+        return EvalResult([float(m > 0) for m in margins], {"margin": margins}, samples)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ScoringPolicy:
+    """A reward model with its tokenizer (core `Policy`): an observation is a prompt and an answer, an action its score."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
+        self.engine, self.tokenizer = ScoreEngine(model), tokenizer
+
+    def score(self, prompt: str | Sequence[Message], answer: str) -> float:
+        """What the model thinks of an answer: only differences between answers to one prompt mean something."""
+        tokens = [*self.tokenizer.render(messages_of(prompt)), *self.tokenizer.encode(answer), self.tokenizer.eos_id]
+        self.engine.submit([Request(0, Batch(tokens=torch.tensor(tokens)))])
+        return float(self.engine.step()[0].rows["score"])
+
+    def act(self, obs: tuple[str | Sequence[Message], str], *, deterministic: bool = True) -> float:
+        return self.score(*obs)
+
+    def reset(self) -> None:
+        """Nothing to forget."""

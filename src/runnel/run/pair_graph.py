@@ -1,0 +1,115 @@
+"""The graph of algorithms that learn from preferences: settings that their recipes share, and the experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import Inferencer, Policy
+from runnel.core.rng import make_seed
+from runnel.data.preferences import Pair, read_pairs
+from runnel.flow.workers.trainer import Phase
+from runnel.llm.algorithms.base import Algorithm
+from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.pairs import PairSampler, pair_rows
+from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
+from runnel.llm.streams import pair_stream
+from runnel.llm.tasks import Example
+from runnel.llm.trained import ScalarModel
+from runnel.nets.causal_lm import ModelConfig
+from runnel.run.experiment import ActorSpec, EvaluationSpec, Experiment, PlacementConfig, RunConfig
+from runnel.run.prompt_task import PromptTask
+
+HELD_OUT = 10
+"""One pair in so many of a file is kept for evaluation."""
+
+
+@dataclass(frozen=True)
+class PairConfig(RunConfig):
+    """`num_pairs` pairs of answers an update."""
+
+    task: str = "reverse"
+    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: what the policy is evaluated on."""
+    pairs: str = ""
+    """JSON lines with prompt, chosen and rejected. Empty: the task's own answers, each against the answer to another prompt."""
+    model: str = ""
+    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    num_pairs: int = 32
+    """Pairs in a batch."""
+    max_tokens: int = 0
+    """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
+    total_updates: int | None = 200
+    """Budget in updates of the learner."""
+    lm: ModelConfig = field(default_factory=ModelConfig)
+    learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
+    placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        if self.num_pairs < 1:
+            raise ConfigError("num_pairs", self.num_pairs, "use at least 1")
+
+
+def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
+    """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
+    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens)
+    train, held = _pairs(c, task)
+    policy = c.lag_policy(1)
+    longest = max(len(p) + len(a) for pair in train for p, a in pair_rows(pair, task.tokenizer))
+    spec = pair_stream(num_pairs=c.num_pairs, max_length=longest, capacity=policy.lag + 1, reader="trainer")
+
+    def sampler(incarnation: int) -> PairSampler:
+        return PairSampler(train, task.tokenizer, seed=make_seed(c.seed, "pairs", incarnation))
+
+    def learner() -> TokenLearner:
+        model = ScalarModel(task.model()) if scores else task.model()
+        return TokenLearner(c.learner, model, algorithms={"pairs": algorithm}, device=c.device)
+
+    return Experiment(
+        config=c,
+        title=task.task.name,
+        streams=(spec,),
+        staleness={"pairs": policy},
+        actors=(ActorSpec("pairs-0", sampler, writes=("pairs",), asks=()),),
+        inference=(),
+        learner=learner,
+        phases=(Phase({"pairs": 1}),),
+        evaluation=_score_evaluation(c, task, held) if scores else task.evaluation(),
+        policy=(lambda: _scoring_policy(task)) if scores else (lambda: task.policy(temperature=c.learner.temperature)),
+        token_streams=("pairs",),
+    )
+
+
+def _pairs(c: PairConfig, task: PromptTask) -> tuple[list[Pair], list[Pair]]:
+    """Pairs to train on, and pairs kept apart."""
+    if not c.pairs:
+        return _from_answers(task.task.train), _from_answers(task.task.eval)
+    found = read_pairs(c.pairs)
+    held = found[HELD_OUT - 1 :: HELD_OUT]
+    return [p for i, p in enumerate(found) if i % HELD_OUT != HELD_OUT - 1], held or found[:1]
+
+
+def _from_answers(examples: Sequence[Example]) -> list[Pair]:
+    """Each example's answer against that of the next one."""
+    if any(e.answer is None for e in examples):
+        raise ConfigError("pairs", "", "the task has examples without an answer to make pairs of; give a file of pairs")
+    others = [*examples[1:], examples[0]]
+    both = [(e, str(e.answer), str(o.answer)) for e, o in zip(examples, others, strict=True)]
+    return [Pair(e.prompt, chosen, rejected) for e, chosen, rejected in both if chosen != rejected]
+
+
+def _score_evaluation(c: PairConfig, task: PromptTask, held: Sequence[Pair]) -> EvaluationSpec | None:
+    some = list(held)[: c.eval.episodes]
+    if not some:
+        return None
+    return EvaluationSpec(
+        make=lambda: PairEvaluation(some, task.tokenizer),
+        inferencer=lambda: ScoreEngine(ScalarModel(task.model()), device=c.device),
+    )
+
+
+def _scoring_policy(task: PromptTask) -> tuple[Policy, Inferencer]:
+    policy = ScoringPolicy(ScalarModel(task.model()), task.tokenizer)
+    return policy, policy.engine
