@@ -11,20 +11,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
 from runnel.nets.pack import is_joined, joined, pack, parameters_of
 from runnel.ops.attention import PackedRows, packed_attention
-from runnel.ops.blocks import add_rms_norm, rms_norm, rotate, swiglu
+from runnel.ops.blocks import Weight, add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """`attend(layer, rotated, value)`: queries and keys after rotation `[N, H + K, D]`, values `[N, K, D]` -> `[N, H * D]`."""
+Recompute = Literal["none", "mlp", "block"]
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 
 
@@ -32,18 +33,18 @@ FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Mistral
 class Layer:
     """The weights of one block; matrices are `[out, in]`."""
 
-    norm_in: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    norm_mid: Tensor
-    gate_up: Tensor
-    down: Tensor
+    norm_in: Weight
+    qkv: Weight
+    qkv_bias: Weight | None
+    q_norm: Weight | None
+    k_norm: Weight | None
+    out: Weight
+    out_bias: Weight | None
+    norm_mid: Weight
+    gate_up: Weight
+    down: Weight
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Layer:
+    def each(self, change: Callable[[Weight], Weight]) -> Layer:
         """The same layer with `change` applied to every weight."""
         found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         changed: dict[str, Any] = {name: None if t is None else change(t) for name, t in found.items()}
@@ -63,7 +64,8 @@ class Decoder:
         self.eps = float(config.rms_norm_eps)
         self.vocab_size = int(config.vocab_size)
         self.layers: list[Layer] = []
-        self.embed = self.head = self.norm_out = torch.empty(0)
+        self.embed = self.head = self.norm_out = Weight(torch.empty(0))
+        self._anchor = torch.empty(0)
         self._cos = self._sin = torch.empty(0)
         self.refresh()
 
@@ -79,18 +81,22 @@ class Decoder:
         return decoder
 
     # ---------------------------------------------------------------------------------------------------------- forward
-    def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend, *, recompute: bool = False) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend, *, recompute: Recompute = "none") -> Tensor:
         """Last hidden states, normalised: what the head reads. `[N], [N] -> [N, width]`
 
-        With `recompute`, the backward pass computes what happens inside each block again, instead of keeping it.
+        With `recompute`, the backward pass computes inner states of each block's gated part ("mlp"; CUDA), or of the whole
+        block ("block") again, instead of keeping them.
         """
-        x = embedding(tokens, self.embed)
+        x = embed(tokens, self.embed, self._anchor)
         cos, sin = self.angles(positions)
         y = rms_norm(x, self.layers[0].norm_in, eps=self.eps)
+        again = recompute == "mlp"
         for index, layer in enumerate(self.layers):
             norm_next = self.layers[index + 1].norm_in if index + 1 < len(self.layers) else self.norm_out
-            block = partial(self.block, layer, cos=cos, sin=sin, norm_next=norm_next, attend=partial(attend, index))
-            if recompute:
+            block = partial(
+                self.block, layer, cos=cos, sin=sin, norm_next=norm_next, attend=partial(attend, index), again=again
+            )
+            if recompute == "block" and torch.is_grad_enabled():
                 x, y = checkpoint(block, x, y, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, y = block(x, y)
@@ -104,25 +110,27 @@ class Decoder:
         *,
         cos: Tensor,
         sin: Tensor,
-        norm_next: Tensor,
+        norm_next: Weight,
         attend: Callable[[Tensor, Tensor], Tensor],
+        again: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """One block: residual stream `x` and its normalised form `y`, for the next block."""
         h, k = self.heads, self.kv_heads
-        qkv = linear(y, layer.qkv, layer.qkv_bias).view(-1, h + 2 * k, self.head_dim)
-        turned, value = qkv[:, : h + k], qkv[:, h + k :]
+        qkv = project(y, layer.qkv, layer.qkv_bias).view(-1, h + 2 * k, self.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(turned[:, :h].contiguous(), layer.q_norm, eps=self.eps)
-            turned = torch.cat((q, rms_norm(turned[:, h:].contiguous(), layer.k_norm, eps=self.eps)), dim=1)
-        seen = attend(rotate(turned, cos, sin), value)
-        x, y = add_rms_norm(x, linear(seen, layer.out, layer.out_bias), layer.norm_mid, eps=self.eps)
-        return add_rms_norm(x, linear(swiglu(linear(y, layer.gate_up)), layer.down), norm_next, eps=self.eps)
+            q = rms_norm(qkv[:, :h].contiguous(), layer.q_norm, eps=self.eps)
+            both = torch.cat((q, rms_norm(qkv[:, h : h + k].contiguous(), layer.k_norm, eps=self.eps)), dim=1)
+            turned, value = rotate(both, cos, sin), qkv[:, h + k :]
+        else:
+            turned, value = rotate_some(qkv, cos, sin, h + k)
+        x, y = add_rms_norm(x, project(attend(turned, value), layer.out, layer.out_bias), layer.norm_mid, eps=self.eps)
+        return add_rms_norm(x, gated_mlp(y, layer.gate_up, layer.down, recompute=again), norm_next, eps=self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token, in float32. `[N, width] -> [N, vocabulary]`"""
         if hidden.is_cuda and hidden.dtype != torch.float32:
-            return torch.mm(hidden, self.head.t(), out_dtype=torch.float32)
-        return linear(hidden, self.head).float()
+            return torch.mm(hidden, self.head.value.t(), out_dtype=torch.float32)
+        return linear(hidden, self.head.value).float()
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every position's angles. `[N] -> 2 x [N, D/2]`"""
@@ -132,30 +140,32 @@ class Decoder:
     def refresh(self) -> None:
         """Look the model's parameters up again: after they were bound to other memory."""
         inner = self.model.model
-        self.embed, self.norm_out = inner.embed_tokens.weight.data, inner.norm.weight.data
-        self.head = self.model.get_output_embeddings().weight.data
+        self.embed, self.norm_out = Weight(inner.embed_tokens.weight.data), Weight(inner.norm.weight.data)
+        head = self.model.get_output_embeddings().weight.data
+        self.head = self.embed if head.data_ptr() == self.embed.value.data_ptr() else Weight(head)
         self.layers = [_layer(layer) for layer in inner.layers]
-        if self._cos.device != self.embed.device or not self._cos.numel():
+        if self._cos.device != self.embed.value.device or not self._cos.numel():
             self._cos, self._sin = self._table()
 
     def require_grad(self, grad: Tensor) -> None:
-        """Make the weights leaves of autograd whose gradients add up in `grad`, laid out like the packed parameters `[P]`."""
-        base, made = min(p.data_ptr() for p in self.model.parameters()), {}
+        """From now on gradients add up in `grad`, float32 and laid out like the packed parameters `[P]`."""
+        base, made = min(p.data_ptr() for p in self.model.parameters()), dict[int, Weight]()
+        self._anchor = torch.empty(0, device=grad.device, requires_grad=True)
 
-        def leaf(weight: Tensor) -> Tensor:
-            at = (weight.data_ptr() - base) // weight.element_size()
+        def train(weight: Weight) -> Weight:
+            value = weight.value
+            at = (value.data_ptr() - base) // value.element_size()
             if at not in made:
-                made[at] = weight.detach().requires_grad_(True)
-                made[at].grad = grad[at : at + weight.numel()].view(weight.shape)
+                made[at] = _trained(value, grad[at : at + value.numel()].view(value.shape))
             return made[at]
 
-        self.embed, self.head, self.norm_out = leaf(self.embed), leaf(self.head), leaf(self.norm_out)
-        self.layers = [layer.each(leaf) for layer in self.layers]
+        self.embed, self.head, self.norm_out = train(self.embed), train(self.head), train(self.norm_out)
+        self.layers = [layer.each(train) for layer in self.layers]
 
     @property
     def address(self) -> tuple[int, ...]:
         """Where the weights lie: what recorded work depends on."""
-        return (self.embed.data_ptr(), self.head.data_ptr(), *(layer.qkv.data_ptr() for layer in self.layers))
+        return (self.embed.value.data_ptr(), *(layer.qkv.value.data_ptr() for layer in self.layers))
 
     def is_packed(self) -> bool:
         """Whether the model's parameters lie as the decoder reads them."""
@@ -163,7 +173,7 @@ class Decoder:
 
     def _table(self) -> tuple[Tensor, Tensor]:
         """Cosine and sine for every position that the model knows, by its own rotary embedding. `2 x [L, D/2]`"""
-        device = self.embed.device
+        device = self.embed.value.device
         steps = torch.arange(int(self.model.config.max_position_embeddings), device=device)
         like = torch.zeros((), dtype=torch.float32, device=device)
         cos, sin = self.model.model.rotary_emb(like, steps[None])
@@ -174,12 +184,12 @@ class Decoder:
     def check(self) -> None:
         """Compare with the model's own forward pass on a few tokens; raises if they differ by more than rounding."""
         size = min(12, int(self.model.config.max_position_embeddings))
-        tokens = torch.arange(size, device=self.embed.device) * 7919 % self.vocab_size
-        rows = PackedRows([size], device=self.embed.device)
+        tokens = torch.arange(size, device=self.embed.value.device) * 7919 % self.vocab_size
+        rows = PackedRows([size], device=self.embed.value.device)
         found = self(tokens, rows.positions, lambda i, r, v: packed_attention(r, v, rows, scale=self.scale)).float()
         expected = self.model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0].float()
         gap = float((found - expected).norm() / expected.norm())
-        bound = 1e-4 if self.embed.dtype == torch.float32 else 3e-2
+        bound = 1e-4 if self.embed.value.dtype == torch.float32 else 3e-2
         if gap > bound or (math.isnan(gap) and bool(torch.isfinite(expected).all())):
             raise RunnelError(
                 f"the built-in decoder and {type(self.model).__name__} differ by {gap:.2g} (bound {bound:g}): this model has "
@@ -204,19 +214,33 @@ def _is_packed(layer: Any) -> bool:
     return is_joined(heads) and is_joined(parameters_of(layer.mlp, ("gate_proj", "up_proj"), "weight")) and is_joined(biases)
 
 
+def _trained(value: Tensor, grad: Tensor) -> Weight:
+    """On CUDA our own backward passes add to `grad`; elsewhere autograd does."""
+    if value.is_cuda:
+        return Weight(value, grad)
+    leaf = value.detach().requires_grad_(True)
+    leaf.grad = grad
+    return Weight(leaf)
+
+
 def _layer(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    biases = parameters_of(attention, ("q_proj", "k_proj", "v_proj"), "bias")
-    out_bias = attention.o_proj.bias
+    heads = ("q_proj", "k_proj", "v_proj")
+    biases = parameters_of(attention, heads, "bias")
     return Layer(
-        norm_in=layer.input_layernorm.weight.data,
-        qkv=joined(parameters_of(attention, ("q_proj", "k_proj", "v_proj"), "weight")),
-        qkv_bias=joined(biases) if biases else None,
-        q_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
-        k_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,
-        out=attention.o_proj.weight.data,
-        out_bias=None if out_bias is None else out_bias.data,
-        norm_mid=layer.post_attention_layernorm.weight.data,
-        gate_up=joined(parameters_of(mlp, ("gate_proj", "up_proj"), "weight")),
-        down=mlp.down_proj.weight.data,
+        norm_in=Weight(layer.input_layernorm.weight.data),
+        qkv=Weight(joined(parameters_of(attention, heads, "weight"))),
+        qkv_bias=Weight(joined(biases)) if biases else None,
+        q_norm=_optional(getattr(attention, "q_norm", None), "weight"),
+        k_norm=_optional(getattr(attention, "k_norm", None), "weight"),
+        out=Weight(attention.o_proj.weight.data),
+        out_bias=_optional(attention.o_proj, "bias"),
+        norm_mid=Weight(layer.post_attention_layernorm.weight.data),
+        gate_up=Weight(joined(parameters_of(mlp, ("gate_proj", "up_proj"), "weight"))),
+        down=Weight(mlp.down_proj.weight.data),
     )
+
+
+def _optional(module: Any, name: str) -> Weight | None:
+    found = getattr(module, name, None)
+    return None if found is None else Weight(found.data)

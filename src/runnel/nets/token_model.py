@@ -17,7 +17,7 @@ from torch import Tensor
 from runnel.core.errors import NonFiniteError
 from runnel.core.protocols import Collective, State
 from runnel.nets.causal_lm import hidden_states, load_model_params, model_params, output_head
-from runnel.nets.decoder import Decoder
+from runnel.nets.decoder import Decoder, Recompute
 from runnel.nets.pack import pack, packed_order
 from runnel.ops.attention import PackedRows, packed_attention
 from runnel.ops.logprobs import head_logprobs, token_logprobs
@@ -30,7 +30,7 @@ class TokenModel:
     """`model` with its forward pass over packed rows, and unless `frozen` its optimiser.
 
     Families that `Decoder` knows run through it, without padding; others through their own modules, padded to the longest
-    row. With `recompute`, activations inside a block are not kept for the backward pass (decoder only).
+    row. With `recompute`, inner states of a block are not kept for the backward pass (decoder only).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class TokenModel:
         precision: Precision = "float32",
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
-        recompute: bool = False,
+        recompute: Recompute = "none",
         frozen: bool = False,
     ) -> None:
         self.model, self.device, self.precision = model, torch.device(device), precision
@@ -60,11 +60,13 @@ class TokenModel:
         self._grad = torch.zeros_like(self._master)
         self._mean, self._square = torch.zeros_like(self._master), torch.zeros_like(self._master)
         self._steps = torch.zeros((), device=self.device)
-        self._part = self._grad if self._vector is self._master else torch.zeros_like(self._vector)
-        for name, view in self._named(self._part).items():
-            self.model.get_parameter(name).grad = view
         if self._decoder is not None:
-            self._decoder.require_grad(self._part)
+            self._decoder.require_grad(self._grad)
+        direct = self._decoder is not None or self._vector is self._master
+        self._part = self._grad if direct else torch.zeros_like(self._vector)
+        if self._part.dtype == self._vector.dtype:
+            for name, view in self._named(self._part).items():
+                self.model.get_parameter(name).grad = view
 
     # -------------------------------------------------------------------------------------------------------- forward
     def packed_hidden(self, tokens: Tensor, rows: PackedRows) -> Tensor:
@@ -76,8 +78,7 @@ class TokenModel:
         def attend(layer: int, turned: Tensor, value: Tensor) -> Tensor:
             return packed_attention(turned, value, rows, scale=decoder.scale)
 
-        recompute = self._recompute and torch.is_grad_enabled()
-        return decoder(tokens, rows.positions, attend, recompute=recompute)
+        return decoder(tokens, rows.positions, attend, recompute=self._recompute)
 
     def target_logprobs(self, hidden: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy of its distribution. `[M, width], [M] -> [M], [M]`"""

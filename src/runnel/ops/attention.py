@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,8 +72,18 @@ def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: 
 def _flash(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    bounds, longest, grouped = rows.bounds, rows.longest, query.shape[1] != key.shape[1]
-    out: Tensor = varlen_attn(  # type: ignore[assignment]
-        query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped
-    )
+    known = _parameters()
+    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known and query.shape[1] != key.shape[1]:  # before, the kernel took fewer key-value heads as they were
+        causal["enable_gqa"] = True
+    bounds, longest = rows.bounds, rows.longest
+    out: Tensor = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, **causal)  # type: ignore
     return out
+
+
+@lru_cache
+def _parameters() -> frozenset[str]:
+    """What torch's variable-length attention can be told: that has changed between versions."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)

@@ -80,51 +80,36 @@ def rms_backward(grad, dtotal, x, weight, inverse):
     _rms_backward[(programs,)](
         grad, total, x, weight, inverse, dx, dweight, rows, width, ADD=dtotal is not None, BLOCK=block, num_warps=warps
     )
-    return dx, dweight.sum(dim=0).to(weight.dtype)
+    return dx, dweight.sum(dim=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ rotation
 @triton.jit
-def _rotate(X, COS, SIN, OUT, stride_row, stride_head, heads, half, sign, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr):
+def _rotate(X, COS, SIN, OUT, x_row, x_head, out_row, out_head, heads, half, sign, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     keep = (head < heads) & (cols < half)
     cos = tl.load(COS + row * half + cols, mask=cols < half, other=0.0)
     sin = tl.load(SIN + row * half + cols, mask=cols < half, other=0.0) * sign
-    at = row * stride_row + head * stride_head + cols
+    at = row * x_row + head * x_head + cols
     a = tl.load(X + at, mask=keep, other=0.0).to(tl.float32)
     b = tl.load(X + at + half, mask=keep, other=0.0).to(tl.float32)
-    to = (row * heads + head) * 2 * half + cols
+    to = row * out_row + head * out_head + cols
     kind = OUT.dtype.element_ty
     tl.store(OUT + to, (a * cos - b * sin).to(kind), mask=keep)
     tl.store(OUT + to + half, (b * cos + a * sin).to(kind), mask=keep)
 
 
-def rotate(x, cos, sin, *, back):
-    """`x [N, H, D]` (any row and head stride) turned by its positions, or back."""
+def rotate(x, cos, sin, out, *, back):
+    """`x [N, H, D]` turned by its positions, or back, into `out`; rows and heads of both may have any stride."""
     rows, heads, size = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
-    out = torch.empty((rows, heads, size), dtype=x.dtype, device=x.device)
-    block_h = min(triton.next_power_of_2(heads), 16)
-    grid = (rows, triton.cdiv(heads, block_h))
-    half = size // 2
-    sign = -1.0 if back else 1.0
-    _rotate[grid](
-        x,
-        cos,
-        sin,
-        out,
-        x.stride(0),
-        x.stride(1),
-        heads,
-        half,
-        sign,
-        BLOCK_H=block_h,
-        BLOCK=triton.next_power_of_2(half),
-        num_warps=2,
-    )
-    return out
+    block_h, half = min(triton.next_power_of_2(heads), 16), size // 2
+    grid, sign = (rows, triton.cdiv(heads, block_h)), -1.0 if back else 1.0
+    strides = (x.stride(0), x.stride(1), out.stride(0), out.stride(1))
+    block = triton.next_power_of_2(half)
+    _rotate[grid](x, cos, sin, out, *strides, heads, half, sign, BLOCK_H=block_h, BLOCK=block, num_warps=2)
 
 
 # --------------------------------------------------------------------------------------------------------- gated units

@@ -1,33 +1,76 @@
-"""The small parts of a transformer block: normalisation, rotary positions, gated units. One definition for learner and engine.
+"""The parts of a transformer block: embedding, projections, normalisation, rotary positions, gated units. One definition for
+learner and engine.
 
-On CUDA each is one Triton kernel, forward and backward (`block_kernels.py`): a block of plain torch operations spends more time
-on launches and memory than on its products. Elsewhere they are plain torch. Sums are taken in float32 in both.
+On CUDA the small parts are one Triton kernel each (`block_kernels.py`), since a block of plain torch operations spends more
+time on launches and memory than on its products; and gradients of weights go straight into their float32 sums, whatever the
+precision of the products. Elsewhere it is plain torch, differentiated by autograd.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from runnel.ops import block_kernels
 
 kernels: Any = block_kernels
 
 
-def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang & Sennrich 2019, arXiv:1910.07467). `[N, W] -> [N, W]`"""
+@dataclass(eq=False)
+class Weight:
+    """A weight, and where it is trained by our own backward passes the sum of its gradients (`sink`, float32)."""
+
+    value: Tensor
+    sink: Tensor | None = None
+
+    @property
+    def trains(self) -> bool:
+        return self.sink is not None and torch.is_grad_enabled()
+
+    def add(self, grad: Tensor) -> None:
+        """Add to the sum of gradients."""
+        assert self.sink is not None
+        self.sink.add_(grad.view(self.sink.shape))
+
+    def add_product(self, a: Tensor, b: Tensor) -> None:
+        """Add `a^T b`, summed in float32. `[N, out], [N, in]`"""
+        assert self.sink is not None
+        if a.dtype == torch.float32:
+            self.sink.addmm_(a.t(), b)
+        else:
+            torch.addmm(self.sink, a.t(), b, out_dtype=torch.float32, out=self.sink)
+
+
+def embed(tokens: Tensor, weight: Weight, anchor: Tensor) -> Tensor:
+    """Rows of `weight`. `anchor` is what autograd starts from where the weight has a sink. `[N] -> [N, W]`"""
+    if weight.trains:
+        return cast(Tensor, run(_Embed, anchor, tokens, weight))
+    return functional.embedding(tokens, weight.value)
+
+
+def project(x: Tensor, weight: Weight, bias: Weight | None = None) -> Tensor:
+    """`x weight^T + bias`. `[N, in] -> [N, out]`"""
+    if weight.trains:
+        return cast(Tensor, run(_Project, x, weight, bias))
+    return functional.linear(x, weight.value, None if bias is None else bias.value)
+
+
+def rms_norm(x: Tensor, weight: Weight, *, eps: float) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang & Sennrich 2019, arXiv:1910.07467). `[..., W]`"""
     if x.is_cuda:
-        return cast(Tensor, run(_RmsNorm, x, weight, eps))
+        return cast(Tensor, run(_Norm, x, None, weight, eps)[1])
     y = x.float()
-    return weight * (y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+    return weight.value * (y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Weight, *, eps: float) -> tuple[Tensor, Tensor]:
     """`s = x + delta`, and `rms_norm(s)`: the residual stream and what the next part reads. `[N, W], [N, W] -> 2 x [N, W]`"""
     if x.is_cuda:
-        return cast(tuple[Tensor, Tensor], run(_AddRmsNorm, x, delta, weight, eps))
+        return cast(tuple[Tensor, Tensor], run(_Norm, x, delta, weight, eps))
     total = x + delta
     return total, rms_norm(total, weight, eps=eps)
 
@@ -35,18 +78,35 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, *, eps: float) -> tup
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021, arXiv:2104.09864), the two halves of a head as pairs. `[N, H, D], 2 x [N, D/2]`"""
     if x.is_cuda:
-        return cast(Tensor, run(_Rotate, x, cos, sin))
+        return cast(Tensor, run(_Rotate, x, cos, sin, x.shape[1])[0])
     a, b = x.chunk(2, dim=-1)
     c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return torch.cat((a * c - b * s, b * c + a * s), dim=-1)
 
 
+def rotate_some(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The first `heads` heads rotated, and the others as they are. `[N, H, D] -> [N, heads, D], [N, H - heads, D]`"""
+    if x.is_cuda and torch.is_grad_enabled():
+        return cast(tuple[Tensor, Tensor], run(_Rotate, x, cos, sin, heads))
+    return rotate(x[:, :heads], cos, sin), x[:, heads:]
+
+
+def gated_mlp(x: Tensor, gate_up: Weight, down: Weight, *, recompute: bool = False) -> Tensor:
+    """`down(silu(gate) * up)`, `[gate, up] = gate_up(x)` (Shazeer 2020, arXiv:2002.05202). `[N, W] -> [N, W]`
+
+    With `recompute`, the backward pass computes the inner states again instead of keeping them.
+    """
+    if gate_up.trains:
+        return cast(Tensor, run(_GatedMlp, x, gate_up, down, recompute))
+    return project(swiglu(project(x, gate_up)), down)
+
+
 def swiglu(x: Tensor) -> Tensor:
-    """`silu(gate) * up` of `x = [gate, up]` (Shazeer 2020, arXiv:2002.05202). `[N, 2 I] -> [N, I]`"""
+    """`silu(gate) * up` of `x = [gate, up]`. `[N, 2 I] -> [N, I]`"""
     if x.is_cuda:
-        return cast(Tensor, run(_SwiGlu, x))
+        return cast(Tensor, kernels.swiglu_forward(x))
     gate, up = x.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 def run(function: Any, *args: Any) -> Any:
@@ -54,54 +114,90 @@ def run(function: Any, *args: Any) -> Any:
     return function.apply(*args)
 
 
-class _RmsNorm(torch.autograd.Function):
+class _Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Any:
-        out, inverse = kernels.rms_forward(x, None, weight, eps)
-        ctx.save_for_backward(x, weight, inverse)
-        return out
+    def forward(ctx: Any, anchor: Tensor, tokens: Tensor, weight: Weight) -> Tensor:
+        ctx.tokens, ctx.weight = tokens, weight
+        return functional.embedding(tokens, weight.value)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, inverse = ctx.saved_tensors
-        dx, dweight = kernels.rms_backward(grad, None, x, weight, inverse)
-        return dx, dweight, None
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.weight.sink.index_add_(0, ctx.tokens, grad.float())
+        return None, None, None
 
 
-class _AddRmsNorm(torch.autograd.Function):
+class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = torch.empty_like(x)
-        out, inverse = kernels.rms_forward(x, (delta, total), weight, eps)
-        ctx.save_for_backward(total, weight, inverse)
+    def forward(ctx: Any, x: Tensor, weight: Weight, bias: Weight | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weights = weight, bias
+        return functional.linear(x, weight.value, None if bias is None else bias.value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,), (weight, bias) = ctx.saved_tensors, ctx.weights
+        grad = grad.contiguous()
+        weight.add_product(grad, x)
+        if bias is not None:
+            bias.add(grad.sum(dim=0, dtype=torch.float32))
+        return torch.mm(grad, weight.value), None, None
+
+
+class _Norm(torch.autograd.Function):
+    """Sum (where there is a `delta`) and its normalised form; the sum is what is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Weight, eps: float) -> tuple[Tensor, Tensor]:
+        total = x if delta is None else torch.empty_like(x)
+        out, inverse = kernels.rms_forward(x, None if delta is None else (delta, total), weight.value, eps)
+        ctx.save_for_backward(total, inverse)
+        ctx.weight, ctx.adds = weight, delta is not None
+        if delta is None:
+            ctx.mark_non_differentiable(total := x.new_empty(0))
         return total, out
 
     @staticmethod
-    def backward(ctx: Any, dtotal: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        total, weight, inverse = ctx.saved_tensors
-        dx, dweight = kernels.rms_backward(grad, dtotal, total, weight, inverse)
-        return dx, dx, dweight, None
+    def backward(ctx: Any, dtotal: Tensor, grad: Tensor) -> Any:
+        total, inverse = ctx.saved_tensors
+        dx, dweight = kernels.rms_backward(grad, dtotal if ctx.adds else None, total, ctx.weight.value, inverse)
+        if ctx.weight.sink is not None:
+            ctx.weight.add(dweight)
+        return dx, dx if ctx.adds else None, None, None
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return kernels.rotate(x, cos, sin, back=False)
+        ctx.shape, ctx.heads = x.shape, heads
+        turned = torch.empty((x.shape[0], heads, x.shape[2]), dtype=x.dtype, device=x.device)
+        kernels.rotate(x[:, :heads], cos, sin, turned, back=False)
+        return turned, x[:, heads:].contiguous()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, dturned: Tensor, drest: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        return kernels.rotate(grad, cos, sin, back=True), None, None
+        dx = torch.empty(ctx.shape, dtype=dturned.dtype, device=dturned.device)
+        kernels.rotate(dturned, cos, sin, dx[:, : ctx.heads], back=True)
+        dx[:, ctx.heads :] = drest
+        return dx, None, None, None
 
 
-class _SwiGlu(torch.autograd.Function):
+class _GatedMlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Any:
-        ctx.save_for_backward(x)
-        return kernels.swiglu_forward(x)
+    def forward(ctx: Any, x: Tensor, gate_up: Weight, down: Weight, recompute: bool) -> Tensor:
+        inner = functional.linear(x, gate_up.value)
+        ctx.save_for_backward(x, None if recompute else inner)
+        ctx.weights = gate_up, down
+        return functional.linear(swiglu(inner), down.value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return kernels.swiglu_backward(grad, x)
+        (x, inner), (gate_up, down) = ctx.saved_tensors, ctx.weights
+        inner = functional.linear(x, gate_up.value) if inner is None else inner
+        grad = grad.contiguous()
+        down.add_product(grad, swiglu(inner))
+        dinner = kernels.swiglu_backward(torch.mm(grad, down.value), inner)
+        del inner
+        gate_up.add_product(dinner, x)
+        return torch.mm(dinner, gate_up.value), None, None, None

@@ -112,7 +112,8 @@ def _merge(PART, PEAK, SUM, OUT, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: 
 def decode_attention(turned, value, keys, values, positions, *, scale):
     """One new token a row: store its key and value at `positions`, attend to everything up to it. `-> [n, H * D]`
 
-    `turned [n, H + K, D]` are rotated queries and keys, `value [n, K, D]`; `keys`, `values` `[slots, K, L, D]`; row i has slot i.
+    `turned [n, H + K, D]` are rotated queries and keys, `value [n, K, D]`; `keys`, `values` `[slots, K, L, D]`; row i has
+    slot i.
     """
     rows, kv, size = value.shape
     heads = turned.shape[1] - kv

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runnel.ops import logprob_kernels
+from runnel.ops.blocks import Weight, run
 
 WHOLE = 1 << 24
 """Up to so many logits they are kept for the backward pass."""
@@ -25,18 +26,18 @@ def logprobs_from_logits(logits: Tensor, targets: Tensor, *, temperature: float 
 
 
 def token_logprobs(
-    hidden: Tensor, targets: Tensor, weight: Tensor, *, temperature: float = 1.0, chunk_size: int = 0
+    hidden: Tensor, targets: Tensor, weight: Weight, *, temperature: float = 1.0, chunk_size: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution. `[M, D], [M], [V, D] -> [M], [M]`
 
     `weight` is the output embedding. Where logits are many, only those of one chunk (`chunk_size` rows; 0 chooses) are alive
     at a time, in the backward pass too, which computes them again.
     """
-    rows, vocabulary = hidden.shape[0], weight.shape[0]
+    rows, vocabulary = hidden.shape[0], weight.value.shape[0]
     if not chunk_size and rows * vocabulary <= WHOLE and not hidden.is_cuda:
-        return logprobs_from_logits(torch.nn.functional.linear(hidden, weight), targets, temperature=temperature)
-    size = chunk_size or max(1, CHUNK // vocabulary)
-    return _TokenLogprobs.apply(hidden, targets, weight, temperature, size)  # type: ignore[no-any-return, no-untyped-call]
+        return logprobs_from_logits(torch.nn.functional.linear(hidden, weight.value), targets, temperature=temperature)
+    size = chunk_size or max(1, CHUNK // vocabulary // 512) * 512
+    return cast(tuple[Tensor, Tensor], run(_TokenLogprobs, hidden, targets, weight.value, weight, temperature, size))
 
 
 def head_logprobs(
@@ -64,35 +65,32 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, targets: Tensor, weight: Tensor, temperature: float, size: int
+        ctx: Any, hidden: Tensor, targets: Tensor, value: Tensor, weight: Weight, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         logprob = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(logprob), torch.empty_like(logprob)
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
-            logits = _logits(hidden[part], weight)
+            logits = _logits(hidden[part], value)
             logprob[part], entropy[part], total[part] = _summarise(logits, targets[part], temperature)
-        ctx.save_for_backward(hidden, targets, weight, entropy, total)
-        ctx.numbers = (temperature, size)
+        ctx.save_for_backward(hidden, targets, value, entropy, total)
+        ctx.numbers, ctx.weight = (temperature, size), weight
         return logprob, entropy
 
     @staticmethod
     def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Any, ...]:
-        hidden, targets, weight, entropy, total = ctx.saved_tensors
+        hidden, targets, value, entropy, total = ctx.saved_tensors
         temperature, size = ctx.numbers
+        own = ctx.weight if ctx.weight.sink is not None else Weight(value, torch.zeros_like(value))
         dhidden = torch.empty_like(hidden)
-        dweight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
-            logits = _logits(hidden[part], weight)
+            logits = _logits(hidden[part], value)
             grads = (dlogprob[part], dentropy[part], entropy[part], total[part])
             dlogits = _differentiate(logits, targets[part], grads, temperature, hidden.dtype)
-            torch.mm(dlogits, weight, out=dhidden[part])
-            if dlogits.is_cuda and dlogits.dtype != torch.float32:
-                dweight = torch.addmm(dweight, dlogits.t(), hidden[part], out_dtype=torch.float32)
-            else:
-                dweight.addmm_(dlogits.t(), hidden[part])
-        return dhidden, None, dweight.to(weight.dtype), None, None
+            torch.mm(dlogits, value, out=dhidden[part])
+            own.add_product(dlogits, hidden[part])
+        return dhidden, None, own.sink if own is not ctx.weight else None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -80,7 +80,8 @@ def allowed_set(p, limits):
 
 def test_requests_with_and_without_limits_run_together_and_only_some_carry_two_logprobs():
     model = sharp_model()
-    asked = [make_request(0, [3, 4], seed=1, max_tokens=6), make_request(1, [3, 4], seed=1, max_tokens=6, sampling=SamplingConfig(top_k=1))]
+    one = SamplingConfig(top_k=1)
+    asked = [make_request(0, [3, 4], seed=1, max_tokens=6), make_request(1, [3, 4], seed=1, max_tokens=6, sampling=one)]
     plain, greedy = generate(engine_of(model), asked)
     assert "sampling_logprob" not in plain.rows
     assert torch.equal(greedy.rows["sampling_logprob"], torch.zeros(6))
@@ -99,7 +100,8 @@ def test_stop_tokens_and_texts_end_a_completion():
     assert bool(by_token.rows["terminated"])
     needle = text_of(free[7:9])
     engine = engine_of(model, decode_text=text_of)
-    by_text = generate(engine, [make_request(0, [5, 6], seed=3, max_tokens=20, sampling=SamplingConfig(stop=(needle, "~~")))])[0]
+    stops = SamplingConfig(stop=(needle, "~~"))
+    by_text = generate(engine, [make_request(0, [5, 6], seed=3, max_tokens=20, sampling=stops)])[0]
     assert text_of(by_text.rows["tokens"].tolist()) == text_of(free)[: text_of(free).index(needle) + 2]
     assert bool(by_text.rows["terminated"])
     assert engine.num_tokens == len(by_text.rows["tokens"])
@@ -121,7 +123,8 @@ def test_a_hook_bans_tokens_and_logprobs_stay_the_models():
         assert all(t % 2 for t in reply.rows["tokens"].tolist())
         full = [*request.rows["tokens"].tolist(), *reply.rows["tokens"].tolist()]
         logp = torch.log_softmax(forward(model, full), dim=-1)[len(request.rows["tokens"]) - 1 : -1]
-        torch.testing.assert_close(reply.rows["logprob"], logp.gather(1, reply.rows["tokens"][:, None])[:, 0], atol=1e-5, rtol=0)
+        expected = logp.gather(1, reply.rows["tokens"][:, None])[:, 0]
+        torch.testing.assert_close(reply.rows["logprob"], expected, atol=1e-5, rtol=0)
         assert bool((reply.rows["sampling_logprob"] > reply.rows["logprob"]).all())
 
 
@@ -265,4 +268,5 @@ def test_families_of_models_complete_as_their_own_forward_pass_says(family):
     for request, reply in zip(asked, generate(engine, asked), strict=True):
         full = [*request.rows["tokens"].tolist(), *reply.rows["tokens"].tolist()]
         logp = torch.log_softmax(forward(model, full).float(), dim=-1)[len(request.rows["tokens"]) - 1 : -1]
-        torch.testing.assert_close(reply.rows["logprob"], logp.gather(1, reply.rows["tokens"][:, None])[:, 0], atol=1e-5, rtol=0)
+        expected = logp.gather(1, reply.rows["tokens"][:, None])[:, 0]
+        torch.testing.assert_close(reply.rows["logprob"], expected, atol=1e-5, rtol=0)

@@ -44,11 +44,12 @@ class Prompt:
 class NativeEngine:
     """Decodes token by token behind `submit` and `step`.
 
-    A step decodes in every running row, `window` tokens in one go where there is an accelerator; then it admits waiting requests
-    into free rows and puts at most `prefill_tokens` tokens of their prompts into the cache. Requests with the same prompt
-    share that work. Each request draws from its own random stream (Philox, keyed by its seed; one uniform a token, inverse
-    cumulative distribution), so its random numbers do not depend on its neighbours; its logits do by rounding, since products
-    of other shapes are summed in other orders. With `fixed_shapes` every product has the same shape whoever runs beside it.
+    A step decodes in every running row, `window` tokens in one go where there is an accelerator; then it admits waiting
+    requests into free rows and puts at most `prefill_tokens` tokens of their prompts into the cache. Requests with the same
+    prompt share that work. Each request draws from its own random stream (Philox, keyed by its seed; one uniform a token,
+    inverse cumulative distribution), so its random numbers do not depend on its neighbours; its logits do by rounding, since
+    products of other shapes are summed in other orders. With `fixed_shapes` every product has the same shape whoever runs
+    beside it.
 
     New parameters are used from the next step on: running rows keep their keys and values (`on_update="keep"`), or compute
     them again (`"recompute"`). Beside a learner that publishes its own tensors nothing is copied.
@@ -280,10 +281,10 @@ class NativeEngine:
         replies = []
         for i, (row, terminated) in enumerate(ended):
             n, versions = row.made, row.versions(row.made)
-            sampled = drawn[i, :n].tolist() if self.hook is not None or row.sampling.truncates else None
-            made = {"terminated": terminated, "sampling_logprobs": sampled}
-            rows = reply_rows(tokens[i, :n].tolist(), logprobs[i, :n].tolist(), versions, **made)  # type: ignore[arg-type]
-            replies.append(Reply(row.request.id, rows, versions[-1]))
+            sampled = drawn[i, :n].clone() if self.hook is not None or row.sampling.truncates else None
+            made = (tokens[i, :n].clone(), logprobs[i, :n].clone(), versions)
+            rows = reply_rows(*made, terminated=terminated, sampling_logprobs=sampled)
+            replies.append(Reply(row.request.id, rows, int(versions[-1])))
         return replies
 
     def _free(self, rows: Sequence[Running]) -> None:

@@ -111,12 +111,12 @@ def make_request(
 
 
 def reply_rows(
-    tokens: Sequence[int],
-    logprobs: Sequence[float],
-    versions: Sequence[int],
+    tokens: Sequence[int] | Tensor,
+    logprobs: Sequence[float] | Tensor,
+    versions: Sequence[int] | Tensor,
     *,
     terminated: bool,
-    sampling_logprobs: Sequence[float] | None = None,
+    sampling_logprobs: Sequence[float] | Tensor | None = None,
 ) -> Batch:
     """The rows of a reply: `tokens`, `logprob`, `policy_version` `[m]` and `terminated [1]`.
 
@@ -124,13 +124,13 @@ def reply_rows(
     `sampling_logprob [m]` is what the tokens were drawn from. `terminated`: ended by eos, a stop token or a stop text.
     """
     rows = Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int64),
-        logprob=torch.tensor(logprobs, dtype=torch.float32),
-        policy_version=torch.tensor(versions, dtype=torch.int64),
+        tokens=torch.as_tensor(tokens, dtype=torch.int64),
+        logprob=torch.as_tensor(logprobs, dtype=torch.float32),
+        policy_version=torch.as_tensor(versions, dtype=torch.int64),
         terminated=torch.tensor([terminated]),
     )
     if sampling_logprobs is not None:
-        rows["sampling_logprob"] = torch.tensor(sampling_logprobs, dtype=torch.float32)
+        rows["sampling_logprob"] = torch.as_tensor(sampling_logprobs, dtype=torch.float32)
     return rows
 
 

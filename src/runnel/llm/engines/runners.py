@@ -75,7 +75,7 @@ class DecoderRunner:
     def __init__(self, decoder: Decoder, *, num_slots: int, max_length: int) -> None:
         self.decoder = decoder
         shape = (decoder.num_layers, 2, num_slots, decoder.kv_heads, max_length, decoder.head_dim)
-        self.cache = torch.zeros(shape, dtype=decoder.embed.dtype, device=decoder.embed.device)
+        self.cache = torch.zeros(shape, dtype=decoder.embed.value.dtype, device=decoder.embed.value.device)
         self.records = self.cache.is_cuda
         self._rows = torch.arange(num_slots, device=self.cache.device)
 

@@ -21,8 +21,8 @@ NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
 
 
 class Rows:
-    """Numbers of every row. `last`: newest token, not in the cache yet; `position`: where it goes; `count`: tokens made; `left`:
-    how many more may come; `active`: 1 while running; `sane`: 0 once a log-probability was not finite."""
+    """Numbers of every row. `last`: newest token, not in the cache yet; `position`: where it goes; `count`: tokens made;
+    `left`: how many more may come; `active`: 1 while running; `sane`: 0 once a log-probability was not finite."""
 
     def __init__(self, num_rows: int, max_new: int, *, device: torch.device) -> None:
         self._ints = torch.zeros((len(NUMBERS), num_rows), dtype=torch.int64, device=device)
@@ -124,12 +124,11 @@ class Running:
         """Tokens of prompt and completion."""
         return len(self.prompt) + self.made
 
-    def versions(self, count: int) -> list[int]:
-        """The version of each of the first `count` tokens."""
-        out: list[int] = []
-        for i, (start, version) in enumerate(self.spans):
-            end = self.spans[i + 1][0] if i + 1 < len(self.spans) else count
-            out += [version] * (min(end, count) - start)
+    def versions(self, count: int) -> Tensor:
+        """The version of each of the first `count` tokens. `[count]`"""
+        out = torch.empty(count, dtype=torch.int64)
+        for start, version in self.spans:
+            out[start:] = version
         return out
 
     def mark(self, version: int) -> None:
