@@ -1,7 +1,7 @@
 """Messages to tokens and back. Tokens are the truth: a completion is kept as the engine's own ids, never tokenised again.
 
 A conversation is rendered once; later turns append ids. `CharTokenizer` is ours (bytes, so any text fits); `HFTokenizer`
-wraps the tokenizer of a model folder.
+wraps the tokenizer of a model folder; `PlainTokenizer` leaves roles and chat template away.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     eos_id: int
     pad_id: int
+    bos_id: int | None
+    """What a text without a chat template starts with, if anything."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -55,7 +57,8 @@ class CharTokenizer:
     [1, 4, 103, 104, 5]
     """
 
-    pad_id, bos_id, eos_id = 0, 1, 2
+    pad_id, eos_id = 0, 2
+    bos_id: int | None = 1
     vocab_size = len(SPECIALS) + 256
     _roles: Mapping[str, int] = {"system": 3, "user": 4, "assistant": 5}
 
@@ -67,7 +70,7 @@ class CharTokenizer:
         return bytes(t - len(SPECIALS) for t in tokens if t >= len(SPECIALS)).decode(errors="replace")
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        return self.extend([self.bos_id], messages)
+        return self.extend([1], messages)
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         out = list(tokens)
@@ -118,16 +121,22 @@ class CharTokenizer:
 
 
 class HFTokenizer:
-    """The tokenizer of a Hugging Face model folder, with its chat template (plain text where it has none)."""
+    """The tokenizer of a Hugging Face model folder, with its chat template."""
 
     def __init__(self, path: str | Path) -> None:
         from transformers import AutoTokenizer
 
-        self._inner: Any = AutoTokenizer.from_pretrained(str(path))
+        self._path = str(path)
+        try:
+            self._inner: Any = AutoTokenizer.from_pretrained(self._path)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0][:200]
+            raise ConfigError("model", self._path, f"its tokenizer cannot be loaded ({reason}); copy it there") from error
         if self._inner.eos_token_id is None:
             raise ConfigError("model", str(path), "its tokenizer has no eos token; set eos_token in tokenizer_config.json")
         self.eos_id = int(self._inner.eos_token_id)
         self.pad_id = int(self._inner.eos_token_id if self._inner.pad_token_id is None else self._inner.pad_token_id)
+        self.bos_id: int | None = None if self._inner.bos_token_id is None else int(self._inner.bos_token_id)
         self.vocab_size = len(self._inner)
 
     def encode(self, text: str) -> list[int]:
@@ -137,15 +146,10 @@ class HFTokenizer:
         return str(self._inner.decode(list(tokens), skip_special_tokens=True))
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        if self._inner.chat_template is None:
-            bos = [] if self._inner.bos_token_id is None else [int(self._inner.bos_token_id)]
-            return bos + self.encode("\n".join(m["content"] for m in messages) + "\n")
         return self._template(messages)
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The ids stay; the template's text for the new turns is taken from its rendering after a stand-in first turn."""
-        if self._inner.chat_template is None:
-            return [*tokens, *self.encode("\n" + "\n".join(m["content"] for m in messages) + "\n")]
         before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
         stem, full = self._template(before, prompt=False), self._template([*before, *messages])
         if full[: len(stem)] != stem:
@@ -161,8 +165,69 @@ class HFTokenizer:
         self._inner.save_pretrained(str(folder))
 
     def _template(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
-        text = self._inner.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=prompt)
+        from jinja2 import TemplateError
+
+        if self._inner.chat_template is None:
+            fix = "its tokenizer has no chat template; use plain prompts (--data.plain), or put a chat_template.jinja there"
+            raise ConfigError("model", self._path, fix)
+        try:
+            text = self._inner.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=prompt)
+        except TemplateError as error:
+            roles = ", ".join(m["role"] for m in messages)
+            raise DataError(f"the chat template of {self._path} refuses a conversation of {roles}: {error}") from error
         return self.encode(text)
+
+
+class PlainTokenizer:
+    """Another tokenizer without roles and templates: a prompt is its text, as base models know it.
+
+    >>> t = PlainTokenizer(CharTokenizer())
+    >>> t.render([{"role": "user", "content": "ab"}])
+    [1, 103, 104]
+    """
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self._inner = inner
+        self.vocab_size, self.eos_id, self.pad_id, self.bos_id = inner.vocab_size, inner.eos_id, inner.pad_id, inner.bos_id
+
+    def encode(self, text: str) -> list[int]:
+        return self._inner.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._inner.decode(tokens)
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        start = [] if self.bos_id is None else [self.bos_id]
+        return [*start, *self.encode("\n".join(m["content"] for m in messages))]
+
+    def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        return [*tokens, *self.encode("\n" + "\n".join(m["content"] for m in messages) + "\n")]
+
+    def save(self, folder: str | Path) -> None:
+        self._inner.save(folder)
+
+
+def check_round_trip(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+    """Texts that come back changed in more than their white space, because rewards would see another text than was written.
+
+    Raises a `ConfigError` where that is more than one in twenty.
+    """
+    lost = [text for text in texts if "".join(tokenizer.decode(tokenizer.encode(text)).split()) != "".join(text.split())]
+    if len(lost) * 20 > len(texts):
+        back = tokenizer.decode(tokenizer.encode(lost[0]))
+        raise ConfigError(
+            "model",
+            lost[0][:60],
+            f"its tokenizer does not give this text back, but {back[:60]!r} ({len(lost)} of {len(texts)} texts of the task are "
+            "changed); rewards would judge the wrong text; use a model whose tokenizer knows these characters",
+        )
+    return lost
+
+
+def make_tokenizer(folder: str | Path, *, plain: bool = False) -> Tokenizer:
+    """The tokenizer of a model folder, ours for a new model (empty); with `plain`, without chat template."""
+    tokenizer = load_tokenizer(folder) if folder else CharTokenizer()
+    return PlainTokenizer(tokenizer) if plain else tokenizer
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

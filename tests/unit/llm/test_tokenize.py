@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.llm.tokenize import CharTokenizer, HFTokenizer, load_tokenizer
+from runnel.llm.tokenize import CharTokenizer, HFTokenizer, check_round_trip, load_tokenizer, make_tokenizer
 
 
 @given(st.text())
@@ -89,3 +89,53 @@ def test_hugging_face_folder(hf_folder):
     longer = t.extend([*prompt, *t.encode("yo"), t.eos_id], [{"role": "user", "content": "x"}])
     assert longer == [*prompt, *t.encode("yo"), t.eos_id, *t.encode("\n<|user|>x<|assistant|>")]
     assert t.pad_id == t.eos_id
+
+
+def without_template(folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    inner = AutoTokenizer.from_pretrained(str(folder))
+    inner.chat_template = None
+    inner.save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+def test_a_model_without_a_chat_template(hf_folder, tmp_path):
+    folder = without_template(hf_folder, tmp_path)
+    with pytest.raises(ConfigError, match=r"model = .*no chat template; use plain prompts \(--data.plain\)"):
+        load_tokenizer(folder).render([{"role": "user", "content": "hi"}])
+    plain = make_tokenizer(folder, plain=True)
+    prompt = plain.render([{"role": "user", "content": "hi"}])
+    assert prompt == plain.encode("hi")
+    assert plain.extend([*prompt, 5], [{"role": "user", "content": "x"}]) == [*prompt, 5, *plain.encode("\nx\n")]
+    assert isinstance(make_tokenizer(""), CharTokenizer)
+
+
+def test_a_template_that_refuses(hf_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    inner = AutoTokenizer.from_pretrained(str(hf_folder))
+    inner.chat_template = "{{ raise_exception('no system role') }}"
+    inner.save_pretrained(str(tmp_path))
+    with pytest.raises(DataError, match="refuses a conversation of system, user: no system role"):
+        load_tokenizer(tmp_path).render([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
+        load_tokenizer(tmp_path)
+
+
+def test_round_trip(hf_folder, tmp_path):
+    assert check_round_trip(load_tokenizer(hf_folder), ["añ b", "x\n y", ""]) == []
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "</s>": 3}, unk_token="<unk>"))
+    inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>").save_pretrained(str(tmp_path))
+    lossy = load_tokenizer(tmp_path)
+    assert check_round_trip(lossy, ["a b"] * 40 + ["A"]) == ["A"]
+    with pytest.raises(ConfigError, match="does not give this text back"):
+        check_round_trip(lossy, ["a b", "a c"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -26,7 +27,7 @@ def score(
     the same is an error.
     """
     scorer = gym_dataset(dataset, tuple(sorted((settings or {}).items())))
-    entries = {i: scorer[i] for i in set(index)}
+    entries = {i: gym_entry(scorer, i) for i in set(index)}
     for i, prompt in zip(index, prompts, strict=True):
         if str(entries[i]["question"]) not in prompt:
             raise ValueError(f"index {i} of {dataset} gives another prompt here; its generator is not deterministic")
@@ -46,4 +47,19 @@ def gym_dataset(name: str, settings: tuple[tuple[str, Any], ...]) -> Any:
     if name not in DATASETS:
         known = ", ".join(sorted(DATASETS))
         raise ConfigError("task", f"reasoning_gym:{name}", f"reasoning-gym has no such task; it has {known}")
-    return reasoning_gym.create_dataset(name, **dict(settings))
+    try:
+        return reasoning_gym.create_dataset(name, **dict(settings))
+    except (AssertionError, TypeError, ValueError) as error:
+        given = ", ".join(f"{k}={v}" for k, v in settings)
+        raise ConfigError("data.settings", given, f"reasoning-gym refuses {name}: {error}") from error
+
+
+def gym_entry(dataset: Any, index: int) -> dict[str, Any]:
+    """Entry `index`: question, answer, metadata. Some generators draw from Python's own random state, so that is set by the
+    index meanwhile: an entry is the same in every process."""
+    before = random.getstate()
+    random.seed(index)
+    try:
+        return dict(dataset[index])
+    finally:
+        random.setstate(before)

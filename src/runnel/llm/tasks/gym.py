@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from runnel.core.errors import DataError
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.gym import gym_dataset
+from runnel.llm.rewards.gym import gym_dataset, gym_entry
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.files import dressed
 from runnel.llm.tasks.text import Example, TextTask
@@ -31,8 +31,7 @@ def make_gym_task(name: str, config: DataConfig) -> TextTask:
     make = _Maker(dataset, config.system, suffix)
     held: dict[str, Example] = {}
     for index in range(config.num_train, config.num_train + config.num_eval):
-        example = make(index)
-        held.setdefault(str(dataset[index]["question"]), example)
+        held.setdefault(make.question(index), make(index))
     train = GymExamples(make, config.num_train, first_spare=config.num_train + config.num_eval, held=frozenset(held), name=name)
     options = {"dataset": name, "settings": settings, "extract": config.extract or EXTRACT}
     reward = RewardComponent("score", "reasoning_gym", options=options)
@@ -46,10 +45,10 @@ class _Maker:
         self.dataset, self._system, self._suffix = dataset, system, suffix
 
     def question(self, index: int) -> str:
-        return str(self.dataset[index]["question"])
+        return str(gym_entry(self.dataset, index)["question"])
 
     def __call__(self, index: int) -> Example:
-        entry = self.dataset[index]
+        entry = gym_entry(self.dataset, index)
         answer = entry["answer"]
         demonstration = None if answer is None else f"<answer>{answer}</answer>" if self._suffix == SUFFIX else str(answer)
         return Example(dressed(str(entry["question"]), self._system, self._suffix), demonstration, {"index": index})
