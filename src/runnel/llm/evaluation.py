@@ -1,24 +1,39 @@
-"""Evaluation on prompts that training never sees: greedy completions, judged by the task's own reward."""
+"""Evaluation on prompts that training never sees: greedy completions and pass@k, judged by the task's own reward."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import comb
 from typing import Any
 
-from runnel.core.errors import DataError
+from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import EvalResult, InferenceClient, Progress
 from runnel.core.rng import make_seed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
-from runnel.llm.rewards.judging import RewardJob
+from runnel.llm.rewards.judging import RewardJob, Verdict, scalar
 from runnel.llm.rewards.pool import RewardPool
-from runnel.llm.tasks import TextTask
+from runnel.llm.tasks.text import TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 
 
-class TextEvaluation:
-    """Completes the first `num_prompts` evaluation prompts and returns their rewards (core `Evaluation`).
+def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
+    """The chance that at least one of `k` samples passes, from `num_samples` of which `num_passed` did: unbiased.
 
-    `temperature` 0 is greedy, the same in every round. Every prompt is judged by itself; one without a verdict is left out of
-    the score and counted in `extra["failed"]`.
+    `1 - C(n - c, k) / C(n, k)` (Chen et al. 2021, "Evaluating large language models trained on code", equation 1).
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
+    (0.25, 0.5, 1.0)
+    """
+    return 1.0 - comb(num_samples - num_passed, k) / comb(num_samples, k)
+
+
+class TextEvaluation:
+    """Completes the first `num_prompts` evaluation prompts, greedily and `samples` times at random (core `Evaluation`).
+
+    `returns` are the rewards of the greedy completions. With `samples` (at `temperature`), `extra["pass@k"]` has the estimate
+    for each prompt, and `extra["passed"]` how many of its samples got a reward of at least `pass_reward`. Every completion is
+    judged by itself; what gets no verdict is left out and counted in `extra["failed"]`, and a prompt with more than
+    `max_prompt` tokens in `extra["too_long"]`.
     """
 
     def __init__(
@@ -29,56 +44,89 @@ class TextEvaluation:
         num_prompts: int,
         max_tokens: int,
         seed: int,
-        temperature: float = 0.0,
-        num_samples: int = 8,
+        samples: int = 0,
+        temperature: float = 1.0,
+        pass_k: Sequence[int] = (1,),
+        pass_reward: float = 1.0,
+        max_prompt: int | None = None,
+        num_shown: int = 8,
         reward_timeout_s: float = 30.0,
     ) -> None:
+        if samples and not all(1 <= k <= samples for k in pass_k):
+            raise ConfigError("eval.pass_k", tuple(pass_k), f"each k must be from 1 to eval.samples = {samples}")
         self.task, self.tokenizer = task, tokenizer
-        self._examples = list(task.eval[:num_prompts])
-        self._max_tokens, self._seed, self._temperature, self._num_samples = max_tokens, seed, temperature, num_samples
+        prompts = [(e, tokenizer.render(messages_of(e.prompt))) for e in task.eval[:num_prompts]]
+        kept = [(e, p) for e, p in prompts if max_prompt is None or len(p) <= max_prompt]
+        self._too_long = [float(max_prompt is not None and len(p) > max_prompt) for _, p in prompts]
+        if not kept:
+            raise DataError(f"task {task.name!r}: all {len(prompts)} evaluation prompts are longer than {max_prompt} tokens")
+        self._examples, self._prompts = [e for e, _ in kept], [p for _, p in kept]
+        self._max_tokens, self._seed, self._num_shown = max_tokens, seed, num_shown
+        self._temperatures = [0.0] + [temperature] * samples
+        self._pass_k, self._pass_reward = tuple(pass_k) if samples else (), pass_reward
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s)
 
     def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
-        completions = self._complete(client, round_index, progress)
-        texts = [self.tokenizer.decode(tokens) for tokens in completions]
-        for i, (example, text) in enumerate(zip(self._examples, texts, strict=True)):
+        found = self._complete(client, round_index, progress)
+        texts = [self.tokenizer.decode(tokens) for tokens in found]
+        for key, (text, tokens) in enumerate(zip(texts, found, strict=True)):
+            example = self._examples[key // len(self._temperatures)]
             columns = {k: [v] for k, v in example.columns.items()}
-            self._pool.submit(RewardJob(i, [example.text], [text], columns))
-        return self._result(texts, [float(len(tokens)) for tokens in completions])
+            self._pool.submit(RewardJob(key, [example.text], [text], columns, [tokens]))
+        verdicts = {v.key: v for v in self._pool.collect(block=True)}
+        return self._result(verdicts, texts, [float(len(tokens)) for tokens in found])
 
     def _complete(self, client: InferenceClient, round_index: int, progress: Progress | None) -> list[list[int]]:
-        """The tokens of each prompt's completion, in the order of the prompts."""
+        """The tokens of all completions, those of one prompt side by side, the greedy one first."""
         tickets: dict[int, int] = {}
-        for i, example in enumerate(self._examples):
-            prompt = self.tokenizer.render(messages_of(example.prompt))
-            seed = make_seed(self._seed, "eval", round_index, i)
-            rows = request_rows(prompt, seed=seed, max_tokens=self._max_tokens, sampling=SamplingConfig(self._temperature))
-            tickets[i] = client.submit(rows)
-        found: dict[int, list[int]] = {}
+        each = len(self._temperatures)
+        for key in range(each * len(self._prompts)):
+            i, j = divmod(key, each)
+            seed = make_seed(self._seed, "eval", round_index, i) if j == 0 else make_seed(self._seed, "pass", round_index, i, j)
+            sampling = SamplingConfig(self._temperatures[j])
+            rows = request_rows(self._prompts[i], seed=seed, max_tokens=self._max_tokens, sampling=sampling)
+            tickets[key] = client.submit(rows)
+        total, found = len(tickets), dict[int, list[int]]()
         while tickets:
             client.poll()
-            for i, ticket in list(tickets.items()):
+            for key, ticket in list(tickets.items()):
                 reply = client.ready(ticket)
                 if reply is not None:
-                    found[i] = reply.rows["tokens"].tolist()
-                    del tickets[i]
+                    found[key] = reply.rows["tokens"].tolist()
+                    del tickets[key]
             if progress is not None:
-                progress(len(found), len(self._examples))
-        return [found[i] for i in range(len(self._examples))]
+                progress(len(found), total)
+        return [found[key] for key in range(total)]
 
-    def _result(self, texts: list[str], lengths: list[float]) -> EvalResult:
-        verdicts = self._pool.collect(block=True)
-        good = [v for v in verdicts if v.rewards is not None]
-        if not good:
+    def _result(self, verdicts: dict[int, Verdict], texts: list[str], lengths: list[float]) -> EvalResult:
+        each = len(self._temperatures)
+        first = {key: v.rewards for key, v in verdicts.items() if key % each == 0 and v.rewards is not None}
+        if not first:
             raise DataError(f"no evaluation prompt of task {self.task.name!r} got a reward: {verdicts[0].failure}")
-        rewards = {v.key: {c: values[0] for c, values in (v.rewards or {}).items()} for v in good}
-        returns = [self.task.total(r) for r in rewards.values()]
-        extra = {c: [r[c] for r in rewards.values()] for c in self.task.channels}
-        extra |= {"length": [lengths[i] for i in rewards], "failed": [float(v.rewards is None) for v in verdicts]}
-        return EvalResult(returns, extra, [self._sample(i, texts[i], rewards[i]) for i in list(rewards)[: self._num_samples]])
+        rewards = {key: {c: values[0] for c, values in r.items()} for key, r in first.items()}
+        totals = {key: self.task.total(r) for key, r in rewards.items()}
+        extra = {c: [scalar(r[c]) for r in rewards.values() if r[c] is not None] for c in self.task.channels}
+        extra |= {"length": [lengths[key] for key in rewards], "failed": [float(v.rewards is None) for v in verdicts.values()]}
+        if any(self._too_long):
+            extra["too_long"] = self._too_long
+        extra |= self._passes(verdicts)
+        shown = [self._shown(key, texts[key], totals[key]) for key in list(totals)[: self._num_shown]]
+        return EvalResult(list(totals.values()), extra, shown)
 
-    def _sample(self, i: int, text: str, rewards: dict[str, float]) -> dict[str, Any]:
-        return {"prompt": self._examples[i].text, "completion": text, "reward": self.task.total(rewards)}
+    def _passes(self, verdicts: dict[int, Verdict]) -> dict[str, list[float]]:
+        """pass@k of each prompt, over the samples that got a verdict; a prompt with fewer than k of those is left out of it."""
+        if not self._pass_k:
+            return {}
+        each, counts = len(self._temperatures), []
+        for i in range(len(self._examples)):
+            judged = [v.rewards for j in range(1, each) if (v := verdicts[i * each + j]).rewards is not None]
+            totals = [self.task.total({c: values[0] for c, values in r.items()}) for r in judged if r is not None]
+            counts.append((len(totals), sum(total >= self._pass_reward - 1e-9 for total in totals)))
+        out = {f"pass@{k}": [pass_at_k(n, c, k) for n, c in counts if n >= k] for k in self._pass_k}
+        return {**out, "passed": [float(c) for _, c in counts], "judged": [float(n) for n, _ in counts]}
+
+    def _shown(self, key: int, text: str, reward: float) -> dict[str, Any]:
+        return {"prompt": self._examples[key // len(self._temperatures)].text, "completion": text, "reward": reward}
 
     def close(self) -> None:
         self._pool.close()

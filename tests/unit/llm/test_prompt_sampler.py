@@ -216,7 +216,7 @@ def test_evaluation_is_greedy_on_unseen_prompts():
     task, client = task_of(), client_of()
     client.sync()
     seen = []
-    evaluation = TextEvaluation(task, TOKENIZER, num_prompts=4, max_tokens=MAX_TOKENS, seed=0, num_samples=2)
+    evaluation = TextEvaluation(task, TOKENIZER, num_prompts=4, max_tokens=MAX_TOKENS, seed=0, num_shown=2)
     result = evaluation.run(client, round_index=0, progress=lambda done, total: seen.append((done, total)))
     assert result.returns == evaluation.run(client, round_index=1).returns
     assert [s["prompt"] for s in result.samples] == [e.text for e in task.eval[:2]]

@@ -3,7 +3,17 @@
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.registry import TASKS, make_task
 from runnel.llm.tasks.reverse import make_reverse
-from runnel.llm.tasks.source import ExampleSource
+from runnel.llm.tasks.source import DifficultyConfig, DifficultySource, ExampleSource
 from runnel.llm.tasks.text import Example, TextTask
 
-__all__ = ["TASKS", "DataConfig", "Example", "ExampleSource", "TextTask", "make_reverse", "make_task"]
+__all__ = [
+    "TASKS",
+    "DataConfig",
+    "DifficultyConfig",
+    "DifficultySource",
+    "Example",
+    "ExampleSource",
+    "TextTask",
+    "make_reverse",
+    "make_task",
+]

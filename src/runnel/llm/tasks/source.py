@@ -1,11 +1,13 @@
-"""What to play next: examples in a seeded order without end."""
+"""What to play next: examples in a seeded order without end, all of them or those of the right difficulty."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from runnel.core.errors import ConfigError
 from runnel.core.protocols import State, Task
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.llm.tasks.text import Example
@@ -52,3 +54,75 @@ class ExampleSource:
             self._order, self._next = self._rng.permutation(len(self._examples)), 0
         self._next += 1
         return int(self._order[self._next - 1])
+
+
+@dataclass(frozen=True)
+class DifficultyConfig:
+    """The online difficulty filter: prompts that are always or never solved teach nothing, so they rest for a while."""
+
+    on: bool = False
+    """Play prompts of intermediate accuracy, and new ones; others only now and then."""
+    low: float = 0.1
+    """Lowest mean reward of a prompt that is played in every pass."""
+    high: float = 0.9
+    """Highest mean reward of such a prompt."""
+    momentum: float = 0.5
+    """How much of a prompt's mean reward each new visit keeps of the visits before."""
+    retry_after: int = 1000
+    """A prompt outside of the band is tried again after so many other prompts."""
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ConfigError("filter.low", self.low, f"must not be above filter.high = {self.high}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError("filter.momentum", self.momentum, "use 0 (the last visit alone) to below 1")
+        if self.retry_after < 1:
+            raise ConfigError("filter.retry_after", self.retry_after, "use at least 1")
+
+
+class DifficultySource(ExampleSource):
+    """An `ExampleSource` that passes over prompts outside of a band of mean reward (the batch is filled with others).
+
+    `success` is each prompt's running mean reward, `last_drawn` the count of draws when it was last played; both are part of a
+    checkpoint. Where no prompt of a whole pass may be played, the one that has rested longest is.
+    """
+
+    def __init__(self, examples: Sequence[Example], config: DifficultyConfig, *, seed: int, name: str = "prompts") -> None:
+        super().__init__(examples, seed=seed, name=name)
+        self._config = config
+        self.success = np.full(len(examples), np.nan)
+        self.last_drawn = np.full(len(examples), -1, dtype=np.int64)
+        self.num_drawn = 0
+        self.num_skipped = 0
+
+    def report(self, task_id: int, outcome: Mapping[str, float]) -> None:
+        super().report(task_id, outcome)
+        before, keep = self.success[task_id], self._config.momentum
+        self.success[task_id] = outcome["reward"] if np.isnan(before) else keep * before + (1 - keep) * outcome["reward"]
+
+    def snapshot(self) -> State:
+        counts = {"num_drawn": self.num_drawn, "num_skipped": self.num_skipped}
+        return {**super().snapshot(), **counts, "success": self.success.copy(), "last_drawn": self.last_drawn.copy()}
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self.success, self.last_drawn = np.array(state["success"]), np.array(state["last_drawn"])
+        self.num_drawn, self.num_skipped = int(state["num_drawn"]), int(state["num_skipped"])
+
+    def _draw(self) -> int:
+        for _ in range(len(self.success)):
+            i = super()._draw()
+            if self._may_play(i):
+                return self._drawn(i)
+            self.num_skipped += 1
+        return self._drawn(int(self.last_drawn.argmin()))
+
+    def _may_play(self, i: int) -> bool:
+        c, mean = self._config, self.success[i]
+        rested = self.num_drawn - self.last_drawn[i] >= c.retry_after
+        return bool(np.isnan(mean) or c.low <= mean <= c.high or rested)
+
+    def _drawn(self, i: int) -> int:
+        self.last_drawn[i] = self.num_drawn
+        self.num_drawn += 1
+        return i
