@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Evaluation, Inferencer, Learner, Policy, Sampler, Store
@@ -28,6 +30,14 @@ class EvalConfig:
     """Episodes (or prompts) of one evaluation; 0 turns evaluation off."""
     stop_return: float | None = None
     """Stop the run when an evaluation's mean reaches this."""
+    samples: int = 0
+    """Completions of each prompt that are sampled for pass@k, beside the greedy one (language models)."""
+    temperature: float = 1.0
+    """Temperature of those samples."""
+    pass_k: tuple[int, ...] = (1,)
+    """The k of pass@k, each at most `samples`."""
+    pass_reward: float = 1.0
+    """A sample passes with at least this reward."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +144,15 @@ class RunConfig:
         for name, value in (("eval.every", self.eval.every), ("checkpoint.every", self.checkpoint.every)):
             if value < 0:
                 raise ConfigError(name, value, "use 0 for never, or a number of updates")
-        for name, value in (("eval.episodes", self.eval.episodes), ("placement.policy_workers", self.placement.policy_workers)):
+        for name, value in (
+            ("eval.episodes", self.eval.episodes),
+            ("eval.samples", self.eval.samples),
+            ("placement.policy_workers", self.placement.policy_workers),
+        ):
             if value < 0:
                 raise ConfigError(name, value, "use 0 for none, or a number")
+        if self.eval.samples and not all(1 <= k <= self.eval.samples for k in self.eval.pass_k):
+            raise ConfigError("eval.pass_k", self.eval.pass_k, f"each k must be from 1 to eval.samples = {self.eval.samples}")
         if self.seed < 0:
             raise ConfigError("seed", self.seed, "use 0 or more")
         for name in ("stage_timeout_s", "stall_timeout_s"):
@@ -236,6 +252,8 @@ class Experiment:
     buffer: BufferSpec | None = None
     token_streams: tuple[str, ...] = ()
     """Readers whose segments count as tokens, not environment steps."""
+    export: Callable[[Mapping[str, Tensor], Path], None] | None = None
+    """Writes parameters as a folder that other programs load; the run's own is made when it ends."""
 
     @property
     def budget(self) -> Budget:

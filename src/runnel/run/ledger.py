@@ -189,6 +189,8 @@ class Ledger:
             "samples": event["samples"],
             "time": {"wall_s": self.wall_s()},
         }
+        if "passed" in event["extra"]:
+            row["per_prompt"] = {k: event["extra"][k] for k in ("passed", "judged")}
         self.last_eval = row
         self._write(row)
         self._call(self._callbacks.on_eval, row)

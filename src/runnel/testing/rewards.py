@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from runnel.llm.rewards.components import RewardComponent, as_components
+from runnel.llm.rewards.judging import Outcome, RewardJob, judge
+
 
 def check_reward(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | str | RewardComponent,
     *,
     prompts: Sequence[str] = ("a prompt", "another"),
     completions: Sequence[str] = ("a completion", ""),
@@ -19,42 +19,37 @@ def check_reward(
 ) -> None:
     """Raise `AssertionError` with a reason if `fn(prompts, completions, **columns)` is not a reward function.
 
-    It must give one finite number (or a number for each of `channels`, or None for "no verdict") for each completion, the same
-    when asked again, leave its arguments as they are, and survive empty and odd completions.
+    It must give one finite number (or a number for each of `channels`, or None for "does not apply") for each completion, the
+    same when asked again, leave its arguments as they are, and survive empty and odd completions. A `RewardComponent` is
+    checked at its own level (a token is a byte of the text here).
 
     >>> check_reward(lambda prompts, completions, **columns: [float(len(c)) for c in completions])
     """
+    if isinstance(fn, RewardComponent):
+        component = fn
+    else:
+        (component,) = as_components(fn, channels, [1.0] * len(channels))
     odd = ["", " ", "\n", "\ufffd", "a" * 1000, *completions]
     odd_prompts = [prompts[i % len(prompts)] for i in range(len(odd))]
     odd_columns = {k: [v[i % len(v)] for i in range(len(odd))] for k, v in (columns or {}).items()}
-    _check_values(_call(fn, odd_prompts, odd, odd_columns), len(odd), channels)
-    given = (list(prompts), list(completions))
-    first = _call(fn, *given, dict(columns or {}))
-    assert given == (list(prompts), list(completions)), "a reward function must not change its arguments"
-    _check_values(first, len(completions), channels)
-    assert list(first) == list(_call(fn, *given, dict(columns or {}))), (
-        "a reward function must answer the same when asked again"
-    )
+    _ask(component, odd_prompts, odd, odd_columns)
+    first = _ask(component, prompts, completions, columns or {})
+    again = _ask(component, prompts, completions, columns or {})
+    assert first == again, "a reward function must answer the same when asked again"
 
 
-def _call(fn: Callable[..., Any], prompts: list[str], completions: list[str], columns: Mapping[str, Any]) -> Sequence[Any]:
-    answer = fn(prompts, completions, **columns)
+def _ask(
+    component: RewardComponent, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> Outcome:
+    given: list[Any] = []
+    function = component.function()
 
-    async def wait() -> Any:
-        return await answer
+    def watched(prompts: list[str], completions: list[str], **columns: Any) -> Any:
+        given.extend((prompts, completions))
+        return function(prompts, completions, **columns)
 
-    values = asyncio.run(wait()) if inspect.isawaitable(answer) else answer
-    assert isinstance(values, Sequence), f"a reward function returns a list, not {type(values).__name__}"
-    return values
-
-
-def _check_values(values: Sequence[Any], count: int, channels: Sequence[str]) -> None:
-    assert len(values) == count, f"{len(values)} rewards for {count} completions; return one for each"
-    for i, value in enumerate(values):
-        if value is None:
-            continue
-        named = value if isinstance(value, Mapping) else {channels[0]: value}
-        assert set(named) == set(channels), f"reward {i} has the channels {sorted(named)} instead of {sorted(channels)}"
-        for channel, number in named.items():
-            assert isinstance(number, int | float), f"reward {i}, {channel}: {number!r} is not a number"
-            assert math.isfinite(number), f"reward {i}, {channel} is {number}"
+    job = RewardJob(0, list(prompts), list(completions), dict(columns), [list(c.encode()) for c in completions])
+    outcome = judge(watched, component, job)
+    assert given == [list(prompts), list(completions)], "a reward function must not change its arguments"
+    assert outcome.rewards is not None, f"{outcome.failure}; return one verdict for each completion"
+    return outcome

@@ -96,13 +96,17 @@ def test_a_job_that_hangs_is_given_up_and_the_next_one_runs():
 
 def test_check_reward():
     check_reward(lengths)
-    with pytest.raises(AssertionError, match="return one for each"):
+    with pytest.raises(AssertionError, match="1 rewards for 7 completions; return one verdict for each"):
         check_reward(lambda p, c: [1.0])
     calls = iter(range(100))
     with pytest.raises(AssertionError, match="the same when asked again"):
         check_reward(lambda p, c: [float(next(calls)) for _ in c])
     with pytest.raises(AssertionError, match="is nan"):
         check_reward(lambda p, c: [float("nan") for _ in c])
+    with pytest.raises(AssertionError, match="must not change its arguments"):
+        check_reward(lambda p, c: [0.0 for _ in range(len(c))] if c.append("x") else [0.0] * (len(c) - 1))
+    check_reward("exact", columns={"answer": ["a", None]})
+    check_reward(part(lambda p, c, completion_ids: [[0.0] * len(i) for i in completion_ids], level="token"))
 
 
 def test_code_under_judgement_that_exits_is_a_failure_and_not_a_timeout():
