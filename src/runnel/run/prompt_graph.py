@@ -14,6 +14,7 @@ from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.learner import TokenLearnerConfig
 from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import Experiment, InferenceStream, PlacementConfig, RunConfig
@@ -47,6 +48,7 @@ class PromptConfig(RunConfig):
     """Budget in updates of the learner, the warm-up included."""
     lm: ModelConfig = field(default_factory=ModelConfig)
     learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
 
     def check(self) -> None:
@@ -65,7 +67,7 @@ class PromptConfig(RunConfig):
 
 def prompt_graph(c: PromptConfig, algorithm: Callable[[PromptTask], Algorithm]) -> Experiment:
     """Up to `warmup_updates` the trainer reads `demos`, then `rollouts`: one run, one line of versions."""
-    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens)
+    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, engine=c.engine)
     rollouts = c.lag_policy(c.num_prompts, start=c.warmup_updates)
     streams = [task.rollouts(group_size=c.group_size, num_prompts=c.num_prompts, lag=rollouts.lag)]
     staleness: dict[str, StalenessPolicy] = {"rollouts": rollouts}
@@ -96,4 +98,5 @@ def prompt_graph(c: PromptConfig, algorithm: Callable[[PromptTask], Algorithm]) 
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
         token_streams=("rollouts", "demos"),
+        export=task.export,
     )

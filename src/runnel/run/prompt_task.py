@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from runnel.core.protocols import Inferencer, Policy
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.demos import DemoSampler
-from runnel.llm.engines.native import NativeEngine
-from runnel.llm.engines.requests import SamplingConfig
+from runnel.llm.engines.choose import EngineConfig, make_engine
+from runnel.llm.engines.requests import Engine, SamplingConfig
 from runnel.llm.evaluation import TextEvaluation
+from runnel.llm.export import save_policy
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.policy import ChatPolicy
 from runnel.llm.sampler import PromptSampler
@@ -37,11 +41,20 @@ class Sizes:
 class PromptTask:
     """`task` (a name, or `file.py:make_task`) for `model` (a folder; empty starts a new one of the sizes in `lm`)."""
 
-    def __init__(self, task: str, config: RunConfig, *, model: str, lm: ModelConfig, max_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        task: str,
+        config: RunConfig,
+        *,
+        model: str,
+        lm: ModelConfig,
+        max_tokens: int = 0,
+        engine: EngineConfig | None = None,
+    ) -> None:
         found = resolve_live(task, "task")
         self.task: TextTask = make_task(found)
         self.tokenizer: Tokenizer = load_tokenizer(model) if model else CharTokenizer()
-        self._config, self._lm = config, replace(lm, path=model)
+        self._config, self._lm, self._engine = config, replace(lm, path=model), engine or EngineConfig()
         self.sizes = self._measure(max_tokens)
 
     def _measure(self, max_tokens: int) -> Sizes:
@@ -60,12 +73,17 @@ class PromptTask:
         """The model at the start of the run: the same in every worker."""
         return build_model(self._lm, self.tokenizer.vocab_size, seed=self._config.seed)
 
-    def engine(self, num_slots: int) -> NativeEngine:
-        """A decoding engine over a model of its own; parameters come over the channel."""
-        model = self.model().to(self._config.device)
-        length = self.sizes.prompt + self.sizes.completion
-        tokenizer = self.tokenizer
-        return NativeEngine(model, num_slots=num_slots, max_length=length, eos_id=tokenizer.eos_id)
+    def engine(self, num_slots: int) -> Engine:
+        """A decoding engine over a model of its own, as configured; parameters come over the channel."""
+        return make_engine(
+            self._engine,
+            lambda: self.model().to(self._config.device),
+            folder=self._lm.path,
+            num_slots=num_slots,
+            max_length=self.sizes.prompt + self.sizes.completion,
+            eos_id=self.tokenizer.eos_id,
+            decode_text=self.tokenizer.decode,
+        )
 
     def learner(self, config: TokenLearnerConfig, algorithms: Mapping[str, Algorithm]) -> TokenLearner:
         """The trainer's learner, with an algorithm for each reader."""
@@ -135,6 +153,10 @@ class PromptTask:
             ),
             inferencer=lambda: self.engine(min(episodes, 64)),
         )
+
+    def export(self, params: Mapping[str, Tensor], folder: Path) -> None:
+        """Save the model with the weights `params`, and its tokenizer."""
+        save_policy(self.model(), params, self.tokenizer, folder)
 
     def policy(self, *, temperature: float) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
