@@ -77,7 +77,7 @@ from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.mlp import NetConfig
 from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet
-from runnel.run.api import Run, load, resume, train, train_config
+from runnel.run.api import Run, export, load, resume, train, train_config
 from runnel.run.env_config import EnvConfig, ReplayEnvConfig
 from runnel.run.env_task import EnvTask
 from runnel.run.experiment import (
@@ -216,6 +216,7 @@ __all__ = [
     "check_env",
     "check_reward",
     "evaluate",
+    "export",
     "load",
     "make_env",
     "make_rng",

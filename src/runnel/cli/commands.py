@@ -1,4 +1,4 @@
-"""`runnel eval`, `runnel report`, `runnel list` and `runnel check-env`."""
+"""`runnel eval`, `runnel export`, `runnel report`, `runnel list` and `runnel check-env`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def evaluate(args: list[str]) -> int:
     print(f"mean {s.mean:.4g}, 95% interval {s.low:.4g} to {s.high:.4g}, median {s.median:.4g}, {s.num} episodes")
     for sample in result.samples[:5]:
         print(f"  {sample.get('prompt', '')!r} -> {sample.get('completion', '')!r}  reward {sample.get('reward', 0.0):.3g}")
+    return 0
+
+
+def export(args: list[str]) -> int:
+    """Write the model of a run for other programs."""
+    parser = argparse.ArgumentParser(prog="runnel export", description="Write a run's language model for plain transformers.")
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("folder", help="the folder to write (safetensors, config, tokenizer)")
+    parsed = parser.parse_args(args)
+    print(api.export(parsed.run, parsed.folder))
     return 0
 
 

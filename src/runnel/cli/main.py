@@ -1,4 +1,4 @@
-"""`runnel`: train, eval, resume, report, list, doctor, check-env, bench."""
+"""`runnel`: train, eval, resume, export, report, list, doctor, check-env, bench."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Reinforcement learning on one dataflow of workers and streams.
   train RECIPE [--field value ...]   train; RECIPE is a name (see `runnel list`) or the path of your own file
   eval RUN [--episodes N]            measure the policy of a run on fresh episodes
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
+  export RUN FOLDER                  write the language model of a run as a folder that plain transformers loads
   report RUN [RUN ...]               write report.html: one run, or several compared
   list                               recipes, algorithms, environments, tasks and engines, a line each
   doctor                             what this machine has, and the command that installs what it lacks
@@ -61,6 +62,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "train": train.train,
         "resume": train.resume,
         "eval": commands.evaluate,
+        "export": commands.export,
         "report": commands.report,
         "list": commands.list_all,
         "doctor": doctor.doctor,

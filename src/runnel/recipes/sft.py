@@ -45,4 +45,5 @@ def build(c: Config) -> rl.Experiment:
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
         token_streams=("demos",),
+        export=task.export,
     )

@@ -29,6 +29,8 @@ from runnel.track.live import LiveView
 from runnel.track.report import write_report
 from runnel.track.sinks import make_sink
 
+MODEL = "model"
+"""Where in its folder a run leaves a model that other programs load."""
 FRESH_ROUND = 1 << 20
 """Evaluations during a run count up from 0; those by hand start here, so that their episodes are others."""
 LAUNCHERS: dict[str, Callable[[Session], str]] = {"inproc": inproc.launch, "local": local.launch}
@@ -149,6 +151,17 @@ def load(run: str | Path, **settings: Any) -> Policy:
     return policy
 
 
+def export(run: str | Path, folder: str | Path) -> Path:
+    """Write the model of a run as a folder that plain transformers loads, with its tokenizer; returns the folder."""
+    source, module, saved = _open_run(run)
+    config = override(module.Config(), saved)
+    write = registry.build(module.name, config).export
+    if write is None:
+        raise ConfigError("run", str(run), "only a run of a language model can be exported; load its policy with rl.load")
+    write(Checkpoints(source.checkpoints).newest_params().params, Path(folder))
+    return Path(folder)
+
+
 def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progress: Progress | None = None) -> EvalResult:
     """Measure the policy of a run on `episodes` fresh episodes of its own task."""
     folder, module, saved = _open_run(run)
@@ -211,6 +224,8 @@ def _run(session: Session, *, live: bool) -> Run:
     try:
         with catch_signals(session.interrupted):
             status = LAUNCHERS[config.launcher](session)
+        if experiment.export is not None and status != "interrupted":
+            experiment.export(session.checkpoints.newest_params().params, folder.path / MODEL)
     except BaseException as error:
         ledger.note(f"{type(error).__name__}: {error}", level="error")
         raise

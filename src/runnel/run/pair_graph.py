@@ -11,6 +11,7 @@ from runnel.core.rng import make_seed
 from runnel.data.preferences import Pair, read_pairs
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
+from runnel.llm.export import save_scorer
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.pairs import PairSampler, pair_rows
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
@@ -79,6 +80,7 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
         evaluation=_score_evaluation(c, task, held) if scores else task.evaluation(),
         policy=(lambda: _scoring_policy(task)) if scores else (lambda: task.policy(temperature=c.learner.temperature)),
         token_streams=("pairs",),
+        export=(lambda params, folder: save_scorer(task.model(), params, task.tokenizer, folder)) if scores else task.export,
     )
 
 

@@ -87,6 +87,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         path, _, name = value.removeprefix(kind).rpartition(":") if isinstance(value, str) else ("", "", "")
         if path.endswith(".py") and not Path(path).is_absolute():
             changes[f.name] = f"{kind}{Path(path).resolve()}:{name}"
+        elif f.name in ("task", "model") and isinstance(value, str) and value and Path(value).exists():
+            changes[f.name] = str(Path(value).resolve())
     return replace(config, **changes)
 
 
@@ -185,4 +187,6 @@ def list_tasks() -> dict[str, str]:
     """Built-in text tasks, with the first line of what they say of themselves."""
     from runnel.llm.tasks import TASKS
 
-    return {name: (make.__doc__ or "").strip().partition("\n")[0] for name, make in TASKS.items()}
+    found = {name: (make.__doc__ or "").strip().partition("\n")[0] for name, make in TASKS.items()}
+    found["reasoning_gym:NAME"] = "Any task of reasoning-gym, such as reasoning_gym:leg_counting (docs/tasks-and-data.md)."
+    return found | {"FILE": "Prompts of a .jsonl or .parquet file, or of a saved data set (docs/tasks-and-data.md)."}

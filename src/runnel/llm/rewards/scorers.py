@@ -10,10 +10,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.tokenize import Tokenizer, load_tokenizer, messages_of
 
 
 # ---------------------------------------------------------------------------------------------------------- reward model
@@ -23,10 +24,10 @@ def reward_model(
     """What a sequence classifier with one output (a Bradley-Terry reward model, say) gives to each prompt and completion."""
     import torch
 
-    scorer, tokenizer = _load_scorer(model, device)
+    scorer, encode = _load_scorer(model, device)
     scores = []
     for prompt, completion in zip(prompts, completions, strict=True):
-        ids = torch.tensor([_conversation(tokenizer, prompt, completion)], device=device)
+        ids = torch.tensor([encode(prompt, completion)], device=device)
         with torch.inference_mode():
             scores.append(float(scorer(input_ids=ids).logits[0, 0]))
     return scores
@@ -49,7 +50,14 @@ def _load_scorer(folder: str, device: str) -> tuple[Any, Any]:
     model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
     if model.config.num_labels != 1:
         raise ConfigError("reward.model", folder, f"it has {model.config.num_labels} outputs; a reward model has 1")
-    return model, AutoTokenizer.from_pretrained(folder)
+    if getattr(model.config, "runnel_rows", False):
+        return model, partial(_row, load_tokenizer(folder))
+    return model, partial(_conversation, AutoTokenizer.from_pretrained(folder))
+
+
+def _row(tokenizer: Tokenizer, prompt: str, completion: str) -> list[int]:
+    """As the pairs were that one of our reward models was trained on: prompt, answer, eos."""
+    return [*tokenizer.render(messages_of(prompt)), *tokenizer.encode(completion), tokenizer.eos_id]
 
 
 # ----------------------------------------------------------------------------------------------------------------- judge
