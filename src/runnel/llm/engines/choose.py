@@ -14,6 +14,8 @@ from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Engine
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
 from runnel.nets.causal_lm import save_model
+from runnel.nets.pack import pack
+from runnel.nets.token_model import DTYPES
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class EngineConfig:
     """native: in this process, the default; hf: plain transformers, slow, a reference; vllm: vLLM in a child process."""
     num_slots: int = 0
     """Completions that run at once; 0 takes as many as an update needs."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """native, hf: arithmetic of decoding. auto: bfloat16 on CUDA, else float32, as the learner's; where the two are the same and
+    live side by side, they share the weights."""
     on_update: Literal["keep", "recompute"] = "keep"
     """native: what running completions do with their keys and values when weights change (hf keeps, vllm recomputes)."""
     fixed_shapes: bool = False
@@ -55,7 +60,7 @@ def make_engine(
     slots = config.num_slots or num_slots
     if config.kind == "native":
         return NativeEngine(
-            make_model(),
+            _in_precision(make_model(), config.precision),
             num_slots=slots,
             max_length=max_length,
             eos_id=eos_id,
@@ -64,7 +69,8 @@ def make_engine(
             fixed_shapes=config.fixed_shapes,
         )
     if config.kind == "hf":
-        return HfEngine(make_model(), num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
+        model = _in_precision(make_model(), config.precision)
+        return HfEngine(model, num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
     options: dict[str, Any] = {"max_length": max_length, "eos_id": eos_id, "decode_text": decode_text, "config": config.vllm}
     if folder:
         return VllmEngine(folder, num_slots=slots, **options)
@@ -73,3 +79,10 @@ def make_engine(
         engine = VllmEngine(made, num_slots=slots, **options)
         engine.process.wait_ready()
     return engine
+
+
+def _in_precision(model: Any, name: str) -> Any:
+    """The model with its weights in the named precision, packed."""
+    kind = "bfloat16" if model.device.type == "cuda" else "float32"
+    pack(model, dtype=DTYPES[kind if name == "auto" else name])
+    return model

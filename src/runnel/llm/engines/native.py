@@ -322,20 +322,30 @@ class NativeEngine:
         held = [r.request.id for r in self._running if r.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
-        if params.shared:
+        if params.shared and self._same_kind(params):
             self._bind(params)
         else:
-            if self._bound:
-                pack(self.model)  # into memory of its own: what it has now is the learner's
-            load_model_params(self.model, params.params, bind=False)
-            if self._bound:
-                self._moved()
-            self._bound = False
+            self._copy(params)
         self.version = params.version
         for row in self._running:
             row.mark(self.version)
         if self._on_update == "recompute":
             self._recompute()
+
+    def _same_kind(self, params: ParamSet) -> bool:
+        """Whether the learner's tensors can be used as they are: this engine's precision, on its device."""
+        name, own = next(iter(self.model.named_parameters()))
+        given = params.params.get(name)
+        return given is not None and (given.dtype, given.device) == (own.dtype, own.device)
+
+    def _copy(self, params: ParamSet) -> None:
+        """Take the values over into memory of its own."""
+        if self._bound:
+            pack(self.model)  # what it has now is the learner's
+        load_model_params(self.model, params.params, bind=False)
+        if self._bound:
+            self._moved()
+        self._bound = False
 
     def _bind(self, params: ParamSet) -> None:
         """Read the learner's own tensors from now on."""
