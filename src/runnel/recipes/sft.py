@@ -24,6 +24,7 @@ class Config(rl.RunConfig):
     """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
+    data: rl.DataConfig = field(default_factory=rl.DataConfig)
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
     learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
     placement: rl.PlacementConfig = field(default_factory=lambda: rl.PlacementConfig(threads=2))
@@ -31,7 +32,7 @@ class Config(rl.RunConfig):
 
 def build(c: Config) -> rl.Experiment:
     """One actor reads demonstrations; the trainer takes a segment of them an update."""
-    task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens)
+    task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data)
     policy = c.lag_policy(1)
     return rl.Experiment(
         config=c,

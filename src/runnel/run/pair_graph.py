@@ -16,7 +16,7 @@ from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.pairs import PairSampler, pair_rows
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
 from runnel.llm.streams import pair_stream
-from runnel.llm.tasks import Example
+from runnel.llm.tasks import DataConfig, Example
 from runnel.llm.trained import ScalarModel
 from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import ActorSpec, EvaluationSpec, Experiment, PlacementConfig, RunConfig
@@ -42,6 +42,7 @@ class PairConfig(RunConfig):
     """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
+    data: DataConfig = field(default_factory=DataConfig)
     lm: ModelConfig = field(default_factory=ModelConfig)
     learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
     placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
@@ -55,7 +56,7 @@ class PairConfig(RunConfig):
 
 def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
     """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
-    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens)
+    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data)
     train, held = _pairs(c, task)
     policy = c.lag_policy(1)
     longest = max(len(p) + len(a) for pair in train for p, a in pair_rows(pair, task.tokenizer))

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from runnel.core.errors import ConfigError
+from runnel.core.protocols import Learner
 from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.tasks import DataConfig, DifficultyConfig
 from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import Experiment, InferenceStream, PlacementConfig, RunConfig
 from runnel.run.prompt_task import PromptTask
@@ -28,13 +30,17 @@ class PromptConfig(RunConfig):
     greedy_first: ClassVar[bool] = False
     """The first completion of each group is greedy, and not trained on: a baseline."""
     task: str = "reverse"
-    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
+    """Name of a task (see `runnel list`), a file or folder of prompts, or your own as path/to/file.py:make_task."""
     model: str = ""
-    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    """Folder of a Hugging Face model and its tokenizer, a hub id, or smollm2; empty starts a new, small one of the sizes in
+    `lm`."""
     num_prompts: int = 8
     """Prompts in a batch."""
     group_size: int = 8
     """Completions of each prompt."""
+    reward_model: str = ""
+    """Folder of a trained reward model (recipe `reward_model`) that judges in place of the task's reward, which is then only
+    logged and evaluated."""
     max_refills: int = 0
     """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another, at most so many times in a
     row; 0 trains on all."""
@@ -46,6 +52,8 @@ class PromptConfig(RunConfig):
     """Demonstrations in a supervised batch."""
     total_updates: int | None = 300
     """Budget in updates of the learner, the warm-up included."""
+    data: DataConfig = field(default_factory=DataConfig)
+    filter: DifficultyConfig = field(default_factory=DifficultyConfig)
     lm: ModelConfig = field(default_factory=ModelConfig)
     learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -65,9 +73,19 @@ class PromptConfig(RunConfig):
             raise ConfigError("num_prompts", self.num_prompts, f"must divide among num_actors = {self.num_actors}")
 
 
-def prompt_graph(c: PromptConfig, algorithm: Callable[[PromptTask], Algorithm]) -> Experiment:
-    """Up to `warmup_updates` the trainer reads `demos`, then `rollouts`: one run, one line of versions."""
-    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, engine=c.engine)
+def prompt_graph(
+    c: PromptConfig,
+    algorithm: Callable[[PromptTask], Algorithm] | None = None,
+    *,
+    learner: Callable[[PromptTask], Learner] | None = None,
+) -> Experiment:
+    """Up to `warmup_updates` the trainer reads `demos`, then `rollouts`: one run, one line of versions.
+
+    A recipe brings an algorithm for the token learner, or a learner of its own.
+    """
+    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, engine=c.engine, data=c.data)
+    if c.reward_model:
+        task.judge_by(c.reward_model)
     rollouts = c.lag_policy(c.num_prompts, start=c.warmup_updates)
     streams = [task.rollouts(group_size=c.group_size, num_prompts=c.num_prompts, lag=rollouts.lag)]
     staleness: dict[str, StalenessPolicy] = {"rollouts": rollouts}
@@ -77,6 +95,7 @@ def prompt_graph(c: PromptConfig, algorithm: Callable[[PromptTask], Algorithm]) 
             temperature=c.learner.temperature,
             greedy_first=c.greedy_first,
             max_refills=c.max_refills,
+            filter=c.filter,
         )
     )
     phases = [Phase({"rollouts": c.num_prompts})]
@@ -93,10 +112,15 @@ def prompt_graph(c: PromptConfig, algorithm: Callable[[PromptTask], Algorithm]) 
         staleness=staleness,
         actors=tuple(actors),
         inference=(InferenceStream(lambda: task.engine(slots), num_workers=c.placement.policy_workers, depth=slots),),
-        learner=lambda: task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}),
+        learner=lambda: learner(task) if learner is not None else _token_learner(c, task, algorithm),
         phases=tuple(phases),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
         token_streams=("rollouts", "demos"),
         export=task.export,
     )
+
+
+def _token_learner(c: PromptConfig, task: PromptTask, algorithm: Callable[[PromptTask], Algorithm] | None) -> Learner:
+    assert algorithm is not None, "a recipe gives prompt_graph an algorithm or a learner"
+    return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()})

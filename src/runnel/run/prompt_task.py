@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,21 @@ from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.export import save_policy
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.policy import ChatPolicy
+from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampler import PromptSampler
+from runnel.llm.sizes import context_of, lost_texts, measure
 from runnel.llm.streams import demo_stream, rollout_stream
-from runnel.llm.tasks import TextTask, make_task
-from runnel.llm.tokenize import CharTokenizer, Tokenizer, load_tokenizer, messages_of
+from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
+from runnel.llm.tokenize import Tokenizer, make_tokenizer
 from runnel.nets.causal_lm import ModelConfig, build_model
+from runnel.nets.pretrained import model_folder
 from runnel.run.experiment import ActorSpec, EvaluationSpec, RunConfig
 from runnel.run.registry import resolve_live
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Longest prompt, completion and demonstration of a task, in tokens."""
-
-    prompt: int
-    completion: int
-    demo: int
-
-
 class PromptTask:
-    """`task` (a name, or `file.py:make_task`) for `model` (a folder; empty starts a new one of the sizes in `lm`)."""
+    """`task` (a name, data, or `file.py:make_task`) for `model` (a folder, a hub id or smollm2; empty starts a new one of the
+    sizes in `lm`)."""
 
     def __init__(
         self,
@@ -50,24 +46,29 @@ class PromptTask:
         lm: ModelConfig,
         max_tokens: int = 0,
         engine: EngineConfig | None = None,
+        data: DataConfig | None = None,
     ) -> None:
-        found = resolve_live(task, "task")
-        self.task: TextTask = make_task(found)
-        self.tokenizer: Tokenizer = load_tokenizer(model) if model else CharTokenizer()
-        self._config, self._lm, self._engine = config, replace(lm, path=model), engine or EngineConfig()
-        self.sizes = self._measure(max_tokens)
-
-    def _measure(self, max_tokens: int) -> Sizes:
-        examples = [*self.task.train, *self.task.eval]
-        prompts = [len(self.tokenizer.render(messages_of(e.prompt))) for e in examples]
-        answers = [len(self.tokenizer.encode(e.answer)) + 1 if e.answer is not None else 0 for e in examples]
-        demo = max(p + a for p, a in zip(prompts, answers, strict=True))
-        return Sizes(prompt=max(prompts), completion=max_tokens or self.task.max_tokens, demo=demo)
+        data, folder = data or DataConfig(), model_folder(model)
+        self.task: TextTask = make_task(resolve_live(task, "task"), data)
+        self.measured = self.task
+        """What evaluations judge by."""
+        self.tokenizer: Tokenizer = make_tokenizer(folder, plain=data.plain)
+        self._config, self._lm, self._engine = config, replace(lm, path=folder), engine or EngineConfig()
+        context = context_of(folder) if folder else lm.max_positions
+        self.sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=data.max_prompt, context=context)
+        if lost := lost_texts(self.task, self.tokenizer):
+            warnings.warn(f"the tokenizer changes {len(lost)} texts of the task, e.g. {lost[0][:60]!r}", stacklevel=2)
 
     @property
     def channels(self) -> dict[str, float]:
         """Reward channels and their weights."""
         return dict(zip(self.task.channels, self.task.weights, strict=True))
+
+    def judge_by(self, folder: str) -> None:
+        """From now on a trained reward model judges completions; the task's own reward is logged, and evaluated."""
+        own = [replace(part, weight=0.0, channels=dict.fromkeys(part.channels, 0.0)) for part in self.task.components]
+        judge = RewardComponent("reward_model", "reward_model", options={"model": folder, "device": self._config.device})
+        self.task = replace(self.task, reward=[judge, *own])
 
     def model(self) -> Any:
         """The model at the start of the run: the same in every worker."""
@@ -116,18 +117,26 @@ class PromptTask:
         return ActorSpec("demos-0", make, writes=("demos",), asks=())
 
     def actors(
-        self, *, group_size: int, temperature: float, greedy_first: bool = False, max_refills: int = 0
+        self,
+        *,
+        group_size: int,
+        temperature: float,
+        greedy_first: bool = False,
+        max_refills: int = 0,
+        filter: DifficultyConfig | None = None,
     ) -> tuple[ActorSpec, ...]:
-        """Actors that play prompts."""
+        """Actors that play prompts, of all difficulties or as `filter` says."""
 
         def maker(index: int) -> Callable[[int], PromptSampler]:
             def make(incarnation: int) -> PromptSampler:
+                seed = make_seed(self._config.seed, "prompts", incarnation, index)
                 return PromptSampler(
                     self.task,
                     self.tokenizer,
                     group_size=group_size,
                     max_tokens=self.sizes.completion,
-                    seed=make_seed(self._config.seed, "prompts", incarnation, index),
+                    seed=seed,
+                    source=DifficultySource(self.task.train, filter, seed=seed) if filter is not None and filter.on else None,
                     sampling=SamplingConfig(temperature),
                     greedy_first=greedy_first,
                     max_refills=max_refills,
@@ -139,19 +148,25 @@ class PromptTask:
         return tuple(ActorSpec(f"actor-{i}", maker(i), writes=("rollouts",)) for i in range(self._config.num_actors))
 
     def evaluation(self) -> EvaluationSpec | None:
-        """Greedy answers to unseen prompts, as `config.eval` says."""
-        episodes = min(self._config.eval.episodes, len(self.task.eval))
+        """Greedy answers to unseen prompts, and samples of them, as `config.eval` says."""
+        c = self._config.eval
+        episodes = min(c.episodes, len(self.measured.eval))
         if not episodes:
             return None
         return EvaluationSpec(
             make=lambda: TextEvaluation(
-                self.task,
+                self.measured,
                 self.tokenizer,
                 num_prompts=episodes,
                 max_tokens=self.sizes.completion,
                 seed=make_seed(self._config.seed, "evaluation"),
+                samples=c.samples,
+                temperature=c.temperature,
+                pass_k=c.pass_k,
+                pass_reward=c.pass_reward,
+                max_prompt=self.sizes.prompt,
             ),
-            inferencer=lambda: self.engine(min(episodes, 64)),
+            inferencer=lambda: self.engine(min(episodes * (1 + c.samples), 64)),
         )
 
     def export(self, params: Mapping[str, Tensor], folder: Path) -> None:

@@ -41,6 +41,7 @@ RECIPES = {
     "online_dpo": "runnel.recipes.online_dpo",
     "dpo": "runnel.recipes.dpo",
     "reward_model": "runnel.recipes.reward_model",
+    "make_pairs": "runnel.recipes.make_pairs",
     "sft": "runnel.recipes.sft",
     "cartpole": "runnel.recipes.cartpole",
     "reverse": "runnel.recipes.reverse",
@@ -87,9 +88,14 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         path, _, name = value.removeprefix(kind).rpartition(":") if isinstance(value, str) else ("", "", "")
         if path.endswith(".py") and not Path(path).is_absolute():
             changes[f.name] = f"{kind}{Path(path).resolve()}:{name}"
-        elif f.name in ("task", "model") and isinstance(value, str) and value and Path(value).exists():
+        elif f.name in ("task", "model") and isinstance(value, str) and _is_path(value):
             changes[f.name] = str(Path(value).resolve())
     return replace(config, **changes)
+
+
+def _is_path(value: str) -> bool:
+    """Whether a model or data is given by a path: it exists, and does not look like a name."""
+    return ("/" in value or "." in value) and Path(value).exists()
 
 
 def configure(recipe: Recipe, settings: Mapping[str, Any]) -> RunConfig:

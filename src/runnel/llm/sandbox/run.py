@@ -11,7 +11,6 @@ import os
 import secrets
 import select
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -102,8 +101,6 @@ def run_python(
 
 def protection() -> dict[str, str]:
     """What confines generated code on this machine: each mechanism with "" or the reason why it is not available."""
-    if shutil.which("true") is None or sys.platform != "linux":
-        return {"linux": "not available"}
     return run_python("", config=SandboxConfig(allow_weaker=True)).protection
 
 

@@ -27,6 +27,8 @@ class DataConfig:
     """Text behind every prompt. Default: none for files; for reasoning_gym, how to mark the answer."""
     plain: bool = False
     """Give the model the text of a prompt as it is, without a chat template: for base models."""
+    max_prompt: int = 0
+    """Longest prompt in tokens; longer ones are skipped, and counted as prompt_too_long. 0: the longest of 1024 prompts."""
     eval_path: str = ""
     """File with the held-out prompts; empty holds out a share of the rows."""
     eval_share: float = 0.1

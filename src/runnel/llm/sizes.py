@@ -1,0 +1,72 @@
+"""How many tokens the prompts and demonstrations of a task take: measured on some of them, so that a run starts at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runnel.core.errors import ConfigError
+from runnel.llm.tasks.text import Example, TextTask
+from runnel.llm.tokenize import Tokenizer, check_round_trip, messages_of
+
+MEASURED = 1024
+"""Examples of each split that are measured; a prompt that is longer than all of them is skipped, and counted."""
+CHECKED = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Longest prompt, completion and demonstration of a task, in tokens."""
+
+    prompt: int
+    completion: int
+    demo: int
+
+
+def measure(
+    task: TextTask, tokenizer: Tokenizer, *, max_tokens: int = 0, max_prompt: int = 0, context: int | None = None
+) -> Sizes:
+    """The sizes of a task for a model with room for `context` tokens; `max_prompt` and `max_tokens` of 0 are found here.
+
+    Prompts that leave no room for a completion are left to the sampler, which counts them as `prompt_too_long`; where none
+    would fit, this raises.
+    """
+    examples = [*some(task.train, MEASURED), *some(task.eval, MEASURED)]
+    prompts = [len(tokenizer.render(messages_of(e.prompt))) for e in examples]
+    answers = [len(tokenizer.encode(e.answer)) + 1 if e.answer is not None else 0 for e in examples]
+    completion, longest = max_tokens or task.max_tokens, max_prompt or max(prompts)
+    demo = max(p + a for p, a in zip(prompts, answers, strict=True))
+    if context is not None:
+        longest, demo = min(longest, context - completion), min(demo, context)
+    if min(prompts) > longest:
+        raise ConfigError(
+            "max_tokens",
+            completion,
+            f"the shortest of {len(prompts)} prompts of task {task.name!r} has {min(prompts)} tokens, and there is room for "
+            f"{longest} (the model's context is {context}); lower max_tokens, raise data.max_prompt, or use a longer context",
+        )
+    return Sizes(prompt=longest, completion=completion, demo=demo)
+
+
+def lost_texts(task: TextTask, tokenizer: Tokenizer) -> list[str]:
+    """Texts of the task that the tokenizer changes (`check_round_trip`)."""
+    examples = some(task.train, CHECKED)
+    texts = [m["content"] for e in examples for m in messages_of(e.prompt)] + [
+        e.answer for e in examples if e.answer is not None
+    ]
+    return check_round_trip(tokenizer, texts)
+
+
+def some(examples: Sequence[Example], count: int) -> list[Example]:
+    """At most `count` examples, evenly spread."""
+    step = max(1, len(examples) // count)
+    return [examples[i] for i in range(0, len(examples), step)][:count]
+
+
+def context_of(folder: str) -> int | None:
+    """The longest sequence that the model in `folder` was made for, if its config says."""
+    data = json.loads((Path(folder) / "config.json").read_bytes())
+    found = data.get("max_position_embeddings")
+    return int(found) if found else None
