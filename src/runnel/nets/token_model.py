@@ -60,10 +60,10 @@ class TokenModel:
         self._grad = torch.zeros_like(self._master)
         self._mean, self._square = torch.zeros_like(self._master), torch.zeros_like(self._master)
         self._steps = torch.zeros((), device=self.device)
-        if self._decoder is not None:
-            self._decoder.require_grad(self._grad)
-        direct = self._decoder is not None or self._vector is self._master
+        direct = self._vector is self._master or (self._decoder is not None and self.device.type == "cuda")
         self._part = self._grad if direct else torch.zeros_like(self._vector)
+        if self._decoder is not None:
+            self._decoder.require_grad(self._part)
         if self._part.dtype == self._vector.dtype:
             for name, view in self._named(self._part).items():
                 self.model.get_parameter(name).grad = view

@@ -81,7 +81,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return cast(Tensor, run(_Rotate, x, cos, sin, x.shape[1])[0])
     a, b = x.chunk(2, dim=-1)
     c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    return torch.cat((a * c - b * s, b * c + a * s), dim=-1)
+    return torch.cat((a * c - b * s, b * c + a * s), dim=-1).to(x.dtype)
 
 
 def rotate_some(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,129 @@
+"""runnel's side: GRPO updates through `rl.train`, decoding by the native engine, optimiser steps of the token learner's model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import runnel as rl
+
+sys.path.insert(0, str(Path(__file__).parent))
+import work
+
+
+def grpo(args: argparse.Namespace) -> None:
+    """Whole updates: generate, judge, learn. `seconds` is the median update, `first_s` from process start to the first one."""
+    prompts = work.make_prompts(args.prompts * (args.updates + 4) + 8, args.prompt_tokens, seed=args.seed)
+    times: list[float] = []
+
+    def make_task() -> rl.TextTask:
+        examples = [rl.Example(p) for p in prompts]
+
+        def reward(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+            return [work.judge(text) for text in completions]
+
+        return rl.TextTask("bench", examples[:-8], examples[-8:], reward, max_tokens=args.tokens)
+
+    def watch(row: dict[str, Any]) -> None:
+        work.sync(args.device)
+        times.append(time.time())
+
+    settings: dict[str, Any] = {
+        "task": make_task,
+        "model": work.model_folder(args.shape, half=args.device != "cpu"),
+        "data.plain": True,
+        "device": args.device,
+        "num_prompts": args.prompts,
+        "group_size": args.group,
+        "max_tokens": args.tokens,
+        "total_updates": args.updates + 2,
+        "learner.lr": 1e-6,
+        "placement.threads": args.threads,
+        "track": (),
+        "eval.episodes": 0,
+        "checkpoint.every": 0,
+        "out": "runs",
+        **json.loads(args.set),
+    }
+    rl.train("grpo", on_update=watch, seed=args.seed, **settings)
+    gaps = sorted(b - a for a, b in zip(times[1:], times[2:], strict=False))
+    seconds = gaps[len(gaps) // 2]
+    tokens = args.prompts * args.group * args.tokens
+    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device != "cpu" else 0.0
+    work.tell(seconds=seconds, tokens_per_s=tokens / seconds, first_s=times[0] - work.STARTED, steps=gaps, peak_gib=peak)
+
+
+def decode(args: argparse.Namespace) -> None:
+    """Completions of `prompts` x `group` requests, all admitted at once."""
+    from runnel.llm.engines.native import NativeEngine
+    from runnel.llm.engines.requests import generate, make_request
+
+    torch.set_num_threads(args.threads)
+    model = work.build_model(args.shape, half=args.device != "cpu").to(args.device)
+    count = args.prompts * args.group
+    engine = NativeEngine(
+        model, num_slots=count, max_length=args.prompt_tokens + args.tokens, eos_id=-1, **json.loads(args.set)
+    )
+    engine.version = 0
+    prompts = [list(p.encode()) for p in work.make_prompts(args.prompts, args.prompt_tokens, seed=args.seed)]
+
+    def run(tokens: int) -> float:
+        asked = [make_request(i, prompts[i // args.group], seed=i, max_tokens=tokens) for i in range(count)]
+        work.sync(args.device)
+        start = time.perf_counter()
+        generate(engine, asked)
+        work.sync(args.device)
+        return time.perf_counter() - start
+
+    warm = run(min(args.tokens, 32 if args.device != "cpu" else 4))
+    seconds = min(run(args.tokens) for _ in range(3 if args.device != "cpu" else 1))
+    work.tell(seconds=seconds, tokens_per_s=count * args.tokens / seconds, warm_s=warm)
+
+
+def learn(args: argparse.Namespace) -> None:
+    """Optimiser steps on `prompts` rows of `tokens` tokens: cross entropy of every token, clipping, AdamW."""
+    from runnel.core.protocols import OneProcess
+    from runnel.nets.token_model import TokenModel
+    from runnel.ops.attention import PackedRows
+
+    torch.set_num_threads(args.threads)
+    options = {"micro_rows": args.prompts, "recompute": "none", **json.loads(args.set)}
+    precision: Any = "bfloat16" if args.device != "cpu" else "float32"
+    model = TokenModel(work.build_model(args.shape), device=args.device, precision=precision, recompute=options["recompute"])
+    tokens = torch.randint(0, 250, (args.prompts, args.tokens), device=args.device)
+
+    def step() -> None:
+        model.zero_grad()
+        for part in tokens.split(options["micro_rows"]):
+            rows = PackedRows([args.tokens] * len(part), device=args.device)
+            hidden = model.packed_hidden(part.reshape(-1), rows)
+            logprob, _ = model.target_logprobs(hidden, part.reshape(-1).roll(-1), temperature=1.0)
+            (-logprob.sum() / tokens.numel()).backward()
+            model.gather()
+        model.step(1e-6, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+
+    work_seconds(args, step, tokens.numel())
+
+
+def work_seconds(args: argparse.Namespace, step: Any, tokens: int) -> None:
+    for _ in range(2):
+        step()
+    work.sync(args.device)
+    start = time.perf_counter()
+    for _ in range(args.updates):
+        step()
+    work.sync(args.device)
+    seconds = (time.perf_counter() - start) / args.updates
+    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device != "cpu" else 0.0
+    work.tell(seconds=seconds, tokens_per_s=tokens / seconds, peak_gib=peak)
+
+
+if __name__ == "__main__":
+    given = work.arguments("grpo", "decode", "learn")
+    {"grpo": grpo, "decode": decode, "learn": learn}[given.measure](given)
