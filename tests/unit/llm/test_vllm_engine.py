@@ -66,6 +66,14 @@ def logprobs(params: Mapping[str, Tensor], tokens: Sequence[int], *, tied: bool 
         return torch.log_softmax(model(torch.tensor([tokens])).logits[0], dim=-1)
 
 
+def script(folder: Path, text: str) -> str:
+    """Stands in for an interpreter."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 # ------------------------------------------------------------------------------------------------------- without vLLM
 def test_messages_keep_their_frames() -> None:
     ours, theirs = socket.socketpair()
@@ -107,20 +115,32 @@ def test_tokens_are_drawn_as_the_reference_draws_them(sampling: SamplingConfig) 
 
 
 @pytest.mark.skipif(sys.executable == PYTHON, reason="this interpreter has vLLM")
-def test_a_child_that_cannot_start_is_told_with_its_last_lines(tmp_path: Path) -> None:
+def test_an_interpreter_without_vllm_is_named(tmp_path: Path) -> None:
     engine = make_engine(make_folder(tmp_path), python=sys.executable)
-    with pytest.raises(WorkerFailure, match=r"(?s)exit code 1.*No module named 'vllm'"):
+    with pytest.raises(ConfigError, match=r"has no vLLM.*RUNNEL_VLLM_PYTHON"):
         engine.load_params(params())
     with pytest.raises(WorkerFailure, match="closed"):
         engine.load_params(params())
     engine.close()
 
 
+def test_a_child_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    engine = make_engine(make_folder(tmp_path), python=script(tmp_path, "echo out of luck\nexit 3"))
+    with pytest.raises(WorkerFailure, match=r"(?s)exit code 3.*out of luck"):
+        engine.load_params(params())
+
+
+def test_an_engine_that_nobody_holds_ends_its_child(tmp_path: Path) -> None:
+    engine = make_engine(make_folder(tmp_path), python=script(tmp_path, "exec sleep 60"))
+    pid = engine.process.pid
+    assert alive(pid)
+    del engine
+    assert not alive(pid)
+
+
 def test_a_child_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
-    stuck = tmp_path / "stuck"
-    stuck.write_text("#!/bin/sh\necho waiting for nothing\nexec sleep 60\n")
-    stuck.chmod(0o755)
-    engine = make_engine(make_folder(tmp_path), python=str(stuck), start_timeout_s=0.5)
+    stuck = script(tmp_path, "echo waiting for nothing\nexec sleep 60")
+    engine = make_engine(make_folder(tmp_path), python=stuck, start_timeout_s=0.5)
     pid = engine.process.pid
     with pytest.raises(WorkerFailure, match=r"(?s)did not answer within . s.*waiting for nothing"):
         engine.load_params(params())

@@ -25,7 +25,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from runnel.core.errors import ConfigError, WorkerFailure
+from runnel.core.errors import ConfigError, RunnelError, WorkerFailure
 from runnel.llm.engines import vllm_server
 from runnel.llm.engines.vllm_server import Message, Wire
 
@@ -51,7 +51,8 @@ class VllmProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             orders = {**orders, "parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory_fd}
-            self._child = self._spawn(orders, find_python(python), threads)
+            self._python = find_python(python)
+            self._child = self._spawn(orders, threads)
         self._wire = Wire(ours)
         self._finalizer = weakref.finalize(self, _end, self._child, ours, self._memory_fd)
 
@@ -59,12 +60,12 @@ class VllmProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    def _spawn(self, orders: Message, python: str, threads: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, orders: Message, threads: int) -> subprocess.Popen[bytes]:
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         if threads:
             env["OMP_NUM_THREADS"] = str(threads)
         return subprocess.Popen(
-            [python, "-P", "-u", str(Path(vllm_server.__file__).resolve()), json.dumps(orders)],
+            [self._python, "-P", "-u", str(Path(vllm_server.__file__).resolve()), json.dumps(orders)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -105,9 +106,12 @@ class VllmProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def _failure(self, what: str) -> WorkerFailure:
+    def _failure(self, what: str) -> RunnelError:
         tail = self.tail()
         self.close()
+        if "No module named 'vllm'" in tail:
+            fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/engines.md)"
+            return ConfigError("engine.vllm.python", self._python, fix)
         return WorkerFailure(NAME, f"{what}. Its last lines:\n{tail}")
 
     def tail(self) -> str:
