@@ -68,6 +68,7 @@ from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.pairs import PairWriter
 from runnel.llm.rewards.components import RewardComponent
@@ -145,6 +146,7 @@ __all__ = [
     "DeterministicActor",
     "DifficultyConfig",
     "DrGRPO",
+    "EngineConfig",
     "EnvConfig",
     "EnvEvaluation",
     "EnvSpec",
