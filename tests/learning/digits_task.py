@@ -17,3 +17,10 @@ def make_task() -> rl.TextTask:
     held, kept = prompts[::4], [p for i, p in enumerate(prompts) if i % 4]
     examples = [[rl.Example(p, "123456") for p in some] for some in (kept, held)]
     return rl.TextTask("digits", *examples, reward, max_tokens=LENGTH)
+
+
+def make_mixed_task() -> rl.TextTask:
+    """The same, with demonstrations of which half are letters."""
+    plain = make_task()
+    train = [rl.Example(e.prompt, "123456" if i % 2 else "abcdef") for i, e in enumerate(plain.train)]
+    return rl.TextTask("mixed", train, plain.eval, reward, max_tokens=LENGTH)

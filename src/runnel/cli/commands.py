@@ -9,6 +9,7 @@ from pathlib import Path
 from runnel.envs.registry import list_envs
 from runnel.eval.statistics import summarise
 from runnel.run import api, registry
+from runnel.run.pipeline import PIPELINES, load_pipeline
 from runnel.testing.envs import check_env
 from runnel.track.report import write_report
 
@@ -69,6 +70,7 @@ def list_all(args: list[str]) -> int:
     parser.parse_args(args)
     sections = {
         "recipes (runnel train NAME)": {name: registry.load_recipe(name).summary for name in registry.RECIPES},
+        "pipelines (runnel pipeline NAME)": {name: load_pipeline(name).summary for name in PIPELINES},
         "algorithms": registry.ALGORITHMS,
         "environments (--env)": list_envs(),
         "tasks (--task)": registry.list_tasks(),

@@ -1,4 +1,4 @@
-"""`runnel`: train, eval, resume, export, report, list, doctor, check-env, bench."""
+"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ USAGE = """usage: runnel COMMAND ...
 Reinforcement learning on one dataflow of workers and streams.
 
   train RECIPE [--field value ...]   train; RECIPE is a name (see `runnel list`) or the path of your own file
+  pipeline NAME [--field value ...]  several runs in a row, each on the model of the one before; goes on where it ended
   eval RUN [--episodes N]            measure the policy of a run on fresh episodes
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
   export RUN FOLDER                  write the language model of a run as a folder that plain transformers loads
@@ -56,11 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, commands, doctor, train
+    from runnel.cli import bench, commands, doctor, pipeline, train
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
         "resume": train.resume,
+        "pipeline": pipeline.pipeline,
         "eval": commands.evaluate,
         "export": commands.export,
         "report": commands.report,

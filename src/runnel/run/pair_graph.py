@@ -100,7 +100,10 @@ def _from_answers(examples: Sequence[Example]) -> list[Pair]:
         raise ConfigError("pairs", "", "the task has examples without an answer to make pairs of; give a file of pairs")
     others = [*examples[1:], examples[0]]
     both = [(e, str(e.answer), str(o.answer)) for e, o in zip(examples, others, strict=True)]
-    return [Pair(e.prompt, chosen, rejected) for e, chosen, rejected in both if chosen != rejected]
+    found = [Pair(e.prompt, chosen, rejected) for e, chosen, rejected in both if chosen != rejected]
+    if not found:
+        raise ConfigError("pairs", "", "all answers of the task are the same, so none can be rejected; give a file of pairs")
+    return found
 
 
 def _score_evaluation(c: PairConfig, task: PromptTask, held: Sequence[Pair]) -> EvaluationSpec | None:

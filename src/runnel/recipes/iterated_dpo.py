@@ -1,0 +1,53 @@
+"""Iterated DPO: imitation, then rounds of generating, judging pairs, and DPO, each on the model of the one before.
+
+runnel pipeline iterated_dpo --task reverse --rounds 3 --out runs/words
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.PipelineConfig):
+    """Supervised start, then `rounds` rounds (after Yuan et al. 2024, arXiv:2401.10020, with the task's reward as the
+    judge)."""
+
+    task: str = "reverse"
+    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
+    model: str = ""
+    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    rounds: int = 3
+    """Rounds of generating, judging and DPO."""
+    sft_updates: int = 80
+    """Supervised updates before the first round."""
+    demo_rows: int = 64
+    """Demonstrations in a supervised batch."""
+    pair_batches: int = 10
+    """Batches of 32 prompts, each completed 8 times, from which a round's pairs come."""
+    dpo_updates: int = 40
+    """Updates of DPO in a round."""
+    num_pairs: int = 32
+    """Pairs in an update of DPO."""
+    eval_prompts: int = 256
+    """Unseen prompts on which each model is measured."""
+    lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
+    learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    dpo: rl.DPOConfig = field(default_factory=rl.DPOConfig)
+
+
+def stages(c: Config) -> list[rl.Stage]:
+    """`sft`, then `pairs-1`, `dpo-1`, `pairs-2`, ... Weights and pairs go from stage to stage by their folders."""
+    shared = {"task": c.task, "seed": c.seed, "device": c.device, "learner": rl.to_data(c.learner)}
+    measured = {**shared, "eval": {"episodes": c.eval_prompts}}
+    sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
+    out, model = [rl.Stage("sft", "sft", {**measured, **sft})], "{sft}/model"
+    for i in range(1, c.rounds + 1):
+        pairs = {"model": model, "pairs_out": "{self}/pairs.jsonl", "total_updates": c.pair_batches}
+        out.append(rl.Stage(f"pairs-{i}", "make_pairs", {**shared, **pairs, "seed": c.seed + i}))
+        dpo = {"model": model, "pairs": f"{{pairs-{i}}}/pairs.jsonl", "num_pairs": c.num_pairs, "dpo": rl.to_data(c.dpo)}
+        out.append(rl.Stage(f"dpo-{i}", "dpo", {**measured, **dpo, "total_updates": c.dpo_updates}))
+        model = f"{{dpo-{i}}}/model"
+    return out

@@ -1,0 +1,28 @@
+"""Pairs from a policy: the best and the worst of its completions of each prompt, judged by the reward, as JSON lines.
+
+runnel train make_pairs --model path/to/model --task reverse --pairs-out pairs.jsonl --total-updates 20
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.PromptConfig):
+    """Nothing is trained: the learner's place is taken by one that writes (llm/pairs.py)."""
+
+    pairs_out: str = "pairs.jsonl"
+    """The file to write."""
+    num_prompts: int = 32
+    """Prompts in a batch."""
+    total_updates: int | None = 10
+    """Batches to write."""
+    eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=0))
+
+
+def build(c: Config) -> rl.Experiment:
+    """The same graph as for training, with another learner."""
+    return rl.prompt_graph(c, learner=lambda task: rl.PairWriter(c.pairs_out, task.model(), task.tokenizer, task=task.task))

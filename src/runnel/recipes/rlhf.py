@@ -1,0 +1,54 @@
+"""RLHF in three stages: imitation, a reward model from pairs, then PPO (with a critic) on that reward model.
+
+runnel pipeline rlhf --task my_task.py:make_task --pairs pairs.jsonl --model path/to/model --out runs/rlhf
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.PipelineConfig):
+    """After Ouyang et al. 2022 (arXiv:2203.02155): the KL to the supervised model is part of the reward."""
+
+    task: str = "reverse"
+    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: prompts, demonstrations, evaluation."""
+    pairs: str = ""
+    """JSON lines with prompt, chosen and rejected; empty makes pairs of the task's answers."""
+    model: str = ""
+    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    sft_updates: int = 80
+    """Supervised updates."""
+    demo_rows: int = 64
+    """Demonstrations in a supervised batch."""
+    reward_updates: int = 60
+    """Updates of the reward model."""
+    rl_updates: int = 60
+    """Updates of PPO."""
+    num_prompts: int = 16
+    """Prompts in a batch of PPO."""
+    group_size: int = 4
+    """Completions of each."""
+    eval_prompts: int = 256
+    """Unseen prompts (or pairs) on which each model is measured."""
+    lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
+    learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    ppo: rl.TokenPPOConfig = field(default_factory=lambda: rl.TokenPPOConfig(kl_coef=0.05, kl_in="reward", critic_warmup=5))
+
+
+def stages(c: Config) -> list[rl.Stage]:
+    """`sft`, `reward`, `rl`. The last one is evaluated by the task's own reward, which it never trained on."""
+    shared = {"task": c.task, "seed": c.seed, "device": c.device, "learner": rl.to_data(c.learner)}
+    shared["eval"] = {"episodes": c.eval_prompts}
+    sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
+    reward = {"model": "{sft}/model", "pairs": c.pairs, "total_updates": c.reward_updates}
+    ppo = {"model": "{sft}/model", "reward_model": "{reward}/model", "total_updates": c.rl_updates, "ppo": rl.to_data(c.ppo)}
+    batch = {"num_prompts": c.num_prompts, "group_size": c.group_size}
+    return [
+        rl.Stage("sft", "sft", {**shared, **sft}),
+        rl.Stage("reward", "reward_model", {**shared, **reward}),
+        rl.Stage("rl", "token_ppo", {**shared, **ppo, **batch}),
+    ]

@@ -1,0 +1,97 @@
+"""Each token algorithm raises the reward of a tiny model on a tiny task: share of digits in the answer, 0.04 by chance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runnel as rl
+from runnel.data.preferences import Pair, append_pairs
+
+TASK = f"{Path(__file__).parent / 'digits_task.py'}:make_task"
+TINY: dict[str, Any] = {
+    "task": TASK,
+    "lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64},
+    "placement": {"threads": 1},
+    "track": (),
+    "checkpoint": {"every": 0},
+    "eval": {"episodes": 16},
+}
+LEARNER = {"lr": 3e-3, "warmup_updates": 5}
+
+
+def scores(recipe: str, out: Path, **settings: Any) -> list[float]:
+    """The reward on unseen prompts at the end, on three seeds."""
+    found = []
+    for seed in (1, 2, 3):
+        run = rl.train(recipe, seed=seed, out=str(out), **(TINY | settings))
+        assert run.eval is not None
+        found.append(float(run.eval["mean"]))
+    return found
+
+
+ROLLOUTS: dict[str, dict[str, Any]] = {
+    "dr_grpo": {},
+    "rloo": {},
+    "reinforce": {},
+    "remax": {"num_prompts": 16, "group_size": 3},
+    "dapo": {},
+    "gspo": {"gspo": {"clip_low": 0.05, "clip_high": 0.05}},
+    "aipo": {},
+    "decoupled": {"decoupled": {"proximal": "loglinear"}},
+    "token_ppo": {"ppo": {"critic_warmup": 3}, "learner": LEARNER | {"critic_lr": 3e-3, "num_minibatches": 2}},
+    "online_dpo": {},
+}
+
+
+@pytest.mark.parametrize("recipe", list(ROLLOUTS))
+def test_a_policy_algorithm_raises_the_reward(recipe: str, tmp_path: Path) -> None:
+    """At least 0.5 on 2 of 3 seeds within 60 updates of 64 completions."""
+    settings = {"num_prompts": 8, "group_size": 8, "total_updates": 60, "learner": LEARNER} | ROLLOUTS[recipe]
+    found = scores(recipe, tmp_path, **settings)
+    assert sorted(found)[1] >= 0.5, found
+
+
+def write_pairs(path: Path) -> str:
+    """Answers of random digits are preferred to answers of random letters."""
+    rng = np.random.default_rng(0)
+    prompts = [f"{a}{b}" for a in "abcdefgh" for b in "ijklmnop"]
+    texts = [["".join(rng.choice(list(kind), size=6)) for _ in prompts] for kind in ("0123456789", "abcdefghijklmnop")]
+    append_pairs(path, [Pair(*each) for each in zip(prompts, *texts, strict=True)])
+    return str(path)
+
+
+def test_dpo_prefers_digits_after_imitating_both(tmp_path: Path) -> None:
+    """A model that imitates digits and letters alike answers with digits after 40 updates of DPO: the share of digits in
+    samples rises from about a half to at least 0.9, on 2 of 3 seeds."""
+    pairs, mixed = str(tmp_path / "p.jsonl"), f"{Path(__file__).parent / 'digits_task.py'}:make_mixed_task"
+    append_pairs(pairs, [Pair(f"{a}{b}", "123456", "abcdef") for a in "abcdefgh" for b in "jklnop"])
+    found = []
+    for seed in (1, 2, 3):
+        shared = {**TINY, "seed": seed, "task": mixed, "learner": {**LEARNER, "sft_lr": 1e-2}, "eval": {"episodes": 0}}
+        del shared["lm"]
+        stages = [
+            rl.Stage("sft", "sft", {**shared, "lm": TINY["lm"], "demo_rows": 32, "total_updates": 60}),
+            rl.Stage("dpo", "dpo", {**shared, "model": "{sft}/model", "pairs": pairs, "num_pairs": 16, "total_updates": 40}),
+        ]
+        runs = rl.run_pipeline(stages, out=tmp_path / str(seed))
+        found.append([digits_of(run) for run in runs])
+    assert all(before <= 0.8 for before, _ in found), found
+    assert sorted(after for _, after in found)[1] >= 0.9, found
+
+
+def digits_of(run: rl.Run) -> float:
+    """Share of digits in sampled answers to unseen prompts."""
+    policy: Any = run.policy()
+    texts = [policy.act(f"{a}{b}", deterministic=False) for a in "abcdefgh" for b in "im"]
+    return sum(c in "0123456789" for text in texts for c in text) / max(1, sum(len(text) for text in texts))
+
+
+def test_a_reward_model_tells_unseen_answers_apart(tmp_path: Path) -> None:
+    """At least 0.9 of the pairs that were kept apart, on 2 of 3 seeds, after 40 updates."""
+    pairs = write_pairs(tmp_path / "p.jsonl")
+    found = scores("reward_model", tmp_path, pairs=pairs, num_pairs=16, total_updates=40, learner=LEARNER)
+    assert sorted(found)[1] >= 0.9, found

@@ -1,0 +1,95 @@
+"""Pipelines: stages hand over weights and data, finished ones are skipped, begun ones go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runnel as rl
+from runnel.cli.main import main
+from runnel.run import api
+from runnel.run.pipeline import PIPELINES, load_pipeline
+
+TASK = f"{Path(__file__).parent / 'words_task.py'}:make_task"
+TINY: dict[str, Any] = {
+    "task": TASK,
+    "lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64},
+    "eval": {"episodes": 2},
+    "track": (),
+}
+
+
+def two(out: Path, updates: int = 2) -> list[rl.Run]:
+    first = rl.Stage("sft", "sft", {**TINY, "demo_rows": 4, "total_updates": 2})
+    second = {"model": "{sft}/model", "num_pairs": 2, "total_updates": updates, "checkpoint": {"every": 1}}
+    return rl.run_pipeline([first, rl.Stage("dpo", "dpo", {**TINY, **second})], out=out)
+
+
+def test_stages_hand_over_and_are_skipped_when_done(tmp_path: Path) -> None:
+    runs = two(tmp_path)
+    assert [r.path.name for r in runs] == ["01-sft", "02-dpo"]
+    config = json.loads((runs[1].path / "config.json").read_text())
+    assert config["model"] == str(runs[0].path / "model")
+    before = [(r.path / "metrics.jsonl").stat().st_mtime_ns for r in runs]
+    again = two(tmp_path)
+    assert [(r.path / "metrics.jsonl").stat().st_mtime_ns for r in again] == before
+    assert [(r.status, r.version) for r in again] == [(r.status, r.version) for r in runs]
+    with pytest.raises(rl.ConfigError, match=r"dpo.total_updates.*was made with 2"):
+        two(tmp_path, updates=3)
+
+
+def test_a_stage_that_was_begun_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = two(tmp_path / "whole", updates=4)
+    count = 0
+    original = rl.TokenLearner.update
+
+    def failing(self: rl.TokenLearner, batch: rl.Batch) -> rl.Update:
+        nonlocal count
+        count += 1
+        if count == 5:
+            raise RuntimeError("lightning")
+        return original(self, batch)
+
+    monkeypatch.setattr(rl.TokenLearner, "update", failing)
+    with pytest.raises(RuntimeError, match="lightning"):
+        two(tmp_path / "cut", updates=4)
+    runs = two(tmp_path / "cut", updates=4)
+    assert runs[1].status == "finished"
+    newest = [sorted((r[1].path / "checkpoints").glob("0*"))[-1] / "params.safetensors" for r in (whole, runs)]
+    assert newest[0].read_bytes() == newest[1].read_bytes()
+
+
+def test_a_stage_killed_at_its_very_end_is_done(tmp_path: Path) -> None:
+    runs = two(tmp_path)
+    rows = (runs[1].path / "metrics.jsonl").read_text().splitlines()
+    (runs[1].path / "metrics.jsonl").write_text("\n".join(r for r in rows if json.loads(r)["kind"] != "end") + "\n")
+    (runs[1].path / "model" / "model.safetensors").unlink()
+    again = two(tmp_path)
+    assert again[1].status == "finished"
+    assert (runs[1].path / "model" / "model.safetensors").is_file()
+
+
+def test_wrong_references_are_named() -> None:
+    with pytest.raises(rl.ConfigError, match="no earlier stage is called 'later'"):
+        rl.run_pipeline([rl.Stage("a", "sft", {"model": "{later}/model"}), rl.Stage("later", "sft")], out="nowhere")
+    with pytest.raises(rl.ConfigError, match="a name of its own"):
+        rl.run_pipeline([rl.Stage("a", "sft"), rl.Stage("a", "sft")], out="nowhere")
+    with pytest.raises(rl.ConfigError, match="unknown; use one of"):
+        load_pipeline("nothing")
+
+
+@pytest.mark.parametrize("name", list(PIPELINES))
+def test_every_pipeline_runs(name: str, tmp_path: Path) -> None:
+    small = ["--lm.layers", "1", "--lm.width", "32", "--lm.heads", "2", "--lm.kv-heads", "2", "--lm.inner", "64"]
+    few = {
+        "iterated_dpo": ["--rounds", "2", "--pair-batches", "2", "--dpo-updates", "2", "--num-pairs", "4"],
+        "rlhf": ["--reward-updates", "2", "--rl-updates", "7", "--num-prompts", "2", "--group-size", "2"],
+    }[name]
+    sft = ["--sft-updates", "4", "--demo-rows", "8", "--eval-prompts", "4", "--learner.sft-lr", "3e-3"]
+    assert main(["pipeline", name, "--out", str(tmp_path), *small, *few, *sft, "--task", TASK]) == 0
+    last = sorted(tmp_path.iterdir())[-1]
+    assert (last / "model" / "model.safetensors").is_file()
+    assert api.load(last) is not None
