@@ -106,7 +106,10 @@ class TextEvaluation:
         rewards = {key: {c: values[0] for c, values in r.items()} for key, r in first.items()}
         totals = {key: self.task.total(r) for key, r in rewards.items()}
         extra = {c: [scalar(r[c]) for r in rewards.values() if r[c] is not None] for c in self.task.channels}
-        extra |= {"length": [lengths[key] for key in rewards], "failed": [float(v.rewards is None) for v in verdicts.values()]}
+        extra |= {
+            "completion_length": [lengths[key] for key in rewards],
+            "failed": [float(v.rewards is None) for v in verdicts.values()],
+        }
         if any(self._too_long):
             extra["too_long"] = self._too_long
         extra |= self._passes(verdicts)

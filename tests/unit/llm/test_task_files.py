@@ -51,6 +51,13 @@ def test_rewards_by_name_with_weights(tmp_path):
     task = make_task(write(tmp_path / "a.jsonl", rows()), config)
     assert dict(zip(task.channels, task.weights, strict=True)) == {"exact": 1.0, "format": 0.1, "mine": 2.0}
     assert task.components[0].options == {"extract": "tag:answer"}
+    shaped = DataConfig(prompt="question", reward=("length=0.1",), options=("length.limit=4", "length.unit=tokens"))
+    (part,) = shaped.components()
+    assert (part.options, part.tokens, part.weight) == ({"limit": 4, "unit": "tokens"}, True, 0.1)
+    with pytest.raises(ConfigError, match=r"data\.options.*no such reward; data\.reward has exact"):
+        DataConfig(options=("length.limit=4",)).components()
+    with pytest.raises(ConfigError, match=r"data\.options.*reward\.option=value"):
+        DataConfig(options=("limit",))
     with pytest.raises(ConfigError, match=r"data\.reward.*name=weight"):
         make_task(str(tmp_path / "a.jsonl"), DataConfig(prompt="question", reward=("exact=much",)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.llm.rewards.components import RewardComponent
@@ -19,6 +20,8 @@ class DataConfig:
     reward: tuple[str, ...] = ()
     """Rewards of data from files, by name (exact, math, python_tests, ...; file.py:function), each with an optional weight as
     in format=0.1. Default: exact."""
+    options: tuple[str, ...] = ()
+    """Options of those rewards, as name.option=value: length.target=40, regex.pattern=[0-9]+."""
     extract: str = ""
     """Where the answer stands in a completion: all, last_line, last_number, boxed, tag:NAME, after:TEXT; several with |."""
     system: str = ""
@@ -47,15 +50,32 @@ class DataConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"data.{name}", getattr(self, name), "use at least 1")
         self.parsed_settings()
+        self._options()
 
     def components(self, default: str = "exact") -> list[RewardComponent]:
         """The rewards, with `extract` for those that look for an answer."""
-        out = []
+        out, given = [], self._options()
         for text in self.reward or (default,):
             fn, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
-            options = {"extract": self.extract} if self.extract and fn in ("exact", "python_tests") else {}
             name = fn.rpartition(":")[2].rpartition("/")[2]
-            out.append(RewardComponent(name, fn, _weight(text, weight), options=options))
+            options = {"extract": self.extract} if self.extract and fn in ("exact", "python_tests") else {}
+            options |= given.pop(name, {})
+            tokens = options.get("unit") == "tokens"
+            out.append(RewardComponent(name, fn, _weight(text, weight), options=options, tokens=tokens))
+        if given:
+            names = ", ".join(part.name for part in out)
+            raise ConfigError("data.options", sorted(given), f"there is no such reward; data.reward has {names}")
+        return out
+
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """Options by reward."""
+        out: dict[str, dict[str, Any]] = {}
+        for text in self.options:
+            name, dot, rest = text.partition(".")
+            if not dot:
+                raise ConfigError("data.options", text, "write reward.option=value")
+            option, value = _setting(rest)
+            out.setdefault(name, {})[option] = value
         return out
 
     def parsed_settings(self) -> dict[str, object]:
