@@ -97,3 +97,10 @@ def test_parameters_are_copied_unless_they_are_shared() -> None:
     before = {name: p.clone() for name, p in own.items()}
     engine.load_params(ParamSet(1, {name: p + 1 for name, p in own.items()}))
     assert all(torch.equal(own[name], before[name]) for name in own), "the shared tensors must not be written to"
+
+
+def test_shared_parameters_of_another_precision_are_copied() -> None:
+    engine = make_engine()
+    engine.model.to(torch.bfloat16)
+    engine.load_params(ParamSet(1, model_params(model()), shared=True))
+    assert {p.dtype for p in engine.model.parameters()} == {torch.bfloat16}

@@ -55,7 +55,7 @@ def params(version: int = 3, *, seed: int = 7, tied: bool = True) -> ParamSet:
 
 
 def make_engine(folder: Path, python: str = PYTHON, **options: Any) -> VllmEngine:
-    config = VllmConfig(python=python, dtype="float32", threads=1, **options)
+    config = VllmConfig(python=python, threads=1, **options)
     return VllmEngine(folder, num_slots=4, max_length=32, eos_id=2, decode_text=decode, config=config)
 
 
@@ -155,8 +155,8 @@ def test_bad_input_is_refused_with_the_fix(tmp_path: Path) -> None:
         make_engine(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="64 positions"):
         VllmEngine(folder, num_slots=1, max_length=65, eos_id=2)
-    with pytest.raises(ConfigError, match="float8"):
-        VllmConfig(dtype="float8")
+    with pytest.raises(ConfigError, match="memory_share"):
+        VllmConfig(memory_share=1.5)
 
 
 # ---------------------------------------------------------------------------------------------------------- with vLLM
@@ -171,7 +171,7 @@ class Shared(VllmEngine):
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     folder = make_folder(tmp_path_factory.mktemp("model"))
-    config = VllmConfig(python=PYTHON, dtype="float32", threads=1)
+    config = VllmConfig(python=PYTHON, threads=1)
     engine = Shared(folder, num_slots=4, max_length=32, eos_id=2, decode_text=decode, config=config)
     yield engine
     pid = engine.process.pid

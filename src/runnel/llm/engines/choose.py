@@ -27,7 +27,7 @@ class EngineConfig:
     num_slots: int = 0
     """Completions that run at once; 0 takes as many as an update needs."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """native, hf: arithmetic of decoding. auto: bfloat16 on CUDA, else float32, as the learner's; where the two are the same and
+    """Arithmetic of decoding. auto: bfloat16 on CUDA, else float32, as the learner's; where the two are the same and
     live side by side, they share the weights."""
     on_update: Literal["keep", "recompute"] = "keep"
     """native: what running completions do with their keys and values when weights change (hf keeps, vllm recomputes)."""
@@ -71,7 +71,8 @@ def make_engine(
     if config.kind == "hf":
         model = _in_precision(make_model(), config.precision)
         return HfEngine(model, num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
-    options: dict[str, Any] = {"max_length": max_length, "eos_id": eos_id, "decode_text": decode_text, "config": config.vllm}
+    options: dict[str, Any] = {"max_length": max_length, "eos_id": eos_id, "decode_text": decode_text}
+    options |= {"precision": config.precision, "config": config.vllm}
     if folder:
         return VllmEngine(folder, num_slots=slots, **options)
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:

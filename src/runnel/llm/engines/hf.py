@@ -135,10 +135,16 @@ class HfEngine:
         held = [c.id for c in self._running if c.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
-        if self._shared and not params.shared:
+        bind = params.shared and self._same_kind(params)
+        if self._shared and not bind:
             load_model_params(self.model, {n: p.clone() for n, p in model_params(self.model).items()}, bind=True)
-        load_model_params(self.model, params.params, bind=params.shared)
-        self._shared, self.version = params.shared, params.version
+        load_model_params(self.model, params.params, bind=bind)
+        self._shared, self.version = bind, params.version
+
+    def _same_kind(self, params: ParamSet) -> bool:
+        """Whether the learner's tensors can be used as they are: this engine's precision, on its device."""
+        own = next(iter(self.model.parameters()))
+        return all((p.dtype, p.device) == (own.dtype, own.device) for p in params.params.values())
 
     # ----------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:

@@ -31,8 +31,6 @@ class VllmConfig:
 
     python: str = ""
     """Interpreter that has vLLM; empty takes RUNNEL_VLLM_PYTHON, else this one."""
-    dtype: str = "auto"
-    """Type that vLLM computes in: auto (the model's), float32, bfloat16 or float16."""
     threads: int = 0
     """Threads of vLLM on a CPU; 0 leaves it to vLLM."""
     cpu_cache_gib: int = 1
@@ -47,14 +45,12 @@ class VllmConfig:
     """Longest that one step or one change of weights may take."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ConfigError("engine.vllm.dtype", self.dtype, "use auto, float32, bfloat16 or float16")
         if not 0 < self.memory_share <= 1:
             raise ConfigError("engine.vllm.memory_share", self.memory_share, "use a share above 0, at most 1")
 
 
 class VllmEngine:
-    """Completes tokens with vLLM; `folder` is a Hugging Face model folder.
+    """Completes tokens with vLLM; `folder` is a Hugging Face model folder. `precision`: auto is float32 on CPUs, else bfloat16.
 
     The child starts at once, and the first `load_params` or `step` waits until it is ready. `load_params` copies the weights
     into shared memory with a checksum that the child verifies (a wrong one is refused, counted in `num_refused`, and sent
@@ -72,6 +68,7 @@ class VllmEngine:
         max_length: int,
         eos_id: int,
         decode_text: Decode | None = None,
+        precision: str = "auto",
         config: VllmConfig | None = None,
     ) -> None:
         self._shapes = _parameter_shapes(folder, max_length)
@@ -88,7 +85,7 @@ class VllmEngine:
                 "folder": str(Path(folder).resolve()),
                 "num_slots": num_slots,
                 "max_length": max_length,
-                "dtype": config.dtype,
+                "precision": precision,
                 "cpu_cache_gib": config.cpu_cache_gib,
                 "memory_share": config.memory_share,
                 "eager": config.eager,

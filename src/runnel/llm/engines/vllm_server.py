@@ -244,12 +244,14 @@ def make_vllm(orders: Message) -> Any:
     if orders["cpu_cache_gib"]:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(orders["cpu_cache_gib"])
     from vllm import EngineArgs, LLMEngine
+    from vllm.platforms import current_platform
 
+    precision = orders["precision"]
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=orders["folder"],
             skip_tokenizer_init=True,
-            dtype=orders["dtype"],
+            dtype=precision if precision != "auto" else "float32" if current_platform.is_cpu() else "bfloat16",
             max_model_len=orders["max_length"],
             max_num_seqs=orders["num_slots"],
             gpu_memory_utilization=orders["memory_share"],
