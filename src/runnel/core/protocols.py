@@ -290,6 +290,15 @@ class Learner(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
 
+@runtime_checkable
+class StartsFrom(Protocol):
+    """A learner that keeps more than it publishes (float32 masters of half-precision weights): it takes a start itself."""
+
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Use `params`, published by another run, as the weights from here on."""
+        ...
+
+
 class Store(Protocol):
     """Replay memory behind a buffer worker."""
 

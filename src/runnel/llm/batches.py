@@ -136,9 +136,10 @@ def split_tokens(rows: Tensor, unit: Tensor, length: Tensor, budget: int) -> lis
     [[1, 3, 4], [2], [0]]
     """
     members: dict[int, list[int]] = {}
-    for r in rows.tolist():
-        members.setdefault(int(unit[r]), []).append(r)
-    sizes = {u: int(length[inside].sum()) for u, inside in members.items()}
+    sizes: dict[int, int] = {}
+    for r, u, size in zip(rows.tolist(), unit[rows].tolist(), length[rows].tolist(), strict=True):
+        members.setdefault(u, []).append(r)
+        sizes[u] = sizes.get(u, 0) + size
     out: list[list[int]] = []
     total, filled = sum(sizes.values()), 0
     fair = total / max(1, -(-total // budget))

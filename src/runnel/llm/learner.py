@@ -330,6 +330,10 @@ class TokenLearner:
         """Live weights, tied ones once."""
         return self.policy.params()
 
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Start from the weights of another run, with fresh moments."""
+        self.policy.load_state_dict(self.policy.state_dict() | {"model": dict(params)})
+
     def state_dict(self) -> State:
         return {
             "policy": self.policy.state_dict(),

@@ -17,6 +17,14 @@ class Config(rl.PromptConfig):
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window"))
     decoupled: rl.DecoupledConfig = field(default_factory=rl.DecoupledConfig)
 
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        steps = self.learner.num_epochs * self.learner.num_minibatches
+        if self.decoupled.proximal == "reuse" and steps > 1:
+            fix = f"{steps} optimiser steps a batch need the log-probabilities from before the first; use forward or loglinear"
+            raise rl.ConfigError("decoupled.proximal", "reuse", fix)
+
 
 def build(c: Config) -> rl.Experiment:
     """Completions are made while the learner trains."""

@@ -6,6 +6,7 @@ runnel train make_pairs --model path/to/model --task reverse --pairs-out pairs.j
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import runnel as rl
 
@@ -14,8 +15,8 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """Nothing is trained: the learner's place is taken by one that writes (llm/pairs.py)."""
 
-    pairs_out: str = "pairs.jsonl"
-    """The file to write."""
+    pairs_out: str = ""
+    """The file to write; empty is pairs.jsonl in `out`."""
     num_prompts: int = 32
     """Prompts in a batch."""
     total_updates: int | None = 10
@@ -25,4 +26,5 @@ class Config(rl.PromptConfig):
 
 def build(c: Config) -> rl.Experiment:
     """The same graph as for training, with another learner."""
-    return rl.prompt_graph(c, learner=lambda task: rl.PairWriter(c.pairs_out, task.model(), task.tokenizer, task=task.task))
+    path = c.pairs_out or Path(c.out) / "pairs.jsonl"
+    return rl.prompt_graph(c, learner=lambda task: rl.PairWriter(path, task.model(), task.tokenizer, task=task.task))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from runnel.core.errors import CheckpointError
-from runnel.core.protocols import State
+from runnel.core.protocols import StartsFrom, State
 from runnel.core.records import Accounting
 from runnel.flow.params import Channel
 from runnel.flow.slots import SlotTable
@@ -75,9 +75,12 @@ class Group:
         wrong = [k for k in own if k not in params or params[k].shape != own[k].shape]
         if wrong:
             raise CheckpointError(f"init_from {source!r}: {wrong[0]!r} is missing or has another shape; use the same network")
-        with torch.no_grad():
-            for key, tensor in own.items():
-                tensor.copy_(params[key])
+        if isinstance(trainer.learner, StartsFrom):
+            trainer.learner.start_from(params)
+        else:
+            with torch.no_grad():
+                for key, tensor in own.items():
+                    tensor.copy_(params[key])
         trainer.setup()
 
     def round(self) -> int:

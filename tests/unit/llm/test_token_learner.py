@@ -228,3 +228,13 @@ def test_mismatch_is_measured_on_this_version_only_and_bounded():
     assert "mismatch/kl" not in metrics
     with pytest.raises(RunnelError, match="engine and learner disagree at version 1"):
         learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0], version=1)]}, progress=0.0))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_start_from_another_run_outlives_the_first_step(precision):
+    rng = np.random.default_rng(0)
+    given, learner = learner_of(seed=5).params(), learner_of(seed=0, precision=precision, lr=0.0)
+    learner.start_from(given)
+    learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0])]}, progress=0.0))
+    for name, value in learner.params().items():
+        assert torch.equal(value, given[name].to(value.dtype)), name
