@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,25 @@ def save_scorer(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, 
     _save(scorer, tokenizer, folder)
 
 
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """A run has its own view."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    yield
+    if shown:
+        logging.enable_progress_bar()
+
+
 def _save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     """Written beside, then moved: a folder that is there is whole."""
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    save_model(model, beside)
+    with _no_progress_bars():
+        save_model(model, beside)
     tokenizer.save(beside)
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)

@@ -183,7 +183,7 @@ class TokenLearner:
             for rows in split_units(all_rows, batch["unit"], parts, seed=seed):
                 steps.append(self._step(batch, rows, rates, first=not steps, first_pass=epoch == 0))
         metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
-        metrics |= {k.removeprefix("stats/"): self._mean(v) for k, v in batch.items() if k.startswith("stats/")}
+        metrics |= self._stats(batch)
         metrics |= version_stats(batch)
         for name in self._readers(batch):
             self._seen[name] += 1
@@ -240,6 +240,8 @@ class TokenLearner:
         useful = rows[self._useful(batch, active)[rows]]
         for some in split_tokens(useful, batch["unit"], batch["row_length"], self.config.micro_batch_tokens):
             part = MicroBatch.of(batch, some, device=self._device)
+            if not part.kinds:
+                continue
             outputs = self._outputs(part, active)
             values = self._backward(part, outputs, active, counts)
             if "logprob" in outputs:
@@ -315,9 +317,13 @@ class TokenLearner:
     def _readers(self, batch: Batch) -> list[str]:
         return [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
 
-    def _mean(self, value: Tensor) -> float:
-        mean = self._collective.all_reduce(value.clone().float().to(self._device)) / self._collective.world_size
-        return float(mean)
+    def _stats(self, batch: Batch) -> Metrics:
+        """What the algorithms want to show, as means over ranks."""
+        found = {k.removeprefix("stats/"): v.double() for k, v in batch.items() if k.startswith("stats/")}
+        if not found:
+            return {}
+        means = self._collective.all_reduce(torch.stack(list(found.values())).to(self._device)) / self._collective.world_size
+        return dict(zip(found, means.tolist(), strict=True))
 
     def _follow(self) -> None:
         """A moving reference takes its step towards the policy."""

@@ -16,6 +16,7 @@ from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
+from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learner import TokenLearnerConfig
 from runnel.llm.tasks import DataConfig, DifficultyConfig
 from runnel.nets.causal_lm import ModelConfig
@@ -46,6 +47,14 @@ class PromptConfig(RunConfig):
     row; 0 trains on all."""
     max_tokens: int = 0
     """Longest completion in tokens; 0 takes what the task says."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0 is all. Log-probabilities are those before any such cut."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+    min_p: float = 0.0
+    """Sample from tokens that are at least this fraction as likely as the likeliest."""
+    stop: tuple[str, ...] = ()
+    """A completion ends behind any of these texts."""
     warmup_updates: int = 0
     """Supervised updates on the task's demonstrations before the first update on rollouts."""
     demo_rows: int = 128
@@ -59,9 +68,15 @@ class PromptConfig(RunConfig):
     engine: EngineConfig = field(default_factory=EngineConfig)
     placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
 
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How completions are drawn."""
+        return SamplingConfig(self.learner.temperature, self.top_k, self.top_p, self.min_p, self.stop)
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
+        self.sampling  # noqa: B018  (it checks itself)
         for name in ("num_prompts", "group_size", "demo_rows"):
             if getattr(self, name) < (2 if name == "group_size" else 1):
                 raise ConfigError(name, getattr(self, name), "too small; a group needs 2 completions to compare")
@@ -87,12 +102,13 @@ def prompt_graph(
     if c.reward_model:
         task.judge_by(c.reward_model)
     rollouts = c.lag_policy(c.num_prompts, start=c.warmup_updates)
-    streams = [task.rollouts(group_size=c.group_size, num_prompts=c.num_prompts, lag=rollouts.lag)]
+    cut = c.sampling.truncates
+    streams = [task.rollouts(group_size=c.group_size, num_prompts=c.num_prompts, lag=rollouts.lag, truncates=cut)]
     staleness: dict[str, StalenessPolicy] = {"rollouts": rollouts}
     actors = list(
         task.actors(
             group_size=c.group_size,
-            temperature=c.learner.temperature,
+            sampling=c.sampling,
             greedy_first=c.greedy_first,
             max_refills=c.max_refills,
             filter=c.filter,

@@ -54,6 +54,7 @@ class PromptTask:
         """What evaluations judge by."""
         self.tokenizer: Tokenizer = make_tokenizer(folder, plain=data.plain)
         self._config, self._lm, self._engine = config, replace(lm, path=folder), engine or EngineConfig()
+        self._reward_timeout_s = data.reward_timeout_s
         context = context_of(folder) if folder else lm.max_positions
         self.sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=data.max_prompt, context=context)
         if lost := lost_texts(self.task, self.tokenizer):
@@ -94,7 +95,7 @@ class PromptTask:
         """The stream of demonstrations: one segment is one batch of `rows`."""
         return demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1, reader="trainer")
 
-    def rollouts(self, *, group_size: int, num_prompts: int, lag: int) -> StreamSpec:
+    def rollouts(self, *, group_size: int, num_prompts: int, lag: int, truncates: bool = False) -> StreamSpec:
         """The stream of groups: `num_prompts` segments make a batch."""
         return rollout_stream(
             group_size=group_size,
@@ -102,6 +103,7 @@ class PromptTask:
             max_tokens=self.sizes.completion,
             rewards=self.task.channels,
             token_rewards=self.task.token_channels,
+            sampling_logprob=truncates,
             groups_per_batch=num_prompts,
             capacity=num_prompts * (lag + 1),
             num_writers=self._config.num_actors,
@@ -120,7 +122,7 @@ class PromptTask:
         self,
         *,
         group_size: int,
-        temperature: float,
+        sampling: SamplingConfig,
         greedy_first: bool = False,
         max_refills: int = 0,
         filter: DifficultyConfig | None = None,
@@ -137,9 +139,10 @@ class PromptTask:
                     max_tokens=self.sizes.completion,
                     seed=seed,
                     source=DifficultySource(self.task.train, filter, seed=seed) if filter is not None and filter.on else None,
-                    sampling=SamplingConfig(temperature),
+                    sampling=sampling,
                     greedy_first=greedy_first,
                     max_refills=max_refills,
+                    reward_timeout_s=self._reward_timeout_s,
                     blocking_rewards=self._config.launcher == "inproc" or self._config.deterministic,
                 )
 
@@ -165,6 +168,7 @@ class PromptTask:
                 pass_k=c.pass_k,
                 pass_reward=c.pass_reward,
                 max_prompt=self.sizes.prompt,
+                reward_timeout_s=self._reward_timeout_s,
             ),
             inferencer=lambda: self.engine(min(episodes * (1 + c.samples), 64)),
         )

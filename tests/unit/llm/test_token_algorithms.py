@@ -8,12 +8,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from fakes_llm import FakeClient, FakeStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokens import VOCAB, demos, group, pairs
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import OneProcess
+from runnel.core.protocols import OneProcess, ParamSet
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import PAIR, SCORE
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
@@ -26,9 +27,15 @@ from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, Re
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.batches import join_rows
+from runnel.llm.engines.native import NativeEngine
+from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.sampler import PromptSampler
+from runnel.llm.streams import rollout_stream
+from runnel.llm.tasks import Example, TextTask
+from runnel.llm.tokenize import CharTokenizer
 from runnel.llm.trained import ScalarModel
-from runnel.nets.causal_lm import ModelConfig, build_model
+from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 BOTH = {"channels": {"exact": 1.0}, "max_tokens": 6}
@@ -349,3 +356,48 @@ def test_the_reference_may_follow():
         for name, value in learner.reference.params().items():
             wanted = torch.lerp(start[name], learner.params()[name], expected)
             torch.testing.assert_close(value, wanted)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_the_same_gradient_on_a_cuda_device(name):
+    segments = segments_of(name, np.random.default_rng(4), 3)
+    expected = gradient_of(name, segments, precision="float32")
+    (reader,) = segments
+    model = build_model(SIZES, VOCAB, seed=0)
+    if name == "reward_model":
+        model = ScalarModel(model)
+        torch.manual_seed(0)
+        torch.nn.init.normal_(model.score.weight)
+    config = TokenLearnerConfig(max_mismatch=1e9, precision="float32", max_grad_norm=1e9)
+    learner = TokenLearner(config, model, algorithms={reader: ALGORITHMS[name]()}, device="cuda")
+    if name == "ppo":
+        torch.manual_seed(1)
+        weight = learner._critic().model.score.weight.data
+        weight.copy_(torch.empty(weight.shape).normal_())
+    metrics = learner.update(learner.prepare(segments, progress=0.0)).metrics
+    assert all(np.isfinite(v) for v in metrics.values())
+    torch.testing.assert_close(gradients(learner).cpu(), expected, rtol=1e-2, atol=1e-4)
+
+
+def test_the_first_row_of_a_greedy_group_is_greedy_and_not_trained():
+    tokenizer = CharTokenizer()
+    model = build_model(SIZES, tokenizer.vocab_size, seed=0)
+    engine = NativeEngine(model, num_slots=4, max_length=32, eos_id=tokenizer.eos_id)
+    client = FakeClient(engine)
+    client.published[0] = ParamSet(0, model_params(model))
+    task = TextTask("t", [Example("ab")], [Example("cd")], lambda prompts, completions: [float(len(c)) for c in completions])
+    sampler = PromptSampler(task, tokenizer, group_size=3, max_tokens=6, seed=1, greedy_first=True)
+    spec = rollout_stream(group_size=3, max_prompt=8, max_tokens=6)
+    stream = FakeStream(spec, limit=1)
+    while not stream.committed:
+        sampler.step({"policy": client}, {"rollouts": stream})
+    rows = join_rows(stream.take(1))
+    masks = rows["loss_mask"].split(rows["row_length"].tolist())
+    assert [bool(m.any()) for m in masks] == [False, True, True]
+    prompt = tokenizer.render([{"role": "user", "content": "ab"}])
+    greedy = generate(engine, [make_request(1, prompt, seed=5, max_tokens=6, sampling=SamplingConfig(0.0))])[0]
+    first = int(rows["row_length"][0])
+    assert rows["tokens"][len(prompt) : first].tolist() == greedy.rows["tokens"].tolist()
+    sampler.close()
