@@ -65,7 +65,7 @@ def decode(args: argparse.Namespace) -> None:
     from runnel.llm.engines.requests import generate, make_request
 
     torch.set_num_threads(args.threads)
-    model = work.build_model(args.shape, half=args.device != "cpu").to(args.device)
+    model = work.build_model(args.shape, half=args.device != "cpu", device=args.device)
     count = args.prompts * args.group
     engine = NativeEngine(
         model, num_slots=count, max_length=args.prompt_tokens + args.tokens, eos_id=-1, **json.loads(args.set)
@@ -95,7 +95,7 @@ def learn(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     options = {"micro_rows": args.prompts, "recompute": "none", **json.loads(args.set)}
     precision: Any = "bfloat16" if args.device != "cpu" else "float32"
-    model = TokenModel(work.build_model(args.shape), device=args.device, precision=precision, recompute=options["recompute"])
+    model = TokenModel(work.build_model(args.shape, device=args.device), device=args.device, precision=precision, recompute=options["recompute"])
     tokens = torch.randint(0, 250, (args.prompts, args.tokens), device=args.device)
 
     def step() -> None:

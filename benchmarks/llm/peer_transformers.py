@@ -16,7 +16,7 @@ import work
 def decode(args: argparse.Namespace) -> None:
     """`generate` by sampling, all requests in one batch."""
     torch.set_num_threads(args.threads)
-    model = work.build_model(args.shape, half=args.device != "cpu").to(args.device).eval()
+    model = work.build_model(args.shape, half=args.device != "cpu", device=args.device).eval()
     prompts = work.make_prompts(args.prompts, args.prompt_tokens, seed=args.seed)
     tokens = torch.tensor([list(p.encode()) for p in prompts for _ in range(args.group)], device=args.device)
 
@@ -36,7 +36,7 @@ def decode(args: argparse.Namespace) -> None:
 def learn(args: argparse.Namespace) -> None:
     """Forward with labels, backward, clipping, fused AdamW; all in bfloat16 on an accelerator."""
     torch.set_num_threads(args.threads)
-    model = work.build_model(args.shape, half=args.device != "cpu").to(args.device).train()
+    model = work.build_model(args.shape, half=args.device != "cpu", device=args.device).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     tokens = torch.randint(0, 250, (args.prompts, args.tokens), device=args.device)
 

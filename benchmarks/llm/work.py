@@ -48,14 +48,14 @@ def model_folder(shape: str, *, half: bool = False) -> str:
     name = f"runnel-bench-{shape}-{'half' if half else 'full'}-{hashlib.sha1(json.dumps(sizes).encode()).hexdigest()[:8]}"
     folder = Path(os.environ.get("RUNNEL_BENCH_MODELS", tempfile.gettempdir())) / name
     if not (folder / "complete").exists():
-        build_model(shape, half=half).save_pretrained(folder)
+        build_model(shape, half=half, device="cuda" if half else "cpu").save_pretrained(folder)
         build_tokenizer().save_pretrained(folder)
         (folder / "complete").touch()
     return str(folder)
 
 
-def build_model(shape: str, *, half: bool = False) -> Any:
-    """The model alone, on the CPU."""
+def build_model(shape: str, *, half: bool = False, device: str = "cpu") -> Any:
+    """The model alone."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -75,7 +75,8 @@ def build_model(shape: str, *, half: bool = False) -> Any:
         pad_token_id=257,
     )
     torch.manual_seed(0)
-    model = kinds[1](config)
+    with torch.device(device):
+        model = kinds[1](config)
     return model.to(torch.bfloat16) if half else model
 
 

@@ -70,7 +70,7 @@ def rms_backward(grad, dtotal, x, weight, inverse):
     """Gradients of the rows and of the weight (summed in float32)."""
     width = x.shape[-1]
     rows = x.numel() // width
-    programs = min(rows, 264)
+    programs = min(rows, 1056)
     grad, x = grad.contiguous(), x.contiguous()
     dx = torch.empty_like(x)
     dweight = torch.empty((programs, width), dtype=torch.float32, device=x.device)
@@ -125,7 +125,7 @@ def _swiglu_forward(X, OUT, inner, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_backward(GRAD, X, DX, inner, BLOCK: tl.constexpr):
+def _swiglu_backward(GRAD, X, DX, OUT, inner, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keep = cols < inner
@@ -135,6 +135,7 @@ def _swiglu_backward(GRAD, X, DX, inner, BLOCK: tl.constexpr):
     up = tl.load(X + at + inner, mask=keep, other=0.0).to(tl.float32)
     s = tl.sigmoid(gate)
     kind = DX.dtype.element_ty
+    tl.store(OUT + row * inner + cols, ((gate * s).to(kind) * up.to(kind)), mask=keep)
     tl.store(DX + at, (grad * up * s * (1.0 + gate * (1.0 - s))).to(kind), mask=keep)
     tl.store(DX + at + inner, (grad * gate * s).to(kind), mask=keep)
 
@@ -149,9 +150,9 @@ def swiglu_forward(x):
 
 
 def swiglu_backward(grad, x):
-    """The gradient of gate and up."""
+    """The gradient of gate and up, and `silu(gate) * up` once more."""
     inner = x.shape[-1] // 2
     grad, x = grad.contiguous(), x.contiguous()
-    dx = torch.empty_like(x)
-    _swiglu_backward[(x.numel() // (2 * inner), triton.cdiv(inner, 1024))](grad, x, dx, inner, BLOCK=1024, num_warps=4)
-    return dx
+    dx, out = torch.empty_like(x), torch.empty_like(grad)
+    _swiglu_backward[(x.numel() // (2 * inner), triton.cdiv(inner, 1024))](grad, x, dx, out, inner, BLOCK=1024, num_warps=4)
+    return dx, out

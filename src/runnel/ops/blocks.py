@@ -196,8 +196,8 @@ class _GatedMlp(torch.autograd.Function):
         (x, inner), (gate_up, down) = ctx.saved_tensors, ctx.weights
         inner = functional.linear(x, gate_up.value) if inner is None else inner
         grad = grad.contiguous()
-        down.add_product(grad, swiglu(inner))
-        dinner = kernels.swiglu_backward(torch.mm(grad, down.value), inner)
-        del inner
+        dinner, out = kernels.swiglu_backward(torch.mm(grad, down.value), inner)
+        down.add_product(grad, out)
+        del inner, out
         gate_up.add_product(dinner, x)
         return torch.mm(dinner, gate_up.value), None, None, None

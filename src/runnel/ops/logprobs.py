@@ -14,7 +14,7 @@ from runnel.ops.blocks import Weight, run
 
 WHOLE = 1 << 24
 """Up to so many logits they are kept for the backward pass."""
-CHUNK = 1 << 27
+CHUNK = 1 << 28
 """Logits of one chunk, above that."""
 
 
