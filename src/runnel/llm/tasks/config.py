@@ -11,7 +11,8 @@ from runnel.llm.rewards.components import RewardComponent
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Prompts from files and generators (a task of your own in Python makes its examples itself, and takes `plain` only)."""
+    """Prompts from files and generators. A task of your own in Python makes its examples itself; of these it takes `plain`,
+    `max_prompt` and `reward_timeout_s`."""
 
     prompt: str = "prompt"
     """Column with the prompt: text, or a list of messages."""
@@ -22,6 +23,8 @@ class DataConfig:
     in format=0.1. Default: exact."""
     options: tuple[str, ...] = ()
     """Options of those rewards, as name.option=value: length.target=40, regex.pattern=[0-9]+."""
+    reward_timeout_s: float = 30.0
+    """Most seconds that a reward may take on one group; one that takes longer is a counted failure. Any task."""
     extract: str = ""
     """Where the answer stands in a completion: all, last_line, last_number, boxed, tag:NAME, after:TEXT; several with |."""
     system: str = ""
@@ -46,6 +49,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.eval_share < 1:
             raise ConfigError("data.eval_share", self.eval_share, "use a share between 0 and 1")
+        if not self.reward_timeout_s > 0:
+            raise ConfigError("data.reward_timeout_s", self.reward_timeout_s, "use a number of seconds above 0")
         for name in ("num_train", "num_eval"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"data.{name}", getattr(self, name), "use at least 1")
