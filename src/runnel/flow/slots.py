@@ -37,6 +37,7 @@ REASONS = (
     "env_failed",
     "reward_failed",
     "prompt_too_long",
+    "no_signal",
     "worker_lost",
     "aborted",
     "other",
