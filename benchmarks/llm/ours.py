@@ -1,4 +1,4 @@
-"""runnel's side: GRPO updates through `rl.train`, decoding by the native engine, optimiser steps of the token learner's model."""
+"""runnel's side: GRPO updates through `rl.train`, decoding by the native engine, optimiser steps of the learner's model."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def grpo(args: argparse.Namespace) -> None:
     """Whole updates: generate, judge, learn. `seconds` is the median update, `first_s` from process start to the first one."""
     prompts = work.make_prompts(args.prompts * (args.updates + 4) + 8, args.prompt_tokens, seed=args.seed)
     times: list[float] = []
+    made: list[int] = []
 
     def make_task() -> rl.TextTask:
         examples = [rl.Example(p) for p in prompts]
@@ -33,6 +34,7 @@ def grpo(args: argparse.Namespace) -> None:
     def watch(row: dict[str, Any]) -> None:
         work.sync(args.device)
         times.append(time.time())
+        made.append(row["tokens"])
 
     settings: dict[str, Any] = {
         "task": make_task,
@@ -52,11 +54,9 @@ def grpo(args: argparse.Namespace) -> None:
         **json.loads(args.set),
     }
     rl.train("grpo", on_update=watch, seed=args.seed, **settings)
-    gaps = sorted(b - a for a, b in zip(times[1:], times[2:], strict=False))
-    seconds = gaps[len(gaps) // 2]
-    tokens = args.prompts * args.group * args.tokens
+    numbers = work.summary(times, made)
     peak = torch.cuda.max_memory_allocated() / 2**30 if args.device != "cpu" else 0.0
-    work.tell(seconds=seconds, tokens_per_s=tokens / seconds, first_s=times[0] - work.STARTED, steps=gaps, peak_gib=peak)
+    work.tell(**numbers, first_s=times[0] - work.STARTED, peak_gib=peak)
 
 
 def decode(args: argparse.Namespace) -> None:
@@ -95,7 +95,12 @@ def learn(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     options = {"micro_rows": args.prompts, "recompute": "none", **json.loads(args.set)}
     precision: Any = "bfloat16" if args.device != "cpu" else "float32"
-    model = TokenModel(work.build_model(args.shape, device=args.device), device=args.device, precision=precision, recompute=options["recompute"])
+    model = TokenModel(
+        work.build_model(args.shape, device=args.device),
+        device=args.device,
+        precision=precision,
+        recompute=options["recompute"],
+    )
     tokens = torch.randint(0, 250, (args.prompts, args.tokens), device=args.device)
 
     def step() -> None:

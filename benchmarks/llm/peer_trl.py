@@ -66,11 +66,9 @@ def main() -> None:
         callbacks=[Watch()],
     )
     trainer.train()
-    gaps = sorted(b - a for a, b in zip(times[1:], times[2:], strict=False))
-    seconds = gaps[len(gaps) // 2]
+    numbers = work.summary(times, [rows * args.tokens * i for i in range(len(times))])
     peak = torch.cuda.max_memory_allocated() / 2**30 if half else 0.0
-    tokens = rows * args.tokens
-    work.tell(seconds=seconds, tokens_per_s=tokens / seconds, first_s=times[0] - work.STARTED, steps=gaps, peak_gib=peak)
+    work.tell(**numbers, first_s=times[0] - work.STARTED, peak_gib=peak)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 import random
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ STARTED = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - 0.01 * int(Pa
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 4, "width": 128, "heads": 4, "kv_heads": 4, "inner": 512, "vocab": 260},
     "smollm2": {"layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "inner": 1536, "vocab": 49152},
+    "skewed-0.4b": {"layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "inner": 4864, "vocab": 320, "bias": True},
     "qwen2-0.5b": {"layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "inner": 4864, "vocab": 151936, "bias": True},
 }
 
@@ -111,6 +113,14 @@ def sync(device: str) -> None:
         import torch
 
         torch.cuda.synchronize()
+
+
+def summary(times: list[float], made: list[int]) -> dict[str, Any]:
+    """Of the moments at which updates ended, and the tokens trained on by then: the median update, and tokens a second, after
+    the first two."""
+    gaps = sorted(b - a for a, b in pairwise(times[1:]))
+    rate = (made[-1] - made[1]) / (times[-1] - times[1])
+    return {"seconds": gaps[len(gaps) // 2], "tokens_per_s": rate, "steps": gaps}
 
 
 def tell(**numbers: Any) -> None:
