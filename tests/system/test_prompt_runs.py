@@ -82,6 +82,12 @@ def test_a_reward_that_raises_hangs_or_returns_nan_loses_nothing_else(task_file,
     assert "timeout after 0.5 s" in text
 
 
+def test_rewards_in_the_background_of_one_process(task_file, tmp_path):
+    run = train(f"{task_file}:bad_moods", tmp_path, total_updates=3, data={"background_rewards": True})
+    assert run.status == "finished"
+    assert last(run, "end")["streams"]["rollouts"]["consumed"] == 3 * 2 * 3
+
+
 def test_prompts_without_signal_are_replaced_and_counted(task_file, tmp_path):
     run = train(f"{task_file}:no_signal", tmp_path, total_updates=2, max_refills=2)
     rows = last(run, "end")["streams"]["rollouts"]

@@ -30,7 +30,8 @@ class PromptSampler:
     Segments that require a version are made by it from first to last token, in the order of their sequence; others take
     parameters as they come, also inside a completion. `blocking_rewards` collects verdicts in the step that asks for them
     (deterministic); without it, generation goes on while rewards are computed, and a reward that hangs holds up its own group
-    alone. `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose rewards are all equal says nothing, so it is
+    alone; a step with nothing else to do waits for a reward for `reward_wait_s` (in one process, where no doorbell rings).
+    `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose rewards are all equal says nothing, so it is
     cancelled as `no_signal` and another prompt takes its place, at most so many times in a row. With `greedy_first`, the first
     row of a group is greedy and none of its tokens is trained: a baseline (ReMax).
     """
@@ -48,6 +49,7 @@ class PromptSampler:
         source: TaskSource | None = None,
         blocking_rewards: bool = True,
         reward_timeout_s: float = 30.0,
+        reward_wait_s: float = 0.0,
         max_refills: int = 0,
         greedy_first: bool = False,
         sample_every: int = 32,
@@ -58,6 +60,7 @@ class PromptSampler:
         self._route = route(routes, AGENT)
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="prompts")
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s, ordered=blocking_rewards)
+        self._reward_wait_s = reward_wait_s
         self._blocking, self._sample_every, self._max_failures = blocking_rewards, sample_every, max_failures
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0
@@ -84,6 +87,9 @@ class PromptSampler:
             work += self._settle(verdict, writer)
         if work == 0 and self._pool.pending():
             self._waits_for = f"{self._pool.pending()} rewards"
+            if self._reward_wait_s:
+                self._pool.wait(self._reward_wait_s)
+                return 1
         return work
 
     def _open(self, writer: SampleWriter) -> int:

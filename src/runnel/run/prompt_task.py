@@ -55,6 +55,7 @@ class PromptTask:
         self.tokenizer: Tokenizer = make_tokenizer(folder, plain=data.plain)
         self._config, self._lm, self._engine = config, replace(lm, path=folder), engine or EngineConfig()
         self._reward_timeout_s = data.reward_timeout_s
+        self._overlap = not config.deterministic and (data.background_rewards or config.launcher != "inproc")
         context = context_of(folder) if folder else lm.max_positions
         self.sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=data.max_prompt, context=context)
         if lost := lost_texts(self.task, self.tokenizer):
@@ -143,7 +144,8 @@ class PromptTask:
                     greedy_first=greedy_first,
                     max_refills=max_refills,
                     reward_timeout_s=self._reward_timeout_s,
-                    blocking_rewards=self._config.launcher == "inproc" or self._config.deterministic,
+                    reward_wait_s=0.005 if self._overlap and self._config.launcher == "inproc" else 0.0,
+                    blocking_rewards=not self._overlap,
                 )
 
             return make

@@ -62,6 +62,10 @@ class RewardPool:
             out += self._take()
         return out
 
+    def wait(self, seconds: float) -> None:
+        """Wait for a verdict, at most so long; `collect` gives it."""
+        self._poll(seconds)
+
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()

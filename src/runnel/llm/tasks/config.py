@@ -12,7 +12,7 @@ from runnel.llm.rewards.components import RewardComponent
 @dataclass(frozen=True)
 class DataConfig:
     """Prompts from files and generators. A task of your own in Python makes its examples itself; of these it takes `plain`,
-    `max_prompt` and `reward_timeout_s`."""
+    `max_prompt`, `reward_timeout_s` and `background_rewards`."""
 
     prompt: str = "prompt"
     """Column with the prompt: text, or a list of messages."""
@@ -25,6 +25,9 @@ class DataConfig:
     """Options of those rewards, as name.option=value: length.target=40, regex.pattern=[0-9]+."""
     reward_timeout_s: float = 30.0
     """Most seconds that a reward may take on one group; one that takes longer is a counted failure. Any task."""
+    background_rewards: bool = False
+    """In one process too, go on generating while rewards are computed: faster where they are slow, but their order then depends
+    on time (across processes that is so in any case, unless `deterministic` is set). Any task."""
     extract: str = ""
     """Where the answer stands in a completion: all, last_line, last_number, boxed, tag:NAME, after:TEXT; several with |."""
     system: str = ""
