@@ -7,6 +7,7 @@ import pytest
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.tasks import DataConfig, Example, make_task
 from runnel.llm.tasks.files import split_off
+from runnel.llm.tasks.gym import gym_tasks
 
 
 def write(path, rows):
@@ -140,3 +141,23 @@ class TestReasoningGym:
         tiny = DataConfig(num_train=4, num_eval=400, settings=("min_animals=1", "max_animals=1", "max_instances=1"))
         with pytest.raises(DataError, match="too few different ones"):
             list(make_task("reasoning_gym:leg_counting", tiny).train)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(900)
+    def test_every_task_of_reasoning_gym(self):
+        """Each is made by its name, the same again, and gives its own answer full marks."""
+        wrong = {}
+        for name in gym_tasks():
+            if name == "composite":  # made of others, which settings by name cannot say
+                continue
+            config = DataConfig(num_train=4, num_eval=2)
+            task, again = make_task(f"reasoning_gym:{name}", config), make_task(f"reasoning_gym:{name}", config)
+            examples = [task.train[0], task.eval[0]]
+            if [e.text for e in examples] != [again.train[0].text, again.eval[0].text]:
+                wrong[name] = "another prompt"
+            known = [e for e in examples if e.answer is not None]
+            columns = {"index": [e.columns["index"] for e in known]}
+            scores = task.components[0].function()([e.text for e in known], [str(e.answer) for e in known], **columns)
+            if min(scores, default=1.0) < 0.99:
+                wrong[name] = f"scores {scores}"
+        assert not wrong
