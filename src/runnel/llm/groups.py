@@ -37,7 +37,8 @@ class Group:
 
     def ids(self, row: int) -> list[int]:
         """The tokens of a completion, as the engine made them."""
-        return [int(t) for t in self.replies[row]["tokens"]]
+        found: list[int] = self.replies[row]["tokens"].tolist()
+        return found
 
 
 def fill(group: Group, rewards: Rewards, levels: Mapping[str, Level], tokenizer: Tokenizer) -> None:

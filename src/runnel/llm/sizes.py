@@ -11,8 +11,10 @@ from runnel.core.errors import ConfigError
 from runnel.llm.tasks.text import Example, TextTask
 from runnel.llm.tokenize import Tokenizer, check_round_trip, messages_of
 
-MEASURED = 1024
-"""Examples of each split that are measured; a prompt that is longer than all of them is skipped, and counted."""
+MEASURED, MEASURED_LAZY = 1024, 128
+"""Examples of each split that are measured, of a list and of prompts that are made on demand."""
+HEADROOM = 1.1
+"""Where not all prompts are measured, the longest of those that are gets so much more; one beyond is skipped, and counted."""
 CHECKED = 32
 
 
@@ -33,11 +35,13 @@ def measure(
     Prompts that leave no room for a completion are left to the sampler, which counts them as `prompt_too_long`; where none
     would fit, this raises.
     """
-    examples = [*some(task.train, MEASURED), *some(task.eval, MEASURED)]
+    count = MEASURED if isinstance(task.train, list | tuple) else MEASURED_LAZY
+    examples = [*some(task.train, count), *some(task.eval, MEASURED)]
     prompts = [len(tokenizer.render(messages_of(e.prompt))) for e in examples]
     answers = [len(tokenizer.encode(e.answer)) + 1 if e.answer is not None else 0 for e in examples]
-    completion, longest = max_tokens or task.max_tokens, max_prompt or max(prompts)
-    demo = max(p + a for p, a in zip(prompts, answers, strict=True))
+    more = 1.0 if len(examples) == len(task.train) + len(task.eval) else HEADROOM
+    completion, longest = max_tokens or task.max_tokens, max_prompt or int(more * max(prompts))
+    demo = int(more * max(p + a for p, a in zip(prompts, answers, strict=True)))
     if context is not None:
         longest, demo = min(longest, context - completion), min(demo, context)
     if min(prompts) > longest:

@@ -46,6 +46,11 @@ def test_a_million_prompts_are_not_all_rendered():
     assert Lazy.made <= MEASURED + 1
 
 
+def test_prompts_beyond_the_sample_have_some_room():
+    task = task_of(["a" * 47 for _ in range(3 * MEASURED)])
+    assert measure(task, TOKENIZER).prompt == int(1.1 * 50)
+
+
 def test_a_prompt_longer_than_the_context():
     task = task_of(["a" * 10, "a" * 100])
     assert measure(task, TOKENIZER, context=40).prompt == 32

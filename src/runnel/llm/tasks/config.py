@@ -37,7 +37,7 @@ class DataConfig:
     plain: bool = False
     """Give the model the text of a prompt as it is, without a chat template: for base models."""
     max_prompt: int = 0
-    """Longest prompt in tokens; longer ones are skipped, and counted as prompt_too_long. 0: the longest of 1024 prompts."""
+    """Longest prompt in tokens; longer ones are skipped, and counted as prompt_too_long. 0: from a sample of prompts."""
     eval_path: str = ""
     """File with the held-out prompts; empty holds out a share of the rows."""
     eval_share: float = 0.1
