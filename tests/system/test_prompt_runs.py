@@ -134,6 +134,40 @@ def test_a_model_that_cannot_be_used_is_refused_at_the_start(task_file, tmp_path
         train(f"{task_file}:good", tmp_path, total_updates=1, top_p=0.0)
 
 
+@pytest.fixture
+def base_model(tmp_path: Path) -> Path:
+    """A model folder as transformers saves it, whose tokenizer has no chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes))
+    folder = tmp_path / "base"
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def test_a_base_model_takes_plain_prompts(task_file, tmp_path, base_model):
+    with pytest.raises(rl.ConfigError, match=r"no chat template; use plain prompts \(--data\.plain\)"):
+        train(f"{task_file}:good", tmp_path, total_updates=1, model=str(base_model))
+    run = train(f"{task_file}:good", tmp_path, total_updates=2, model=str(base_model), data={"plain": True})
+    assert run.status == "finished"
+    assert isinstance(rl.load(run.path).complete("p1"), str)
+
+
+def test_a_damaged_weight_file_is_named(task_file, tmp_path, base_model):
+    weights = base_model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(rl.DataError, match=r"model\.safetensors .* is damaged"):
+        train(f"{task_file}:good", tmp_path, total_updates=1, model=str(base_model), data={"plain": True})
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_smollm2_takes_grpo_steps_on_a_reasoning_gym_task(tmp_path):
