@@ -27,7 +27,7 @@ class Config(rl.PipelineConfig):
     """Demonstrations in a supervised batch."""
     pair_batches: int = 10
     """Batches of 32 prompts, each completed 8 times, from which a round's pairs come."""
-    dpo_updates: int = 40
+    dpo_updates: int = 20
     """Updates of DPO in a round."""
     num_pairs: int = 32
     """Pairs in an update of DPO."""
@@ -35,7 +35,7 @@ class Config(rl.PipelineConfig):
     """Unseen prompts on which each model is measured."""
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
     learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
-    dpo: rl.DPOConfig = field(default_factory=rl.DPOConfig)
+    dpo: rl.DPOConfig = field(default_factory=lambda: rl.DPOConfig(chosen_coef=1.0))
 
 
 def stages(c: Config) -> list[rl.Stage]:

@@ -54,7 +54,7 @@ ALGORITHMS = {
     "decoupled, reuse": lambda: DecoupledPPO(DecoupledConfig(proximal="reuse"), **BOTH),
     "ppo": lambda: TokenPPO(TokenPPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
-    "dpo": lambda: DPO(DPOConfig(beta=0.5)),
+    "dpo": lambda: DPO(DPOConfig(beta=0.5, chosen_coef=0.3)),
     "reward_model": RewardModelling,
     "sft": SupervisedFineTuning,
 }
@@ -288,6 +288,8 @@ def test_pairs_by_hand():
     assert by_row(batch, rows) == [1.0, -1.0, 1.0, -1.0]
     assert batch["unit"].tolist() == [0, 0, 2, 2]
     assert batch["denominator/dpo"].tolist() == [1.0, 0.0, 1.0, 0.0]
+    lengths = [float(m.sum()) for m in rows["loss_mask"].split(rows["row_length"].tolist())]
+    assert batch["denominator/chosen"].tolist() == [lengths[0], 0.0, lengths[2], 0.0]
     assert torch.equal(batch["component"] == PAIR, rows["loss_mask"])
     scored, rows = annotated("reward_model", segments)
     ends = (rows["row_start"] + rows["row_length"] - 1).tolist()

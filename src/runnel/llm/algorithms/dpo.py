@@ -14,8 +14,9 @@ from runnel.core.protocols import Collective
 from runnel.llm.algorithms.base import PAIR, Component, Part, sum_channels
 from runnel.losses.base import Loss
 from runnel.losses.preference import dpo_loss
+from runnel.losses.token import sft_loss
 from runnel.ops.credit import best_and_worst
-from runnel.ops.ragged import row_index
+from runnel.ops.ragged import row_index, row_sum
 
 PAIR_METRICS = ("preference/accuracy", "preference/margin")
 
@@ -26,18 +27,23 @@ class DPOConfig:
 
     beta: float = 0.1
     """How strongly the policy is held to the reference: small lets it go far."""
+    chosen_coef: float = 0.0
+    """Weight of the chosen answers' cross entropy, which keeps them likely in themselves (Pang et al. 2024,
+    arXiv:2404.19733)."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
             raise ConfigError("dpo.beta", self.beta, "use a number above 0")
+        if self.chosen_coef < 0:
+            raise ConfigError("dpo.chosen_coef", self.chosen_coef, "use 0 for none, or a positive weight")
 
 
 class DPO:
     """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290, eq. 7; `base.Algorithm`).
 
-        L = -1/P sum_p log sigmoid(beta [log pi(y+)/pi_ref(y+) - log pi(y-)/pi_ref(y-)])
+        L = -1/P sum_p log sigmoid(beta [log pi(y+)/pi_ref(y+) - log pi(y-)/pi_ref(y-)])  -  chosen_coef/N sum_t log pi(y+_t)
 
-    Rows come in pairs, the chosen answer first.
+    Rows come in pairs, the chosen answer first; N is the number of chosen tokens.
     """
 
     needs: frozenset[str] = frozenset({"reference_logprob"})
@@ -45,7 +51,10 @@ class DPO:
     def __init__(self, config: DPOConfig) -> None:
         self.config = config
         metrics = (*PAIR_METRICS, "preference/reward_chosen", "preference/reward_rejected")
-        self.components: Mapping[str, Component] = {"dpo": Component(self._loss, kind=PAIR, metrics=metrics)}
+        components = {"dpo": Component(self._loss, kind=PAIR, metrics=metrics)}
+        if config.chosen_coef:
+            components["chosen"] = Component(_chosen_loss, kind=PAIR, coef=config.chosen_coef)
+        self.components: Mapping[str, Component] = components
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
         first = torch.arange(0, len(rows["row_length"]), 2)
@@ -61,6 +70,10 @@ class DPO:
             beta=self.config.beta,
             denominator=denominator,
         )
+
+
+def _chosen_loss(part: Part, denominator: float) -> Loss:
+    return sft_loss(part.logprob, weight=(part.fields["advantage"] > 0).float(), denominator=denominator)
 
 
 class OnlineDPO(DPO):
@@ -89,4 +102,5 @@ def annotate_pairs(rows: Batch, chosen: Tensor, rejected: Tensor, *, name: str, 
     by_token = sign[row_index(length)] * rows["loss_mask"]
     names = ("tokens", "row_length", "reference_logprob", "logprob", "policy_version")
     out = Batch({k: rows[k] for k in names if k in rows} | {"unit": unit, f"denominator/{name}": share})
+    out["denominator/chosen"] = row_sum((by_token > 0).float(), row_index(length), num_rows)
     return Batch(out | {"component": (by_token != 0).to(torch.int8) * kind, "weight": by_token.abs(), "advantage": by_token})
