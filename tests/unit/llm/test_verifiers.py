@@ -105,6 +105,12 @@ def test_code_through_the_pool():
     assert verdict.rewards == {"tests": [0.0, 1.0]}
 
 
+def test_limits_of_built_ins_leave_time_for_all_their_parts():
+    assert RewardComponent("x", "python_tests").resolved().timeout_s == 600.0
+    assert RewardComponent("x", "python_tests", timeout_s=5.0).resolved().timeout_s == 5.0
+    assert RewardComponent("x", "math").resolved().timeout_s == 0.0
+
+
 def test_verl_functions_are_taken_as_they_are():
     columns = {"data_source": ["gsm", "gsm"], "reward_model": [{"ground_truth": "4"}] * 2, "extra_info": [{}, {}]}
     component = RewardComponent("verl", "verl", options={"compute_score": f"{FILE}:score_of_verl"})

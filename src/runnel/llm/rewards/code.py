@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from runnel.llm.rewards.extract import extract as find
@@ -26,14 +28,14 @@ def python_tests(
     names. The column `cases` has programs' `{"input": ..., "output": ...}`, compared outside of the sandbox, where no code can
     tamper with them. An example with neither: None. `sandbox` sets limits (`SandboxConfig`).
     """
-    config = SandboxConfig(**(sandbox or {}))
-    count = len(completions)
-    given = zip(tests or [None] * count, cases or [None] * count, strict=True)
-    scores = [
-        _score(find(completion, extract), _listed(statements), programs, config)
-        for completion, (statements, programs) in zip(completions, given, strict=True)
-    ]
-    return [s if s is None or partial else float(s == 1.0) for s in scores]
+    config, count = SandboxConfig(**(sandbox or {})), len(completions)
+
+    def score(i: int) -> float | None:
+        statements, programs = _listed(tests[i] if tests else None), cases[i] if cases else None
+        return _score(find(completions[i], extract), statements, programs, config, partial=partial)
+
+    with ThreadPoolExecutor(max_workers=min(count, os.cpu_count() or 1)) as pool:
+        return list(pool.map(score, range(count)))
 
 
 def _listed(statements: Any) -> tuple[str, ...]:
@@ -42,8 +44,10 @@ def _listed(statements: Any) -> tuple[str, ...]:
     return (statements,) if isinstance(statements, str) else tuple(statements)
 
 
-def _score(code: str | None, statements: tuple[str, ...], programs: Any, config: SandboxConfig) -> float | None:
-    """The share of tests that pass; None without tests."""
+def _score(
+    code: str | None, statements: tuple[str, ...], programs: Any, config: SandboxConfig, *, partial: bool
+) -> float | None:
+    """1 or 0, or the share of tests that pass; None without tests."""
     if not statements and not programs:
         return None
     if code is None:
@@ -52,9 +56,11 @@ def _score(code: str | None, statements: tuple[str, ...], programs: Any, config:
     if statements:
         passed += run_python(code, checks=statements, config=config).checks
     for program in programs or []:
+        if not partial and not all(passed):
+            return 0.0
         result = run_python(code, stdin=str(program["input"]), config=config)
         passed.append(result.status == "ok" and _same(result.stdout, str(program["output"])))
-    return sum(passed) / len(passed)
+    return sum(passed) / len(passed) if partial else float(all(passed))
 
 
 def _same(found: str, expected: str) -> bool:

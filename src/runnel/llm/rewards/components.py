@@ -20,11 +20,12 @@ Value = float | list[Any] | None
 
 @dataclass(frozen=True)
 class Builtin:
-    """A reward that comes with runnel: where it is, how it runs, and how many at once."""
+    """A reward that comes with runnel: where it is, how it runs, how many at once, and its own time limit (0: the pool's)."""
 
     target: str
     run: Run
     workers: int = 1
+    timeout_s: float = 0.0
 
 
 _HERE = "runnel.llm.rewards"
@@ -34,9 +35,9 @@ BUILTIN: Mapping[str, Builtin] = {
     "regex": Builtin(f"{_HERE}.verifiers:regex_match", "process"),
     "format": Builtin(f"{_HERE}.verifiers:tag_format", "inline"),
     "length": Builtin(f"{_HERE}.verifiers:length", "inline"),
-    "python_tests": Builtin(f"{_HERE}.code:python_tests", "thread", workers=2),
+    "python_tests": Builtin(f"{_HERE}.code:python_tests", "thread", workers=2, timeout_s=600.0),
     "reward_model": Builtin(f"{_HERE}.scorers:reward_model", "thread"),
-    "judge": Builtin(f"{_HERE}.scorers:judge", "thread", workers=8),
+    "judge": Builtin(f"{_HERE}.scorers:judge", "thread", workers=8, timeout_s=120.0),
     "verl": Builtin(f"{_HERE}.adapters:verl_score", "process"),
     "reasoning_gym": Builtin("runnel.llm.rewards.gym:score", "process"),
 }
@@ -70,7 +71,7 @@ class RewardComponent:
     tokens: bool = False
     """Give the function the column `completion_ids` (finer levels always get it)."""
     timeout_s: float = 0.0
-    """Most seconds of a call; 0 takes the pool's."""
+    """Most seconds of a call; 0 takes what the built-in says, else the pool's."""
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -105,14 +106,15 @@ class RewardComponent:
         return self.fn
 
     def resolved(self) -> RewardComponent:
-        """The same with `run` and `workers` decided."""
+        """The same with `run`, `workers` and, where the built-in says, `timeout_s` decided."""
         known = BUILTIN.get(self.fn) if isinstance(self.fn, str) else None
         run, workers = self.run, self.workers or (known.workers if known else 1)
+        timeout_s = self.timeout_s or (known.timeout_s if known else 0.0)
         if run == "auto":
             run = known.run if known else ("process" if isinstance(self.fn, str) else "thread")
         if run == "process":
             self.target  # noqa: B018  (raises if it has no name)
-        return replace(self, run=run, workers=workers)
+        return replace(self, run=run, workers=workers, timeout_s=timeout_s)
 
     def function(self) -> RewardFn:
         """The function itself, loaded, with its options."""

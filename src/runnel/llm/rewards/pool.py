@@ -34,7 +34,8 @@ class RewardPool:
         clock: Clock | None = None,
     ) -> None:
         clock = clock or WallClock()
-        self._lanes = {c.name: make_lane(c.resolved(), timeout_s=c.timeout_s or timeout_s, clock=clock) for c in components}
+        parts = [c.resolved() for c in components]
+        self._lanes = {c.name: make_lane(c, timeout_s=c.timeout_s or timeout_s, clock=clock) for c in parts}
         self._jobs: deque[RewardJob] = deque()
         self._outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in self._lanes}
         self._tickets: dict[int, int] = {}
