@@ -61,6 +61,7 @@ class PromptSampler:
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="prompts")
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s, ordered=blocking_rewards)
         self._reward_wait_s = reward_wait_s
+        self._pool.start()
         self._blocking, self._sample_every, self._max_failures = blocking_rewards, sample_every, max_failures
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0

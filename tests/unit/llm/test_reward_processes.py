@@ -84,6 +84,19 @@ def test_a_worker_is_reused_and_goes_with_its_pool():
     assert not alive(pids[0])
 
 
+def test_a_worker_that_was_started_early_takes_the_first_job():
+    lane = ProcessLane(part("behave").resolved(), timeout_s=30.0, clock=WallClock())
+    lane.start()
+    lane.start()
+    (pid,) = lane.pids
+    lane.submit(0, job(0, "pid"))
+    found = {}
+    while not found:
+        found = lane.poll(0.05)
+    assert found[0].rewards == {"reward": [float(pid)]}
+    lane.close()
+
+
 def test_several_workers_at_once():
     pool = RewardPool([part("behave", workers=2)])
     pool.submit(job(0, "pid"))

@@ -17,6 +17,10 @@ from runnel.llm.rewards.judging import Outcome, RewardJob, judge
 class Lane(Protocol):
     """Runs one component's jobs."""
 
+    def start(self) -> None:
+        """Get ready before the first job comes, if that takes time."""
+        ...
+
     def submit(self, ticket: int, job: RewardJob) -> None: ...
 
     def poll(self, wait_s: float = 0.0) -> dict[int, Outcome]:
@@ -37,6 +41,9 @@ class InlineLane:
     def __init__(self, component: RewardComponent) -> None:
         self._component, self._fn = component, component.function()
         self._found: dict[int, Outcome] = {}
+
+    def start(self) -> None:
+        """It is ready."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         self._found[ticket] = judge(self._fn, self._component, job)
@@ -62,6 +69,9 @@ class ThreadLane:
         self._changed = threading.Condition()
         self._threads = 0
         self._closed = False
+
+    def start(self) -> None:
+        """Threads start at once when they are needed."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         with self._changed:

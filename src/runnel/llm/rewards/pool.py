@@ -41,6 +41,11 @@ class RewardPool:
         self._tickets: dict[int, int] = {}
         self._next, self._ordered = 0, ordered
 
+    def start(self) -> None:
+        """Get ready for the first job: worker processes start while others are still busy with their own start."""
+        for lane in self._lanes.values():
+            lane.start()
+
     def submit(self, job: RewardJob) -> int:
         """Hand a job over; returns its key, which its verdict carries."""
         self._jobs.append(job)

@@ -91,6 +91,11 @@ class ProcessLane:
         """Process ids of the workers."""
         return [w.process.pid for w in self._workers]
 
+    def start(self) -> None:
+        """Start one worker, so that its imports are done when the first job comes."""
+        if not self._workers:
+            self._workers.append(WorkerProcess(self._component, self._clock.now()))
+
     def submit(self, ticket: int, job: RewardJob) -> None:
         self._queue.append((ticket, job))
         self._hand_out()
