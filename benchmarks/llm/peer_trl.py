@@ -17,10 +17,12 @@ def main() -> None:
     """Whole updates, timed by a callback."""
     args = work.arguments("grpo")
     torch.set_num_threads(args.threads)
-    from datasets import Dataset
+    from datasets import arrow_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    # a name for the cache of data sets, which is not used here; making it pickles a type that Python 3.12 cannot pickle
+    arrow_dataset.generate_fingerprint = lambda dataset: "benchmark"  # type: ignore[assignment]
     times: list[float] = []
 
     class Watch(TrainerCallback):
@@ -62,7 +64,7 @@ def main() -> None:
         processing_class=AutoTokenizer.from_pretrained(folder),
         reward_funcs=reward,
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        train_dataset=arrow_dataset.Dataset.from_dict({"prompt": prompts}),
         callbacks=[Watch()],
     )
     trainer.train()

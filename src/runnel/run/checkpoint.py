@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from runnel.core.frozen import Frozen
 from runnel.core.protocols import ParamSet, State
 
 MANIFEST = "manifest.json"
+BLOCK, PIECE = 1 << 20, 1 << 26
+"""Bytes that are read at once, and in one piece of a large file."""
 
 
 # -------------------------------------------------------------------------------------------------------------- codec
@@ -127,7 +130,27 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     save_file(own, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of(path)
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file; of a large one that of its pieces' digests, which are computed side by side."""
+    size = path.stat().st_size
+    if size <= PIECE:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        pieces = list(pool.map(lambda start: _digest_piece(path, start), range(0, size, PIECE)))
+    return "pieces-" + hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+def _digest_piece(path: Path, start: int) -> bytes:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(start)
+        for _ in range(PIECE // BLOCK):
+            found.update(file.read(BLOCK))
+    return found.digest()
 
 
 def _write(path: Path, data: bytes) -> str:
@@ -183,12 +206,13 @@ class Checkpoints:
         """Finished checkpoints, oldest first."""
         return sorted(p for p in self.folder.glob("[0-9]*") if (p / MANIFEST).exists()) if self.folder.exists() else []
 
-    def newest(self) -> tuple[Path, dict[str, Any], list[str]]:
-        """The newest checkpoint that verifies, its manifest, and what was wrong with newer ones (say it loudly)."""
+    def newest(self, parts: Collection[str] | None = None) -> tuple[Path, dict[str, Any], list[str]]:
+        """The newest checkpoint that verifies (or whose `parts` do), its manifest, and what was wrong with newer ones (say it
+        loudly)."""
         problems: list[str] = []
         for path in reversed(self.finished()):
             try:
-                return path, verify(path), problems
+                return path, verify(path, parts), problems
             except CheckpointError as error:
                 problems.append(str(error))
         detail = "; ".join(problems) or "the run ended before its first checkpoint"
@@ -199,7 +223,7 @@ class Checkpoints:
         while True:
             listed = self.finished()
             try:
-                path, manifest, _ = self.newest()
+                path, manifest, _ = self.newest(("params",))
                 return ParamSet(manifest["version"], read_params(path))
             except (CheckpointError, FileNotFoundError):
                 if self.finished() == listed:
@@ -207,8 +231,8 @@ class Checkpoints:
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
-def verify(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose every file is as it was written; else a `CheckpointError`."""
+def verify(path: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
+    """The manifest of a checkpoint whose every file (or those of `parts`) is as it was written; else a `CheckpointError`."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
         files, digest = dict(manifest["files"]), manifest.pop("sha256")
@@ -217,9 +241,10 @@ def verify(path: Path) -> dict[str, Any]:
     if digest != _digest(manifest):
         raise CheckpointError(f"checkpoint {path} is damaged: its manifest is not what was written")
     for name, digest in files.items():
+        if parts is not None and name.partition(".")[0] not in parts:
+            continue
         try:
-            with (path / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = digest_of(path / name)
         except OSError as error:
             raise CheckpointError(f"checkpoint {path} lacks {name}") from error
         if found != digest:
