@@ -17,6 +17,7 @@ from typing import Any
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import load_module, load_object, reference
+from runnel.llm.tasks.config import DataConfig
 from runnel.run.experiment import Experiment, RunConfig, one_budget
 
 RECIPES = {
@@ -90,6 +91,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
             changes[f.name] = f"{kind}{Path(path).resolve()}:{name}"
         elif f.name in ("task", "model") and isinstance(value, str) and _is_path(value):
             changes[f.name] = str(Path(value).resolve())
+        elif isinstance(value, DataConfig):
+            changes[f.name] = value.absolute()
     return replace(config, **changes)
 
 

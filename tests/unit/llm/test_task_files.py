@@ -5,6 +5,8 @@ import json
 import pytest
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.rewards.judging import RewardJob
+from runnel.llm.rewards.pool import RewardPool
 from runnel.llm.tasks import DataConfig, Example, make_task
 from runnel.llm.tasks.files import split_off
 from runnel.llm.tasks.gym import gym_tasks
@@ -102,6 +104,45 @@ def test_bad_settings():
     ):
         with pytest.raises(ConfigError, match=field):
             DataConfig(**wrong)
+
+
+def test_full_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = DataConfig(reward=("exact", "mine.py:f=2"), options=("verl.compute_score=a/b.py:g",), eval_path="held.jsonl")
+    full = data.absolute()
+    assert full.reward == ("exact", f"{tmp_path}/mine.py:f=2")
+    assert full.options == (f"verl.compute_score={tmp_path}/a/b.py:g",)
+    assert full.eval_path == f"{tmp_path}/held.jsonl"
+    assert full.absolute() == full
+    assert DataConfig().absolute() == DataConfig()
+
+
+def test_a_parquet_file_made_for_verl(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    score = tmp_path / "score.py"
+    score.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+                     "    return {'score': float(solution_str == ground_truth and data_source == 'sums')}\n")  # fmt: skip
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"{i} + 1?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(i + 1)},
+            "extra_info": {"index": i},
+        }
+        for i in range(40)
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    config = DataConfig(reward=("verl",), options=(f"verl.compute_score={score}:compute_score",))
+    task = make_task(str(tmp_path / "train.parquet"), config)
+    example = task.train[0]
+    columns = {k: [v] * 2 for k, v in example.columns.items()}
+    truth = example.columns["reward_model"]["ground_truth"]
+    pool = RewardPool(task.components)
+    pool.submit(RewardJob(0, [example.text] * 2, [truth, "x"], columns))
+    assert pool.collect(block=True)[0].rewards == {"verl": [1.0, 0.0]}
+    pool.close()
 
 
 class TestReasoningGym:

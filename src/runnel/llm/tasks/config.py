@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError
@@ -60,6 +61,15 @@ class DataConfig:
         self.parsed_settings()
         self._options()
 
+    def absolute(self) -> DataConfig:
+        """The same with full paths, so that a run can be resumed from anywhere."""
+        return replace(
+            self,
+            reward=tuple(_absolute(text) for text in self.reward),
+            options=tuple(_absolute(text, after="=") for text in self.options),
+            eval_path=str(Path(self.eval_path).resolve()) if self.eval_path else "",
+        )
+
     def components(self, default: str = "exact") -> list[RewardComponent]:
         """The rewards, with `extract` for those that look for an answer."""
         out, given = [], self._options()
@@ -93,6 +103,13 @@ class DataConfig:
         {'max_animals': 3, 'flag': True, 'word': 'abc'}
         """
         return dict(_setting(text) for text in self.settings)
+
+
+def _absolute(text: str, after: str = "") -> str:
+    """`text` with the path in `path.py:name` made absolute; the path starts behind `after`."""
+    start = text.find(after) + len(after) if after else 0
+    path, found, name = text[start:].partition(".py:")
+    return f"{text[:start]}{Path(path + '.py').resolve()}:{name}" if found else text
 
 
 def _weight(text: str, weight: str) -> float:
