@@ -17,7 +17,7 @@ def behave(prompts, completions, **columns):
     """Does what the first completion says."""
     word = completions[0]
     if word == "hang":
-        subprocess.Popen(["sleep", "987654"])
+        subprocess.Popen(["sleep", f"9876{os.getppid()}"])
     if word in ("hang", "spin"):
         while True:
             pass
@@ -42,7 +42,7 @@ def behave(prompts, completions, **columns):
 
         return [float(rl.Example("a").text == "a")]
     if word == "slow":
-        time.sleep(0.2)
+        time.sleep(0.4)
     return [1.0]
 
 

@@ -58,7 +58,7 @@ def test_each_way_to_fail_is_told_apart_and_the_next_job_is_judged():
     }
     assert verdicts[words.index("light")].rewards == {"reward": [0.0]}, "a worker must start without torch"
     assert time.perf_counter() - began < 30
-    assert "987654" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert f"sleep 9876{os.getpid()}" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     pool.close()
 
 
@@ -106,7 +106,7 @@ def test_several_workers_at_once():
     for key in range(4):
         pool.submit(job(key, "slow"))
     assert all(v.rewards for v in pool.collect(block=True))
-    assert time.perf_counter() - began < 0.75
+    assert time.perf_counter() - began < 1.45
     pool.close()
 
 
