@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,15 +245,26 @@ def test_a_broken_model_is_named(engine: VllmEngine) -> None:
 
 @pytest.mark.slow
 @needs_vllm
-def test_an_untied_head_gets_its_new_weights(tmp_path: Path) -> None:
-    engine = make_engine(make_folder(tmp_path, tied=False))
+def test_nothing_of_old_weights_stays(tmp_path: Path) -> None:
+    """A head of its own, and prompts long enough that vLLM keeps their keys and values for the next request."""
+    config = replace(sizes(tied=False), max_positions=512)
+    model = build_model(config, VOCABULARY, seed=0)
+    save_model(model, tmp_path)
+    prompt = [3 + i % 30 for i in range(300)]
+    engine = VllmEngine(tmp_path, num_slots=8, max_length=400, eos_id=2, config=VllmConfig(python=PYTHON, threads=1))
     try:
-        for version in (1, 2):
-            values = params(version, seed=version, tied=False)
-            engine.load_params(values)
-            rows = generate(engine, [make_request(0, PROMPTS[2], seed=0, max_tokens=8)])[0].rows
-            own = logprobs(values.params, [*PROMPTS[2], *rows["tokens"].tolist()], tied=False)[len(PROMPTS[2]) - 1 : -1]
-            torch.testing.assert_close(own.gather(1, rows["tokens"][:, None])[:, 0], rows["logprob"], atol=1e-5, rtol=0)
+        for version in (1, 2, 3):
+            load_model_params(model, model_params(build_model(config, VOCABULARY, seed=version)), bind=False)
+            engine.load_params(ParamSet(version, model_params(model)))
+            fresh = [make_request(10 * version + i, prompt, seed=i, max_tokens=16) for i in range(4)]
+            for rows in (reply.rows for reply in generate(engine, fresh)):
+                with torch.no_grad():
+                    logp = torch.log_softmax(model(torch.tensor([[*prompt, *rows["tokens"].tolist()]])).logits[0], dim=-1)
+                own = logp[len(prompt) - 1 : -1].gather(1, rows["tokens"][:, None])[:, 0]
+                torch.testing.assert_close(own, rows["logprob"], atol=1e-5, rtol=0)
+            engine.submit([make_request(100 + version, prompt, seed=version, max_tokens=90)])
+            engine.step()  # this one runs while the weights change
+            assert engine.so_far(100 + version)
     finally:
         engine.close()
 

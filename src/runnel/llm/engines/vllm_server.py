@@ -233,7 +233,8 @@ class Server:
             return {"refused": "the weights do not have the checksum that they were sent with"}
         weights = dict(tensors(self._memory, message["manifest"]))
         self._engine.collective_rpc(put_weights, args=(weights,))
-        self._engine.reset_prefix_cache()
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM still holds keys and values of the old weights")
         return {"loaded": message["version"]}
 
 
