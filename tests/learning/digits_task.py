@@ -19,8 +19,13 @@ def make_task() -> rl.TextTask:
     return rl.TextTask("digits", *examples, reward, max_tokens=LENGTH)
 
 
-def make_mixed_task() -> rl.TextTask:
-    """The same, with demonstrations of which half are letters."""
+def make_mixed_task(digits: tuple[int, ...] = (1, 3, 5)) -> rl.TextTask:
+    """The same, with demonstrations of which half are letters: those whose number modulo 6 is not in `digits`."""
     plain = make_task()
-    train = [rl.Example(e.prompt, "123456" if i % 2 else "abcdef") for i, e in enumerate(plain.train)]
+    train = [rl.Example(e.prompt, "123456" if i % 6 in digits else "abcdef") for i, e in enumerate(plain.train)]
     return rl.TextTask("mixed", train, plain.eval, reward, max_tokens=LENGTH)
+
+
+def make_letters_task() -> rl.TextTask:
+    """Two demonstrations of three are letters."""
+    return make_mixed_task(digits=(0, 3))

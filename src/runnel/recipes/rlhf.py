@@ -17,7 +17,9 @@ class Config(rl.PipelineConfig):
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: prompts, demonstrations, evaluation."""
     pairs: str = ""
-    """JSON lines with prompt, chosen and rejected; empty makes pairs of the task's answers."""
+    """JSON lines with prompt, chosen and rejected; empty has the task's reward judge completions of the supervised model."""
+    pair_batches: int = 30
+    """Batches of 32 prompts, each completed 8 times, from which those pairs come."""
     model: str = ""
     """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
     sft_updates: int = 80
@@ -40,15 +42,18 @@ class Config(rl.PipelineConfig):
 
 
 def stages(c: Config) -> list[rl.Stage]:
-    """`sft`, `reward`, `rl`. The last one is evaluated by the task's own reward, which it never trained on."""
+    """`sft`, perhaps `pairs`, `reward`, `rl`. The last one is evaluated by the task's own reward, which it never trained on."""
     shared = {"task": c.task, "seed": c.seed, "device": c.device, "learner": rl.to_data(c.learner)}
     shared["eval"] = {"episodes": c.eval_prompts}
     sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
-    reward = {"model": "{sft}/model", "pairs": c.pairs, "total_updates": c.reward_updates}
+    judged = {"model": "{sft}/model", "pairs_out": "{self}/pairs.jsonl", "total_updates": c.pair_batches}
+    pairs = c.pairs or "{pairs}/pairs.jsonl"
+    reward = {"model": "{sft}/model", "pairs": pairs, "total_updates": c.reward_updates}
     ppo = {"model": "{sft}/model", "reward_model": "{reward}/model", "total_updates": c.rl_updates, "ppo": rl.to_data(c.ppo)}
     batch = {"num_prompts": c.num_prompts, "group_size": c.group_size}
     return [
         rl.Stage("sft", "sft", {**shared, **sft}),
+        *([] if c.pairs else [rl.Stage("pairs", "make_pairs", {**shared, **judged, "eval": {"episodes": 0}})]),
         rl.Stage("reward", "reward_model", {**shared, **reward}),
         rl.Stage("rl", "token_ppo", {**shared, **ppo, **batch}),
     ]
