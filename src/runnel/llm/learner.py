@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,7 @@ from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split
 from runnel.llm.drift import Drift, check_mismatch, version_stats
 from runnel.llm.trained import ScalarModel, TrainedModel
 from runnel.nets.decoder import Recompute
+from runnel.nets.lora import Adapters, LoraConfig
 from runnel.nets.token_model import Precision
 from runnel.ops.ragged import row_index, row_sum
 
@@ -56,6 +57,7 @@ class TokenLearnerConfig:
     recompute: Recompute = "none"
     """What the backward pass computes again instead of keeping it: inner states of each block's gated part (mlp; a little
     slower, less than half the memory) or of the whole block (block)."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     weight_decay: float = 0.0
@@ -105,7 +107,8 @@ class TokenLearner:
         device: str = "cpu",
     ) -> None:
         self.config, self.algorithms = config, dict(algorithms)
-        self.policy = self._trained(model, device)
+        adapters = Adapters(model, config.lora) if config.lora.rank else None
+        self.policy = self._trained(model, device, adapters)
         self.critic: TrainedModel | None = None
         self.reference: TrainedModel | None = None
         self.version = 0
@@ -153,14 +156,14 @@ class TokenLearner:
         model = self._reference() if name == "reference_logprob" else self.policy
         return model.logprobs(part, temperature=self.config.temperature)[0]
 
-    def _trained(self, model: Any, device: str) -> TrainedModel:
+    def _trained(self, model: Any, device: str, adapters: Adapters | None = None) -> TrainedModel:
         c = self.config
-        precision = c.precision_on(device)
-        return TrainedModel(model, device=device, precision=precision, weight_decay=c.weight_decay, recompute=c.recompute)
+        options: Any = {"weight_decay": c.weight_decay, "recompute": c.recompute, "adapters": adapters}
+        return TrainedModel(model, device=device, precision=c.precision_on(device), **options)
 
     def _critic(self) -> TrainedModel:
         if self.critic is None:
-            model = ScalarModel.copy_of(self.policy.model)
+            model = ScalarModel.copy_of(self.policy.plain)
             self.critic = self._trained(model, self._device)
         return self.critic
 
@@ -338,7 +341,7 @@ class TokenLearner:
 
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Start from the weights of another run, with fresh moments."""
-        self.policy.load_state_dict(self.policy.state_dict() | {"model": dict(params)})
+        self.policy.start_from(params)
 
     def state_dict(self) -> State:
         return {

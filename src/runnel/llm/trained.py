@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from runnel.llm.batches import MicroBatch
-from runnel.nets.token_model import TokenModel, copy_model
+from runnel.nets.causal_lm import copy_model
+from runnel.nets.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 
 

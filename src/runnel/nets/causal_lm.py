@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,17 @@ def output_head(model: Any) -> Callable[[Tensor], Tensor]:
         return out if cap is None else torch.tanh(out / cap) * cap
 
     return logits
+
+
+def copy_model(model: Any) -> Any:
+    """A deep copy without gradients."""
+    grads: Sequence[Tensor | None] = [p.grad for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = None
+    twin = copy.deepcopy(model)
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        parameter.grad = grad
+    return twin
 
 
 def save_model(model: Any, folder: str | Path) -> None:

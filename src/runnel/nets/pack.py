@@ -7,7 +7,7 @@ learner's new version is used by an engine beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,16 +15,22 @@ import torch
 from torch import Tensor, nn
 
 
-def pack(model: nn.Module, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Tensor:
-    """Move the parameters of `model` into one vector and return it; the parameters become views of it. `[P]`
+def pack(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    names: Collection[str] | None = None,
+) -> Tensor:
+    """Move the parameters of `model` (or those of `names`) into one vector and return it; they become views of it. `[P]`
 
     Under one module, matrices come before vectors, each in the module's own order.
     """
-    names = packed_order(model)
     own = dict(model.named_parameters())
+    names = [name for name in packed_order(model) if names is None or name in names]
     first = next(iter(own.values()))
     kind, place = dtype or first.dtype, torch.device(device) if device is not None else first.device
-    vector = torch.empty(sum(p.numel() for p in own.values()), dtype=kind, device=place)
+    vector = torch.empty(sum(own[name].numel() for name in names), dtype=kind, device=place)
     start = 0
     with torch.no_grad():
         for name in names:

@@ -6,9 +6,8 @@ model's own parameters (packed, `pack.py`), so an engine beside the learner read
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import torch
@@ -16,8 +15,9 @@ from torch import Tensor
 
 from runnel.core.errors import NonFiniteError
 from runnel.core.protocols import Collective, State
-from runnel.nets.causal_lm import hidden_states, load_model_params, model_params, output_head
+from runnel.nets.causal_lm import copy_model, hidden_states, load_model_params, model_params, output_head
 from runnel.nets.decoder import Decoder, Recompute
+from runnel.nets.lora import Adapters
 from runnel.nets.pack import pack, packed_order
 from runnel.ops.attention import PackedRows, packed_attention
 from runnel.ops.logprobs import head_logprobs, token_logprobs
@@ -30,7 +30,8 @@ class TokenModel:
     """`model` with its forward pass over packed rows, and unless `frozen` its optimiser.
 
     Families that `Decoder` knows run through it, without padding; others through their own modules, padded to the longest
-    row. With `recompute`, inner states of a block are not kept for the backward pass (decoder only).
+    row. With `recompute`, inner states of a block are not kept for the backward pass (decoder only). With `adapters`, only
+    those are trained, through the model's modules, and what is published is the plain model with them merged in.
     """
 
     def __init__(
@@ -43,15 +44,22 @@ class TokenModel:
         betas: tuple[float, float] = (0.9, 0.95),
         recompute: Recompute = "none",
         frozen: bool = False,
+        adapters: Adapters | None = None,
     ) -> None:
         self.model, self.device, self.precision = model, torch.device(device), precision
-        self.frozen, self._recompute = frozen, recompute
+        self.frozen, self._recompute, self._adapters = frozen, recompute, adapters
         self._decay, self._betas = weight_decay, betas
-        start = None if frozen or precision != "bfloat16" else pack(model, dtype=torch.float32)
-        self._vector = pack(model, dtype=DTYPES[precision], device=device)
-        self._decoder = Decoder.of(model)
-        for parameter in model.parameters():
-            parameter.requires_grad_(not frozen)
+        own, kind = dict(model.named_parameters()), DTYPES[precision]
+        self._names = [n for n in packed_order(model) if adapters is None or n in adapters.names]
+        start = None if frozen or precision != "bfloat16" else pack(model, dtype=torch.float32, names=self._names)
+        if rest := own.keys() - set(self._names):
+            pack(model, dtype=kind, device=device, names=rest)
+        self._vector = pack(model, dtype=kind, device=device, names=self._names)
+        self._decoder = Decoder.of(model) if adapters is None else None
+        for name, parameter in own.items():
+            parameter.requires_grad_(not frozen and (adapters is None or name in adapters.names))
+        if adapters is not None:
+            adapters.settle(dtype=kind, device=self.device)
         if not frozen:
             self._master = self._vector if start is None else start.to(device)
             self._allocate()
@@ -128,27 +136,46 @@ class TokenModel:
     def _publish(self) -> None:
         if self._master is not self._vector:
             self._vector.copy_(self._master)
+        if self._adapters is not None:
+            self._adapters.merge()
 
     # --------------------------------------------------------------------------------------------------------- weights
     def params(self) -> Mapping[str, Tensor]:
-        """Live compute weights, tied ones once."""
-        return model_params(self.model)
+        """Live compute weights, tied ones once; adapters are merged in."""
+        return model_params(self.plain)
+
+    @property
+    def plain(self) -> Any:
+        """The model as transformers knows it, without adapters of its own."""
+        return self.model if self._adapters is None else self._adapters.plain
 
     def frozen_copy(self) -> Self:
         """The same model, fixed as it is now, in the same precision."""
-        return type(self)(copy_model(self.model), device=str(self.device), precision=self.precision, frozen=True)
+        return type(self)(copy_model(self.plain), device=str(self.device), precision=self.precision, frozen=True)
 
     @torch.no_grad()
     def move_towards(self, other: TokenModel, share: float) -> None:
         """Go `share` of the way to the weights of `other`; 1 copies them."""
         self._vector.lerp_(other._vector, share) if share < 1.0 else self._vector.copy_(other._vector)
 
+    @torch.no_grad()
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Take plain weights (as `params` gives them) as the start; adapters stay as they are."""
+        if self._adapters is not None:
+            self._adapters.start_from(params)
+            return
+        for name, view in self._named(self._master).items():
+            view.copy_(params[name])
+        self._publish()
+
     def state_dict(self) -> State:
         """Weights, and where there is an optimiser its moments, in float32 by the names of the parameters."""
         if self.frozen:
             return {"model": {k: v.clone() for k, v in self.params().items()}}
         parts = {"model": self._master, "mean": self._mean, "square": self._square}
-        return {k: {n: v.clone() for n, v in self._named(x).items()} for k, x in parts.items()} | {"steps": float(self._steps)}
+        state: State = {k: {n: v.clone() for n, v in self._named(x).items()} for k, x in parts.items()}
+        rest = {n: p.detach().clone() for n, p in self.model.named_parameters() if n not in state["model"]}
+        return state | {"steps": float(self._steps), "rest": rest}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
@@ -158,25 +185,18 @@ class TokenModel:
         for key, vector in (("model", self._master), ("mean", self._mean), ("square", self._square)):
             for name, view in self._named(vector).items():
                 view.copy_(torch.as_tensor(state[key][name]))
+        for name, value in state["rest"].items():
+            self.model.get_parameter(name).copy_(torch.as_tensor(value))
         self._steps.fill_(state["steps"])
+        if self._adapters is not None:
+            self._adapters.renew()
         self._publish()
 
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
         """Parts of a vector that is laid out like the packed parameters, by the parameters' names."""
         own = dict(self.model.named_parameters())
         out, start = {}, 0
-        for name in packed_order(self.model):
+        for name in self._names:
             out[name] = vector[start : start + own[name].numel()].view(own[name].shape)
             start += own[name].numel()
         return out
-
-
-def copy_model(model: Any) -> Any:
-    """A deep copy without gradients."""
-    grads: Sequence[Tensor | None] = [p.grad for p in model.parameters()]
-    for parameter in model.parameters():
-        parameter.grad = None
-    twin = copy.deepcopy(model)
-    for parameter, grad in zip(model.parameters(), grads, strict=True):
-        parameter.grad = grad
-    return twin
