@@ -27,6 +27,7 @@ def pipeline(args: list[str]) -> int:
         description=found.module.__doc__,
         config=(tyro.conf.AvoidSubcommands,),
     )
+    config.check()
     stages = list(found.stages(config))
     runs = run_pipeline(stages, out=config.out, live=True)
     for stage, run in zip(stages, runs, strict=False):

@@ -51,6 +51,11 @@ class PipelineConfig:
     device: str = "cpu"
     """Where networks live: cpu, cuda, cuda:1."""
 
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts; the stages check their own settings."""
+        if not self.out:
+            raise ConfigError("out", self.out, "give the pipeline a folder")
+
 
 @dataclass(frozen=True)
 class Pipeline:
