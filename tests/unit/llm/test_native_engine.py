@@ -141,3 +141,17 @@ def test_bad_requests_and_models_are_refused():
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"engine\.logprob"):
         generate(engine_of(model), [make_request(0, [1], seed=0, max_tokens=2)])
+
+
+def test_where_launches_are_dear_rows_are_given_out_some_at_a_time():
+    model = build_model(SIZES, VOCAB, seed=1)
+    engine = engine_of(model, num_slots=4, eos_id=-5)
+    engine._admit_from = 2
+    asked = [make_request(i, [1, 2 + i], seed=i, max_tokens=3 + 2 * i) for i in range(6)]
+    engine.submit(asked)
+    seen = []
+    while engine.pending():
+        engine.step()
+        seen.append(len(engine._running))
+    assert seen[:5] == [4, 4, 3, 3, 4], "one free row waits for another one before two more start"
+    assert engine.num_tokens == sum(3 + 2 * i for i in range(6))

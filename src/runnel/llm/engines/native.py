@@ -81,6 +81,8 @@ class NativeEngine:
         self._runner = make_runner(self.model, num_slots=num_slots, max_length=max_length)
         self._device = model.get_output_embeddings().weight.device
         self._window = window if self._device.type == "cuda" else 1
+        self._admit_from = max(1, num_slots // 8) if self._device.type == "cuda" else 1
+        """Free rows for which it is worth putting prompts into the cache, where that costs many small launches."""
         self._rows = Rows(num_slots, max_length, device=self._device)
         self._index = torch.arange(num_slots, device=self._device)
         self._captured = Captured(self._decode_rows, name="a decode step")
@@ -178,9 +180,10 @@ class NativeEngine:
     def _admit(self) -> None:
         """Give free rows to waiting requests, oldest first; one for an exact version waits until that is loaded."""
         free = self.num_slots - len(self._running)
-        ready = [r for r in self._waiting if r.version in (-1, self.version)][:free]
-        if not ready:
+        ready = [r for r in self._waiting if r.version in (-1, self.version)]
+        if not ready or free < min(len(ready), self._admit_from):
             return
+        ready = ready[:free]
         taken = {id(r) for r in ready}
         self._waiting = [r for r in self._waiting if id(r) not in taken]
         joined: dict[bytes, Prompt] = {}
