@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runnel.llm.tokenize import Tokenizer
-from runnel.nets.causal_lm import load_model_params, save_model
+from runnel.nets.causal_lm import load_model_params, no_progress_bars, save_model
 
 
 def save_policy(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
@@ -37,24 +36,12 @@ def save_scorer(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, 
     _save(scorer, tokenizer, folder)
 
 
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """A run has its own view."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    yield
-    if shown:
-        logging.enable_progress_bar()
-
-
 def _save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     """Written beside, then moved: a folder that is there is whole."""
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    with _no_progress_bars():
+    with no_progress_bars():
         save_model(model, beside)
     tokenizer.save(beside)
     shutil.rmtree(folder, ignore_errors=True)

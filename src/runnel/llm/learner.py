@@ -68,8 +68,15 @@ class TokenLearnerConfig:
     """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
     reference_decay: float = 0.0
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
-    max_mismatch: float = 0.02
-    """Largest KL between the engine's and the learner's log-probabilities of the same version before the run stops."""
+    max_mismatch: float | None = None
+    """Largest mean KL between the engine's and the learner's log-probabilities of the same version before the run stops; by
+    default 1e-3 in bfloat16, else 1e-5."""
+
+    def mismatch_on(self, device: str) -> float:
+        """`max_mismatch`, chosen for a device."""
+        if self.max_mismatch is not None:
+            return self.max_mismatch
+        return 1e-3 if self.precision_on(device) == "bfloat16" else 1e-5
 
     def precision_on(self, device: str) -> Precision:
         """`precision`, chosen for a device."""
@@ -80,9 +87,11 @@ class TokenLearnerConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "sft_lr", "critic_lr"):
             parse(getattr(self, name), f"learner.{name}")
-        for name in ("num_epochs", "num_minibatches", "micro_batch_tokens", "temperature", "max_grad_norm", "max_mismatch"):
+        for name in ("num_epochs", "num_minibatches", "micro_batch_tokens", "temperature", "max_grad_norm"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"learner.{name}", getattr(self, name), "must be above 0")
+        if self.max_mismatch is not None and not self.max_mismatch > 0:
+            raise ConfigError("learner.max_mismatch", self.max_mismatch, "must be above 0")
         if self.reference_every < 0:
             raise ConfigError("learner.reference_every", self.reference_every, "use 0 for never, or a number of updates")
         if not 0.0 <= self.reference_decay < 1.0:
@@ -258,7 +267,7 @@ class TokenLearner:
         if first_pass:
             metrics |= drift.effective_sample_size(totals)
         if first and totals["mismatch/num"]:
-            metrics |= check_mismatch(totals, drift.worst, self.version, self.config.max_mismatch)
+            metrics |= check_mismatch(totals, drift.worst, self.version, self.config.mismatch_on(self._device))
         return metrics
 
     def _outputs(self, part: MicroBatch, active: Mapping[str, Component]) -> Batch:

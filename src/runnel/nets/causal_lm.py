@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
 
         if not Path(config.path).is_dir():
             raise ConfigError("model", config.path, "there is no such folder; give a model folder, or leave it empty")
-        return _packed(AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32))
+        with no_progress_bars():
+            return _packed(AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32))
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = LlamaConfig(
@@ -79,6 +81,18 @@ def _packed(model: Any) -> Any:
     """With all parameters in one vector, so that engine and learner can multiply neighbours at once (`pack.py`)."""
     pack(model)
     return model.eval()
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Transformers without its progress bars: a run has its own view."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    yield
+    if shown:
+        logging.enable_progress_bar()
 
 
 def model_params(model: nn.Module) -> dict[str, Tensor]:

@@ -323,3 +323,21 @@ def test_what_is_written_after_a_fall_back_is_the_newest(keep: int, tmp_path: Pa
         save(resumed, version)
         path, _, problems = resumed.newest()
         assert (path.name, problems) == (f"{version:09d}", [])
+
+
+def test_large_files_are_digested_in_pieces_and_every_byte_counts(tmp_path, monkeypatch):
+    from runnel.run import checkpoint
+
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * 40)
+    small = checkpoint.digest_of(path)
+    monkeypatch.setattr(checkpoint, "PIECE", 4096)
+    monkeypatch.setattr(checkpoint, "BLOCK", 1024)
+    found = checkpoint.digest_of(path)
+    assert found.startswith("pieces-")
+    assert found != small
+    for place in (0, 4095, 4096, 10239):
+        data = bytearray(bytes(range(256)) * 40)
+        data[place] ^= 1
+        path.write_bytes(data)
+        assert checkpoint.digest_of(path) != found

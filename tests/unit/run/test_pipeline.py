@@ -86,7 +86,18 @@ def test_every_pipeline_runs(name: str, tmp_path: Path) -> None:
     small = ["--lm.layers", "1", "--lm.width", "32", "--lm.heads", "2", "--lm.kv-heads", "2", "--lm.inner", "64"]
     few = {
         "iterated_dpo": ["--rounds", "2", "--pair-batches", "2", "--dpo-updates", "2", "--num-pairs", "4"],
-        "rlhf": ["--pair-batches", "2", "--reward-updates", "2", "--rl-updates", "7", "--num-prompts", "2", "--group-size", "2"],
+        "rlhf": [
+            "--pair-batches",
+            "2",
+            "--reward-updates",
+            "2",
+            "--rl-updates",
+            "7",
+            "--num-prompts",
+            "2",
+            "--group-size",
+            "2",
+        ],
     }[name]
     sft = ["--sft-updates", "4", "--demo-rows", "8", "--eval-prompts", "4", "--learner.sft-lr", "3e-3"]
     assert main(["pipeline", name, "--out", str(tmp_path), *small, *few, *sft, "--task", TASK]) == 0
