@@ -156,7 +156,7 @@ class Decoder:
             value = weight.value
             at = (value.data_ptr() - base) // value.element_size()
             if at not in made:
-                made[at] = _trained(value, grad[at : at + value.numel()].view(value.shape))
+                made[at] = Weight(value, grad[at : at + value.numel()].view(value.shape))
             return made[at]
 
         self.embed, self.head, self.norm_out = train(self.embed), train(self.head), train(self.norm_out)
@@ -212,15 +212,6 @@ def _is_packed(layer: Any) -> bool:
     heads = parameters_of(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "weight")
     biases = parameters_of(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "bias")
     return is_joined(heads) and is_joined(parameters_of(layer.mlp, ("gate_proj", "up_proj"), "weight")) and is_joined(biases)
-
-
-def _trained(value: Tensor, grad: Tensor) -> Weight:
-    """On CUDA our own backward passes add to `grad`; elsewhere autograd does."""
-    if value.is_cuda:
-        return Weight(value, grad)
-    leaf = value.detach().requires_grad_(True)
-    leaf.grad = grad
-    return Weight(leaf)
 
 
 def _layer(layer: Any) -> Layer:

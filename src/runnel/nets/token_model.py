@@ -68,7 +68,7 @@ class TokenModel:
         self._grad = torch.zeros_like(self._master)
         self._mean, self._square = torch.zeros_like(self._master), torch.zeros_like(self._master)
         self._steps = torch.zeros((), device=self.device)
-        direct = self._vector is self._master or (self._decoder is not None and self.device.type == "cuda")
+        direct = self._vector is self._master or self._decoder is not None
         self._part = self._grad if direct else torch.zeros_like(self._vector)
         if self._decoder is not None:
             self._decoder.require_grad(self._part)

@@ -1,9 +1,9 @@
 """The parts of a transformer block: embedding, projections, normalisation, rotary positions, gated units. One definition for
 learner and engine.
 
-On CUDA the small parts are one Triton kernel each (`block_kernels.py`), since a block of plain torch operations spends more
-time on launches and memory than on its products; and gradients of weights go straight into their float32 sums, whatever the
-precision of the products. Elsewhere it is plain torch, differentiated by autograd.
+Each small part is one kernel on CUDA (`block_kernels.py`), since a block of plain torch operations spends more time on launches
+and memory than on its products; elsewhere a few passes of torch (`block_host.py`). Backward passes are our own: gradients of
+weights go straight into their float32 sums, whatever the precision of the products.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runnel.ops import block_kernels
+from runnel.ops import block_host, block_kernels
 
-kernels: Any = block_kernels
+
+def kernels(x: Tensor) -> Any:
+    """The small parts for the device of `x`."""
+    return block_kernels if x.is_cuda else block_host
 
 
 @dataclass(eq=False)
 class Weight:
-    """A weight, and where it is trained by our own backward passes the sum of its gradients (`sink`, float32)."""
+    """A weight, and where it is trained the sum of its gradients (`sink`, at least float32)."""
 
     value: Tensor
     sink: Tensor | None = None
@@ -39,10 +42,12 @@ class Weight:
     def add_product(self, a: Tensor, b: Tensor) -> None:
         """Add `a^T b`, summed in float32. `[N, out], [N, in]`"""
         assert self.sink is not None
-        if a.dtype == torch.float32:
+        if a.dtype == self.sink.dtype:
             self.sink.addmm_(a.t(), b)
-        else:
+        elif a.is_cuda:
             torch.addmm(self.sink, a.t(), b, out_dtype=torch.float32, out=self.sink)
+        else:
+            self.sink.add_(torch.mm(a.t(), b))
 
 
 def embed(tokens: Tensor, weight: Weight, anchor: Tensor) -> Tensor:
@@ -61,32 +66,22 @@ def project(x: Tensor, weight: Weight, bias: Weight | None = None) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Weight, *, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang & Sennrich 2019, arXiv:1910.07467). `[..., W]`"""
-    if x.is_cuda:
-        return cast(Tensor, run(_Norm, x, None, weight, eps)[1])
-    y = x.float()
-    return weight.value * (y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+    return cast(Tensor, run(_Norm, x, None, weight, eps)[1])
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Weight, *, eps: float) -> tuple[Tensor, Tensor]:
     """`s = x + delta`, and `rms_norm(s)`: the residual stream and what the next part reads. `[N, W], [N, W] -> 2 x [N, W]`"""
-    if x.is_cuda:
-        return cast(tuple[Tensor, Tensor], run(_Norm, x, delta, weight, eps))
-    total = x + delta
-    return total, rms_norm(total, weight, eps=eps)
+    return cast(tuple[Tensor, Tensor], run(_Norm, x, delta, weight, eps))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021, arXiv:2104.09864), the two halves of a head as pairs. `[N, H, D], 2 x [N, D/2]`"""
-    if x.is_cuda:
-        return cast(Tensor, run(_Rotate, x, cos, sin, x.shape[1])[0])
-    a, b = x.chunk(2, dim=-1)
-    c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    return torch.cat((a * c - b * s, b * c + a * s), dim=-1).to(x.dtype)
+    return cast(Tensor, run(_Rotate, x, cos, sin, x.shape[1])[0])
 
 
 def rotate_some(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The first `heads` heads rotated, and the others as they are. `[N, H, D] -> [N, heads, D], [N, H - heads, D]`"""
-    if x.is_cuda and torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         return cast(tuple[Tensor, Tensor], run(_Rotate, x, cos, sin, heads))
     return rotate(x[:, :heads], cos, sin), x[:, heads:]
 
@@ -103,10 +98,7 @@ def gated_mlp(x: Tensor, gate_up: Weight, down: Weight, *, recompute: bool = Fal
 
 def swiglu(x: Tensor) -> Tensor:
     """`silu(gate) * up` of `x = [gate, up]`. `[N, 2 I] -> [N, I]`"""
-    if x.is_cuda:
-        return cast(Tensor, kernels.swiglu_forward(x))
-    gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return cast(Tensor, kernels(x).swiglu_forward(x))
 
 
 def run(function: Any, *args: Any) -> Any:
@@ -122,7 +114,7 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        ctx.weight.sink.index_add_(0, ctx.tokens, grad.float())
+        ctx.weight.sink.index_add_(0, ctx.tokens, grad.to(ctx.weight.sink.dtype))
         return None, None, None
 
 
@@ -139,7 +131,7 @@ class _Project(torch.autograd.Function):
         grad = grad.contiguous()
         weight.add_product(grad, x)
         if bias is not None:
-            bias.add(grad.sum(dim=0, dtype=torch.float32))
+            bias.add(grad.sum(dim=0, dtype=bias.sink.dtype))
         return torch.mm(grad, weight.value), None, None
 
 
@@ -149,7 +141,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Weight, eps: float) -> tuple[Tensor, Tensor]:
         total = x if delta is None else torch.empty_like(x)
-        out, inverse = kernels.rms_forward(x, None if delta is None else (delta, total), weight.value, eps)
+        out, inverse = kernels(x).rms_forward(x, None if delta is None else (delta, total), weight.value, eps)
         ctx.save_for_backward(total, inverse)
         ctx.weight, ctx.adds = weight, delta is not None
         if delta is None:
@@ -159,7 +151,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dtotal: Tensor, grad: Tensor) -> Any:
         total, inverse = ctx.saved_tensors
-        dx, dweight = kernels.rms_backward(grad, dtotal if ctx.adds else None, total, ctx.weight.value, inverse)
+        dx, dweight = kernels(grad).rms_backward(grad, dtotal if ctx.adds else None, total, ctx.weight.value, inverse)
         if ctx.weight.sink is not None:
             ctx.weight.add(dweight)
         return dx, dx if ctx.adds else None, None, None
@@ -171,14 +163,14 @@ class _Rotate(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.shape, ctx.heads = x.shape, heads
         turned = torch.empty((x.shape[0], heads, x.shape[2]), dtype=x.dtype, device=x.device)
-        kernels.rotate(x[:, :heads], cos, sin, turned, back=False)
+        kernels(x).rotate(x[:, :heads], cos, sin, turned, back=False)
         return turned, x[:, heads:].contiguous()
 
     @staticmethod
     def backward(ctx: Any, dturned: Tensor, drest: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
         dx = torch.empty(ctx.shape, dtype=dturned.dtype, device=dturned.device)
-        kernels.rotate(dturned, cos, sin, dx[:, : ctx.heads], back=True)
+        kernels(dturned).rotate(dturned, cos, sin, dx[:, : ctx.heads], back=True)
         dx[:, ctx.heads :] = drest
         return dx, None, None, None
 
@@ -196,7 +188,7 @@ class _GatedMlp(torch.autograd.Function):
         (x, inner), (gate_up, down) = ctx.saved_tensors, ctx.weights
         inner = functional.linear(x, gate_up.value) if inner is None else inner
         grad = grad.contiguous()
-        dinner, out = kernels.swiglu_backward(torch.mm(grad, down.value), inner)
+        dinner, out = kernels(grad).swiglu_backward(torch.mm(grad, down.value), inner)
         down.add_product(grad, out)
         del inner, out
         gate_up.add_product(dinner, x)

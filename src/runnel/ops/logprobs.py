@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runnel.ops import logprob_kernels
-from runnel.ops.blocks import Weight, run
+from runnel.ops.blocks import Weight, project, run
 
 WHOLE = 1 << 24
 """Up to so many logits they are kept for the backward pass."""
@@ -35,7 +35,7 @@ def token_logprobs(
     """
     rows, vocabulary = hidden.shape[0], weight.value.shape[0]
     if not chunk_size and rows * vocabulary <= WHOLE and not hidden.is_cuda:
-        return logprobs_from_logits(torch.nn.functional.linear(hidden, weight.value), targets, temperature=temperature)
+        return logprobs_from_logits(project(hidden, weight), targets, temperature=temperature)
     size = chunk_size or max(1, CHUNK // vocabulary // 512) * 512
     return cast(tuple[Tensor, Tensor], run(_TokenLogprobs, hidden, targets, weight.value, weight, temperature, size))
 
