@@ -25,13 +25,15 @@ TINY: dict[str, Any] = {
 LEARNER = {"lr": 3e-3, "warmup_updates": 5}
 
 
-def scores(recipe: str, out: Path, **settings: Any) -> list[float]:
-    """The reward on unseen prompts at the end, on three seeds."""
-    found = []
+def scores(recipe: str, out: Path, *, good: float, **settings: Any) -> list[float]:
+    """The reward on unseen prompts at the end, on three seeds; on two, if both are `good`: then two of three are."""
+    found: list[float] = []
     for seed in (1, 2, 3):
         run = rl.train(recipe, seed=seed, out=str(out), **(TINY | settings))
         assert run.eval is not None
         found.append(float(run.eval["mean"]))
+        if sum(score >= good for score in found) == 2:
+            break
     return found
 
 
@@ -53,8 +55,8 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
 def test_a_policy_algorithm_raises_the_reward(recipe: str, tmp_path: Path) -> None:
     """At least 0.5 on 2 of 3 seeds within 60 updates of 64 completions."""
     settings = {"num_prompts": 8, "group_size": 8, "total_updates": 60, "learner": LEARNER} | ROLLOUTS[recipe]
-    found = scores(recipe, tmp_path, **settings)
-    assert sorted(found)[1] >= 0.5, found
+    found = scores(recipe, tmp_path, good=0.5, **settings)
+    assert sum(score >= 0.5 for score in found) == 2, found
 
 
 def write_pairs(path: Path) -> str:
@@ -95,8 +97,8 @@ def digits_of(run: rl.Run) -> float:
 def test_a_reward_model_tells_unseen_answers_apart(tmp_path: Path) -> None:
     """At least 0.9 of the pairs that were kept apart, on 2 of 3 seeds, after 40 updates."""
     pairs = write_pairs(tmp_path / "p.jsonl")
-    found = scores("reward_model", tmp_path, pairs=pairs, num_pairs=16, total_updates=40, learner=LEARNER)
-    assert sorted(found)[1] >= 0.9, found
+    found = scores("reward_model", tmp_path, good=0.9, pairs=pairs, num_pairs=16, total_updates=40, learner=LEARNER)
+    assert sum(score >= 0.9 for score in found) == 2, found
 
 
 def test_rlhf_raises_the_true_reward_through_a_reward_model(tmp_path: Path) -> None:
