@@ -113,20 +113,7 @@ def learn(args: argparse.Namespace) -> None:
             model.gather()
         model.step(1e-6, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
 
-    work_seconds(args, step, tokens.numel())
-
-
-def work_seconds(args: argparse.Namespace, step: Any, tokens: int) -> None:
-    for _ in range(2):
-        step()
-    work.sync(args.device)
-    start = time.perf_counter()
-    for _ in range(args.updates):
-        step()
-    work.sync(args.device)
-    seconds = (time.perf_counter() - start) / args.updates
-    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device != "cpu" else 0.0
-    work.tell(seconds=seconds, tokens_per_s=tokens / seconds, peak_gib=peak)
+    work.time_steps(args, step, tokens.numel())
 
 
 if __name__ == "__main__":

@@ -46,16 +46,7 @@ def learn(args: argparse.Namespace) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
 
-    for _ in range(2):
-        step()
-    work.sync(args.device)
-    start = time.perf_counter()
-    for _ in range(args.updates):
-        step()
-    work.sync(args.device)
-    seconds = (time.perf_counter() - start) / args.updates
-    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device != "cpu" else 0.0
-    work.tell(seconds=seconds, tokens_per_s=tokens.numel() / seconds, peak_gib=peak)
+    work.time_steps(args, step, tokens.numel())
 
 
 if __name__ == "__main__":

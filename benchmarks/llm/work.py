@@ -13,6 +13,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,22 @@ def summary(times: list[float], made: list[int]) -> dict[str, Any]:
     gaps = sorted(b - a for a, b in pairwise(times[1:]))
     rate = (made[-1] - made[1]) / (times[-1] - times[1])
     return {"seconds": gaps[len(gaps) // 2], "tokens_per_s": rate, "steps": gaps}
+
+
+def time_steps(args: argparse.Namespace, step: Callable[[], None], tokens: int) -> None:
+    """Tell the mean of `updates` steps of `tokens` tokens each, after two that are not timed, and the peak memory."""
+    import torch
+
+    for _ in range(2):
+        step()
+    sync(args.device)
+    start = time.perf_counter()
+    for _ in range(args.updates):
+        step()
+    sync(args.device)
+    seconds = (time.perf_counter() - start) / args.updates
+    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device != "cpu" else 0.0
+    tell(seconds=seconds, tokens_per_s=tokens / seconds, peak_gib=peak)
 
 
 def tell(**numbers: Any) -> None:

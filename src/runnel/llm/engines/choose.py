@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
-from runnel.llm.engines.completions import Decode
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
-from runnel.llm.engines.requests import Engine
+from runnel.llm.engines.requests import Decode, Engine
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
 from runnel.nets.causal_lm import save_model
 from runnel.nets.pack import pack

@@ -5,20 +5,14 @@ For engines that keep their books in Python, a token at a time (`hf`, `vllm`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from runnel.core.batch import Batch
-from runnel.core.errors import DataError
 from runnel.core.protocols import Reply, Request, State
-from runnel.llm.engines.requests import SamplingConfig, check_request, reply_rows, sampling_of
-
-Decode = Callable[[Sequence[int]], str]
-"""Tokens to text: needed for stop texts alone."""
+from runnel.llm.engines.requests import Decode, SamplingConfig, reply_rows, request_data, request_of, sampling_of
 
 
 @dataclass
@@ -69,11 +63,7 @@ class Completion:
 
     # ----------------------------------------------------------------------------------------------------------- state
     def data(self) -> State:
-        request = self.request
-        return {
-            "id": request.id,
-            "version": request.version,
-            "rows": {k: v.clone() for k, v in request.rows.items()},
+        return request_data(self.request) | {
             "tokens": torch.tensor(self.tokens, dtype=torch.int64),
             "logprob": torch.tensor(self.logprobs, dtype=torch.float64),
             "sampling_logprob": torch.tensor(self.sampling_logprobs, dtype=torch.float64),
@@ -83,8 +73,7 @@ class Completion:
     @staticmethod
     def of_data(data: State) -> Completion:
         """The inverse of `data`."""
-        rows = Batch({k: torch.as_tensor(np.asarray(v)) for k, v in data["rows"].items()})
-        found = Completion.of(Request(data["id"], rows, data["version"]))
+        found = Completion.of(request_of(data))
         found.tokens, found.versions = _list(data["tokens"]), _list(data["policy_version"])
         found.logprobs, found.sampling_logprobs = _list(data["logprob"]), _list(data["sampling_logprob"])
         return found
@@ -93,11 +82,3 @@ class Completion:
 def _list(values: Any) -> list[Any]:
     found: list[Any] = np.asarray(values).tolist()
     return found
-
-
-def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:
-    """Refuse what can never be answered, before any of it is taken."""
-    for request in requests:
-        check_request(request, max_length)
-        if decode is None and "stop_text" in request.rows:
-            raise DataError(f"request {request.id} has stop texts; give the engine decode_text to read its tokens")

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
-from runnel.llm.engines.completions import Completion, Decode, check_requests
-from runnel.llm.engines.requests import LogitsHook, SamplingConfig
+from runnel.llm.engines.completions import Completion
+from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_requests, check_sizes
 from runnel.nets.causal_lm import load_model_params, model_params
 
 
@@ -39,11 +39,7 @@ class HfEngine:
         decode_text: Decode | None = None,
         logits_hook: LogitsHook | None = None,
     ) -> None:
-        limit = int(model.config.max_position_embeddings)
-        if max_length > limit:
-            raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
-        if num_slots < 1:
-            raise ConfigError("engine.num_slots", num_slots, "use at least 1")
+        check_sizes(model, num_slots=num_slots, max_length=max_length)
         self.model, self.num_slots, self.max_length = model.eval(), num_slots, max_length
         self.eos_id, self.decode_text, self.hook = eos_id, decode_text, logits_hook
         self.version = -1

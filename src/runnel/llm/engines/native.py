@@ -6,18 +6,16 @@ requests, and while paused for `resume`; a request for an exact version waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
-from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
-from runnel.llm.engines.requests import LogitsHook, check_request, reply_rows, sampling_of
+from runnel.llm.engines.requests import Decode, LogitsHook, check_requests, check_sizes, reply_rows, request_data, request_of
 from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
 from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
 from runnel.nets.causal_lm import load_model_params
@@ -64,16 +62,14 @@ class NativeEngine:
         num_slots: int,
         max_length: int,
         eos_id: int,
-        decode_text: Callable[[Sequence[int]], str] | None = None,
+        decode_text: Decode | None = None,
         window: int = 8,
         prefill_tokens: int = 8192,
         on_update: Literal["keep", "recompute"] = "keep",
         fixed_shapes: bool = False,
         logits_hook: LogitsHook | None = None,
     ) -> None:
-        limit = int(model.config.max_position_embeddings)
-        if max_length > limit:
-            raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
+        check_sizes(model, num_slots=num_slots, max_length=max_length)
         self.model, self.num_slots, self.max_length, self.eos_id = model.eval(), num_slots, max_length, eos_id
         self.version, self.paused, self.num_tokens = -1, False, 0
         self.hook, self._decode_text = logits_hook, decode_text
@@ -93,13 +89,11 @@ class NativeEngine:
 
     # -------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, self.max_length, self._decode_text)
         for request in requests:
-            check_request(request, self.max_length)
-            sampling = sampling_of(request.rows)
-            if sampling.stop and self._decode_text is None:
-                raise DataError(f"request {request.id} has stop texts; give the engine decode_text to read its tokens")
-            if len(sampling.stop_tokens) >= MAX_STOPS:
-                raise DataError(f"request {request.id} has {len(sampling.stop_tokens)} stop tokens; at most {MAX_STOPS - 1}")
+            stops = len(request.rows["stop_tokens"]) if "stop_tokens" in request.rows else 0
+            if stops >= MAX_STOPS:
+                raise DataError(f"request {request.id} has {stops} stop tokens; at most {MAX_STOPS - 1}")
         self._waiting.extend(requests)
 
     def pending(self) -> int:
@@ -388,7 +382,7 @@ class NativeEngine:
             "version": self.version,
             "paused": self.paused,
             "num_tokens": self.num_tokens,
-            "waiting": [_request_data(r) for r in self._waiting],
+            "waiting": [request_data(r) for r in self._waiting],
             "running": [self._row_data(r) for r in self._running],
             "filling": [
                 {"tokens": p.tokens, "rows": [where[id(r)] for r in p.rows], "filled": p.filled, "resumed": p.resumed}
@@ -400,7 +394,7 @@ class NativeEngine:
     def _row_data(self, row: Running) -> State:
         s, n = self._rows, row.made
         return {
-            "request": _request_data(row.request),
+            "request": request_data(row.request),
             "tokens": s.tokens[row.row, :n].cpu().clone(),
             "logprob": s.logprobs[row.row, :n].cpu().clone(),
             "drawn": s.drawn[row.row, :n].cpu().clone(),
@@ -410,7 +404,7 @@ class NativeEngine:
     @torch.no_grad()
     def restore(self, state: State) -> None:
         self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
-        self._waiting = [_request_of(r) for r in state["waiting"]]
+        self._waiting = [request_of(r) for r in state["waiting"]]
         self._running = []
         for data in state["running"]:
             self._restore_row(data)
@@ -425,18 +419,10 @@ class NativeEngine:
         self._runner.restore(state["cache"])
 
     def _restore_row(self, data: State) -> None:
-        row = Running.of(_request_of(data["request"]), eos_id=self.eos_id)
+        row = Running.of(request_of(data["request"]), eos_id=self.eos_id)
         row.row, row.made = len(self._running), len(data["tokens"])
         row.last = int(data["tokens"][-1]) if row.made else 0
         row.spans = [(int(a), int(b)) for a, b in data["spans"]]
         self._running.append(row)
         self._rows.put([row])
         self._rows.put_made(row, data["tokens"], data["logprob"], data["drawn"])
-
-
-def _request_data(request: Request) -> State:
-    return {"id": request.id, "version": request.version, "rows": {k: v.clone() for k, v in request.rows.items()}}
-
-
-def _request_of(data: State) -> Request:
-    return Request(data["id"], Batch({k: torch.as_tensor(np.asarray(v)) for k, v in data["rows"].items()}), data["version"])

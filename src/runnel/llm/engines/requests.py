@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import Inferencer, Reply, Request
+from runnel.core.protocols import Inferencer, Reply, Request, State
 
+Decode = Callable[[Sequence[int]], str]
+"""Tokens to text: needed for stop texts alone."""
 LogitsHook = Callable[[Tensor, Sequence[Request]], Tensor]
 """`hook(logits [n, vocabulary], requests) -> logits`: changes what may be sampled next. Log-probabilities stay those of the
 model; `sampling_logprob` tells what was sampled from."""
@@ -157,14 +160,36 @@ class Engine(Inferencer, Protocol):
         ...
 
 
-def check_request(request: Request, max_length: int) -> None:
-    """Raise a `DataError` for a request that can never be answered."""
-    n, m = request.rows["tokens"].shape[0], int(request.rows["max_tokens"])
-    if n == 0 or m < 1 or n + m > max_length:
-        raise DataError(
-            f"request {request.id}: a prompt of {n} tokens and max_tokens = {m} do not fit max_length = {max_length}; both "
-            "must be at least 1 and their sum at most max_length"
-        )
+def check_sizes(model: Any, *, num_slots: int, max_length: int) -> None:
+    """Raise a `ConfigError` for an engine that `model` cannot serve."""
+    limit = int(model.config.max_position_embeddings)
+    if max_length > limit:
+        raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
+    if num_slots < 1:
+        raise ConfigError("engine.num_slots", num_slots, "use at least 1")
+
+
+def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:
+    """Raise a `DataError` for what can never be answered, before any of it is taken."""
+    for request in requests:
+        n, m = request.rows["tokens"].shape[0], int(request.rows["max_tokens"])
+        if n == 0 or m < 1 or n + m > max_length:
+            raise DataError(
+                f"request {request.id}: a prompt of {n} tokens and max_tokens = {m} do not fit max_length = {max_length}; both "
+                "must be at least 1 and their sum at most max_length"
+            )
+        if decode is None and "stop_text" in request.rows:
+            raise DataError(f"request {request.id} has stop texts; give the engine decode_text to read its tokens")
+
+
+def request_data(request: Request) -> State:
+    """A request as plain data, for a snapshot."""
+    return {"id": request.id, "version": request.version, "rows": {k: v.clone() for k, v in request.rows.items()}}
+
+
+def request_of(data: State) -> Request:
+    """The inverse of `request_data`."""
+    return Request(data["id"], Batch({k: torch.as_tensor(np.asarray(v)) for k, v in data["rows"].items()}), data["version"])
 
 
 def generate(engine: Inferencer, requests: Sequence[Request]) -> list[Reply]:

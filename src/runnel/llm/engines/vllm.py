@@ -17,7 +17,8 @@ from torch import Tensor
 
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
-from runnel.llm.engines.completions import Completion, Decode, check_requests
+from runnel.llm.engines.completions import Completion
+from runnel.llm.engines.requests import Decode, check_requests
 from runnel.llm.engines.vllm_process import VllmProcess
 from runnel.llm.engines.vllm_server import NOT_FINITE, Message
 
