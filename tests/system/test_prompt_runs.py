@@ -126,6 +126,32 @@ def test_a_filtered_run_resumes_bit_for_bit(task_file, tmp_path):
     assert numbers(part.path) == numbers(whole.path)
 
 
+def ages(run: rl.Run) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (Path(run.path) / "metrics.jsonl").read_text().splitlines()]
+    updates = [row["metrics"] for row in rows if row["kind"] == "update"]
+    return [{k.removeprefix("staleness/"): v for k, v in m.items() if k.startswith("staleness/")} for m in updates]
+
+
+@pytest.mark.parametrize("placement", [{}, {"launcher": "local"}, {"launcher": "local", "placement": {"policy_workers": 1}}])
+def test_the_age_of_samples_is_the_sum_of_flight_and_queue(task_file, tmp_path, placement):
+    window = {"staleness": {"mode": "window", "max_lag": 3}, "total_updates": 8, "max_tokens": 6}
+    found = ages(train(f"{task_file}:good", tmp_path, **window, **placement))
+    assert len(found) == 8
+    for age in found:
+        assert age["in_flight"] + age["in_queue"] == pytest.approx(age["mean"])
+        assert max(age["in_flight_max"], age["in_queue_max"]) <= age["max"] <= 3
+        assert min(age.values()) >= 0
+    if not placement:  # elsewhere it is a matter of timing
+        assert max(age["in_flight_max"] for age in found) > 0
+
+
+def test_synchronous_samples_have_no_age(task_file, tmp_path):
+    found = ages(train(f"{task_file}:good", tmp_path, total_updates=2))
+    assert all(
+        age == dict.fromkeys(("mean", "max", "in_flight", "in_flight_max", "in_queue", "in_queue_max"), 0.0) for age in found
+    )
+
+
 def test_a_model_that_cannot_be_used_is_refused_at_the_start(task_file, tmp_path):
     with pytest.raises(rl.ConfigError, match="no such folder"):
         train(f"{task_file}:good", tmp_path, total_updates=1, model="nowhere")

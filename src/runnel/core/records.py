@@ -193,6 +193,8 @@ class Accounting:
     dropped: dict[str, int] = field(default_factory=dict)
     cancelled: dict[str, int] = field(default_factory=dict)
     in_flight: int = 0
+    queued: int = 0
+    """Of those in flight: finished, and waiting for the reader."""
     steps: int = 0
     """Environment steps or tokens committed."""
 

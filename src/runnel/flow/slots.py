@@ -303,6 +303,7 @@ class SlotTable:
                 dropped=_by_reason(account[DROPPED:]),
                 cancelled=_by_reason(counts[CANCELLED:]),
                 in_flight=(states.count(RESERVED) + waiting) * self.spec.num_rows + account[HELD],
+                queued=waiting * self.spec.num_rows,
                 steps=counts[STEPS],
             )
 

@@ -72,8 +72,13 @@ def check_mismatch(totals: Metrics, worst: Tensor, version: int, bound: float) -
     return {"mismatch/kl": kl, "mismatch/max_ratio": max_ratio, "mismatch/mean_abs": totals["mismatch/abs"] / num}
 
 
-def version_stats(batch: Batch) -> Metrics:
-    """`version_span`: the most versions inside one row, 1 where a single one made it."""
+def version_stats(batch: Batch, version: int) -> Metrics:
+    """How old the sampled tokens are for the learner at `version`: a token's age is `version` minus the version that made it.
+
+    `version_span` is the most versions inside one row, 1 where a single one made it. `staleness/mean` and `staleness/max` are
+    ages over tokens, and the sum of two parts. `staleness/in_flight`: versions that came while the row was generated, up to the
+    one of its last token. `staleness/in_queue`: those since, while the row waited for its group, its reward and the learner.
+    """
     if "logprob" not in batch:
         return {}
     made = batch["policy_version"]
@@ -81,6 +86,12 @@ def version_stats(batch: Batch) -> Metrics:
     if not len(sampled):
         return {}
     size = len(batch["row_length"])
-    high = torch.full((size,), -1).scatter_reduce(0, row, sampled, "amax")
-    low = torch.full((size,), 1 << 60).scatter_reduce(0, row, sampled, "amin")
-    return {"version_span": float((high - low + 1).max())}
+    last = torch.full((size,), -1).scatter_reduce(0, row, sampled, "amax")
+    first = torch.full((size,), 1 << 60).scatter_reduce(0, row, sampled, "amin")
+    ages = {"in_flight": last[row] - sampled, "in_queue": version - last[row]}
+    age = ages["in_flight"] + ages["in_queue"]
+    out = {"version_span": float((last - first + 1).max())}
+    out |= {"staleness/mean": float(age.double().mean()), "staleness/max": float(age.max())}
+    for name, part in ages.items():
+        out |= {f"staleness/{name}": float(part.double().mean()), f"staleness/{name}_max": float(part.max())}
+    return out

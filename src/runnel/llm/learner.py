@@ -196,7 +196,7 @@ class TokenLearner:
                 steps.append(self._step(batch, rows, rates, first=not steps, first_pass=epoch == 0))
         metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
         metrics |= self._stats(batch)
-        metrics |= version_stats(batch)
+        metrics |= version_stats(batch, self.version)
         for name in self._readers(batch):
             self._seen[name] += 1
         self.version += 1

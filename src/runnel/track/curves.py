@@ -10,9 +10,22 @@ from runnel.track.history import Curve, History, across
 from runnel.track.page import figure, fold
 from runnel.track.plots import NUM_COLORS, Series, line_chart, smoothed
 
-TITLES = {"kl": "KL to the behaviour policy", "entropy": "Entropy", "episode_length": "Episode length", "return": "Return"}
-LEADING = (*RETURN_KEYS, "kl", "entropy", "episode_length")
-STALENESS = ("staleness/mean", "staleness/max")
+TITLES = {
+    "kl": "KL to the behaviour policy",
+    "entropy": "Entropy",
+    "episode_length": "Episode length",
+    "return": "Return",
+    "ess": "Effective sample size (share)",
+    "version_span": "Versions inside a sample, at most",
+    "mismatch/kl": "Mismatch of engine and learner (KL)",
+}
+LEADING = (*RETURN_KEYS, "kl", "entropy", "episode_length", "ess", "version_span", "mismatch/kl")
+STALENESS = {
+    "staleness/mean": "mean",
+    "staleness/max": "max",
+    "staleness/in_flight": "mean in flight",
+    "staleness/in_queue": "mean in queue",
+}
 PER_RUN = ("seed", "seeds", "out")
 RATES = {"steps_per_s": "Steps/s", "tokens_per_s": "Tokens/s"}
 
@@ -103,12 +116,11 @@ def _metric_chart(runs: Sequence[History], name: str) -> str:
 
 
 def _staleness_chart(runs: Sequence[History]) -> str:
-    """Mean and largest age of what was trained on; over several runs, the largest only."""
+    """Age of what was trained on, and where it came about if the run knows; over several runs, the largest only."""
     if len(runs) == 1:
-        return _small(
-            [Series(name.partition("/")[2], *runs[0].curve(name)) for name in STALENESS], "Staleness (versions)", runs
-        )
-    return _small(overlay(runs, lambda run: run.curve(STALENESS[1]), smooth=False), "Largest staleness (versions)", runs)
+        known = [name for name in STALENESS if name in runs[0].metric_names()]
+        return _small([Series(STALENESS[name], *runs[0].curve(name)) for name in known], "Staleness (versions)", runs)
+    return _small(overlay(runs, lambda run: run.curve("staleness/max"), smooth=False), "Largest staleness (versions)", runs)
 
 
 def _rate_chart(runs: Sequence[History], key: str) -> str:

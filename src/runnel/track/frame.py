@@ -19,6 +19,8 @@ Line = list[Span]
 
 RETURN_KEYS = ("return", "reward")
 """Names under which a learner reports how well it does; the first one present leads."""
+OF_THE_DATA = ("staleness/", "mismatch/", "ess", "version_span")
+"""How metrics start that are shown beside the streams, not among what is learned."""
 LABEL = 14
 DIM, ACCENT = "bright_black", "cyan"
 LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
@@ -41,6 +43,8 @@ class Picture:
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=400))
     best: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
+    mismatch: Row = field(default_factory=dict)
+    """The last update that could compare engine and learner: an asynchronous run has few."""
     messages: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=3))
 
     def take(self, row: Row) -> None:
@@ -48,6 +52,7 @@ class Picture:
         kind = row.get("kind")
         if kind == "update":
             self.update = row
+            self.mismatch = row if "mismatch/kl" in row.get("metrics", {}) else self.mismatch
             value = leading(row.get("metrics", {}))[1]
             if value is not None and value == value:
                 self.returns.append(value)
@@ -187,7 +192,7 @@ def _middle(p: Picture, width: int) -> list[Line]:
 
 
 def _learning(metrics: Mapping[str, Any], width: int, rows: int = 7) -> list[Line]:
-    shown = {k: v for k, v in metrics.items() if k not in RETURN_KEYS and not k.startswith("staleness/")}
+    shown = {k: v for k, v in metrics.items() if k not in RETURN_KEYS and not k.startswith(OF_THE_DATA)}
     order = sorted(shown, key=lambda k: (not k.startswith("loss"), k not in ("kl", "entropy"), k))
     lines: list[Line] = []
     for key in order[:rows]:
@@ -232,18 +237,44 @@ def _data(p: Picture, width: int) -> list[Line]:
     metrics = p.update.get("metrics", {})
     lines: list[Line] = [[]]
     if "staleness/mean" in metrics or "staleness/max" in metrics:
-        text = f"mean {short(metrics.get('staleness/mean'))}   max {short(metrics.get('staleness/max'))}"
-        lines.append([_label("staleness"), (text, "bold"), ("  versions", DIM)])
+        lines.append(_cut([_label("staleness"), *_staleness(metrics)], width))
+    if "version_span" in metrics:
+        lines.append(_cut([_label("samples"), (_samples(p), "bold")], width))
     idle = _idle(p)
     if idle:
         lines.append(_cut([_label("idle"), (idle, "bold")], width))
     for stream, counts in p.update.get("streams", {}).items():
         taken = f" of {counts.get('dispatched', 0):,} consumed   {counts.get('in_flight', 0):,} in flight"
+        taken += f" ({counts['queued']:,} in queue)" if counts.get("queued") else ""
         lines.append(_cut([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (taken, DIM)], width))
         lost = _lost(counts)
         if lost:
             lines.append(_cut([_label(""), (lost, "yellow")], width))
     return lines
+
+
+def _staleness(metrics: Mapping[str, Any]) -> Line:
+    """Age of what was trained on in versions, and where it came about, if the learner knows."""
+    line: Line = [(f"mean {_age(metrics, 'mean')}   max {_age(metrics, 'max')}", "bold")]
+    if "staleness/in_flight" not in metrics:
+        return [*line, ("  versions", DIM)]
+    for name, words in (("in_flight", "in flight"), ("in_queue", "in queue")):
+        line += [(f"   {words} ", DIM), (_age(metrics, name), "bold"), (" max ", DIM), (_age(metrics, f"{name}_max"), "bold")]
+    return line
+
+
+def _age(metrics: Mapping[str, Any], name: str) -> str:
+    value = metrics.get(f"staleness/{name}")
+    return short(None if value is None else round(value, 2))
+
+
+def _samples(p: Picture) -> str:
+    """How far a language model's samples are from the learner's policy."""
+    text = f"versions inside {short(p.update['metrics']['version_span'])}   ess {short(p.update['metrics'].get('ess'))}"
+    if p.mismatch:
+        at = "" if p.mismatch is p.update else f" at version {p.mismatch.get('version', 0):,}"
+        text += f"   mismatch {short(p.mismatch['metrics']['mismatch/kl'])}{at}"
+    return text
 
 
 def _lost(counts: Mapping[str, Any]) -> str:

@@ -149,7 +149,9 @@ def _streams(run: History) -> dict[str, Accounting]:
 
 
 def _counts(found: Mapping[str, Any]) -> Accounting:
-    numbers = {key: int(found[key]) for key in ("dispatched", "consumed", "in_flight", "steps") if is_number(found.get(key))}
+    numbers = {
+        key: int(found[key]) for key in ("dispatched", "consumed", "in_flight", "queued", "steps") if is_number(found.get(key))
+    }
     return Accounting(**numbers, dropped=_reasons(found.get("dropped")), cancelled=_reasons(found.get("cancelled")))
 
 
@@ -167,7 +169,9 @@ def _accounting_cells(known: Accounting) -> list[str]:
     else:
         verdict = f'<span class="bad">✗ {known.balance:,} rows unaccounted for</span>'
     lost = [_reason_cell(known.dropped), _reason_cell(known.cancelled)]
-    return [f"{known.dispatched:,}", f"{known.consumed:,}", *lost, f"{known.in_flight:,}", f"{known.steps:,}", verdict]
+    queued = f'<br><span class="soft small">in queue {known.queued:,}</span>' if known.queued else ""
+    flying = f"{known.in_flight:,}{queued}"
+    return [f"{known.dispatched:,}", f"{known.consumed:,}", *lost, flying, f"{known.steps:,}", verdict]
 
 
 def _reasons(found: Any) -> dict[str, int]:

@@ -95,6 +95,40 @@ def test_the_picture_shows_everything_that_was_asked_for():
     assert "\x1b" not in text
 
 
+def language_update(version: int, **metrics: float) -> dict:
+    ages = {"mean": 1.25, "max": 3, "in_flight": 0.9813, "in_flight_max": 2, "in_queue": 0.2687, "in_queue_max": 1}
+    shown = {f"staleness/{k}": v for k, v in ages.items()} | {"loss/policy": 0.1, "version_span": 3.0, "ess": 0.998}
+    counts = {
+        "dispatched": 90,
+        "consumed": 60,
+        "dropped": {"stale": 8},
+        "cancelled": {"no_signal": 4},
+        "in_flight": 18,
+        "queued": 6,
+    }
+    return update(version, metrics=shown | metrics, streams={"rollouts": counts})
+
+
+def test_the_picture_of_a_language_model_says_how_old_and_how_far_off_its_samples_are():
+    picture = Picture(title="grpo reverse", total=20, unit="updates")
+    picture.take(language_update(9, **{"mismatch/kl": 2.5e-6, "mismatch/max_ratio": 1.01}))
+    assert "versions inside 3   ess 0.998   mismatch 2.50e-06" in "\n".join(drawn(picture))
+    assert "at version" not in "\n".join(drawn(picture))
+    picture.take(language_update(10))
+    lines = drawn(picture)
+    text = "\n".join(lines)
+    for part in (
+        "mean 1.25   max 3   in flight 0.98 max 2   in queue 0.27 max 1",
+        "versions inside 3   ess 0.998   mismatch 2.50e-06 at version 9",
+        "60 of 90 consumed   18 in flight (6 in queue)",
+        "dropped stale 8   cancelled no_signal 4",
+        "actor 30%   trainer 10%",
+    ):
+        assert part in text, part
+    assert max(map(len, lines)) <= 80
+    assert sum("ess" in line.split() for line in lines) == 1, "shown once, not among what is learned too"
+
+
 def test_stages_of_one_kind_share_a_bar():
     lines = drawn(full_picture())
     assert any("trainer/update" in line and "75%" in line for line in lines)

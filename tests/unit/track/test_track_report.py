@@ -123,6 +123,23 @@ def test_the_report_of_one_run(tmp_path):
     assert write_report([folder.path]) == folder.report
 
 
+def test_the_report_of_a_language_model_shows_where_age_came_about(tmp_path):
+    folder = RunFolder.create(tmp_path, "grpo-reverse-1")
+    sink = JsonlSink(folder.metrics)
+    ages = {"mean": 1.5, "max": 3, "in_flight": 1.0, "in_flight_max": 2, "in_queue": 0.5, "in_queue_max": 1}
+    metrics = {f"staleness/{k}": v for k, v in ages.items()} | {"ess": 0.9, "version_span": 3.0, "mismatch/kl": 1e-6}
+    account = {"dispatched": 9, "consumed": 3, "dropped": {}, "cancelled": {}, "in_flight": 6, "queued": 2, "steps": 30}
+    for version in (1, 2, 3):
+        sink.row({"kind": "update", "version": version, "metrics": metrics, "streams": {"rollouts": account}})
+    sink.close()
+    page = report(folder)
+    shown = page.section("Learning")
+    titles = ("Staleness (versions)", "Effective sample size (share)", "Versions inside a sample, at most")
+    for part in (*titles, "Mismatch of engine and learner (KL)", "mean in flight", "mean in queue"):
+        assert part in shown, part
+    assert "6|in queue 2|30|✓ yes" in page.section("Sample accounting")
+
+
 def test_nothing_is_executed_or_fetched(tmp_path):
     folder = make_run(tmp_path)
     sink = JsonlSink(folder.metrics)

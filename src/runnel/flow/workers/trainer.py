@@ -116,7 +116,9 @@ class TrainerWorker(Worker):
             self.readers[name].release(group, feedback=update.feedback.get(name))
         for reader in self.readers.values():
             reader.advance(self.version)
-        metrics = {**update.metrics, "staleness/mean": sum(lags) / len(lags), "staleness/max": float(max(lags))}
+        lag = {"staleness/mean": sum(lags) / len(lags), "staleness/max": float(max(lags))}
+        own = update.metrics  # a learner that knows the version of each token says it better
+        metrics = own | {name: value for name, value in lag.items() if name not in own}
         self.emit(
             {
                 "kind": "update",

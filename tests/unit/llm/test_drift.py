@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import torch
+
+from runnel.core.batch import Batch
+from runnel.llm.drift import version_stats
+
+
+def batch_of(*rows: list[int]) -> Batch:
+    """Rows given by the version of each token; -1 in prompts."""
+    versions = torch.tensor([v for row in rows for v in row])
+    lengths = torch.tensor([len(row) for row in rows])
+    return Batch(policy_version=versions, row_length=lengths, logprob=torch.zeros(len(versions)))
+
+
+def test_a_tokens_age_is_what_went_by_in_flight_and_in_queue():
+    """By hand, at version 7. Row 1: ages 4 3 3, in flight 1 0 0, in queue 3. Row 2: age 2, in flight 0, in queue 2."""
+    found = version_stats(batch_of([-1, -1, 3, 4, 4], [-1, 5]), 7)
+    assert found == {
+        "version_span": 2.0,
+        "staleness/mean": 3.0,
+        "staleness/max": 4.0,
+        "staleness/in_flight": 0.25,
+        "staleness/in_flight_max": 1.0,
+        "staleness/in_queue": 2.75,
+        "staleness/in_queue_max": 3.0,
+    }
+
+
+def test_fresh_rows_have_no_age():
+    found = version_stats(batch_of([-1, 6, 6], [-1, 6]), 6)
+    assert found.pop("version_span") == 1.0
+    assert set(found.values()) == {0.0}
+
+
+def test_rows_that_no_policy_made_have_no_age():
+    assert version_stats(batch_of([-1, -1, -1]), 6) == {}
+    assert version_stats(Batch(row_length=torch.tensor([2]), policy_version=torch.tensor([0, 0])), 6) == {}
+    mixed = version_stats(batch_of([-1, -1, -1], [-1, 4]), 6)
+    assert (mixed["version_span"], mixed["staleness/mean"], mixed["staleness/in_queue"]) == (1.0, 2.0, 2.0)
