@@ -82,6 +82,14 @@ class DirectInferencer(Inferencer, Protocol):
         ...
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """An inferencer that holds something outside this process (an engine's child process). Its owner closes it once, at the
+    end of a run that finished or failed."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class RowPolicy:
     """A small actor as compiled code takes it (`ops/row_kernels.py`): the vector of its parameters, and its shape."""

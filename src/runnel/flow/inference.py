@@ -20,7 +20,7 @@ import torch
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import DirectInferencer, Inferencer, ParamSet, Reply, Request, RowPolicy, State
+from runnel.core.protocols import Closes, DirectInferencer, Inferencer, ParamSet, Reply, Request, RowPolicy, State
 from runnel.flow.params import ChannelSubscriber
 
 
@@ -37,7 +37,7 @@ class Server(Protocol):
 
 
 class InlineClient:
-    """The policy lives beside its client; `submit` of an immediate inferencer has answered when it returns."""
+    """The policy lives beside its client, which owns it; `submit` of an immediate inferencer has answered when it returns."""
 
     def __init__(self, inferencer: Inferencer, subscriber: ChannelSubscriber) -> None:
         self._inferencer, self._subscriber = inferencer, subscriber
@@ -119,6 +119,10 @@ class InlineClient:
             raise ConfigError("checkpoint", state["version"], "holds no parameters of the version that an actor had loaded")
         self._inferencer.restore(state["inferencer"])
         self._replies = {int(t): Reply(int(t), Batch(r["rows"]), r["version"]) for t, r in state["replies"].items()}
+
+    def close(self) -> None:
+        if isinstance(self._inferencer, Closes):
+            self._inferencer.close()
 
 
 # --------------------------------------------------------------------------------------------------------- mailboxes
@@ -260,6 +264,9 @@ class BoardClient:
         for ticket, request in state["requests"].items():
             self._requests[int(ticket)] = Request(int(ticket), Batch(request["rows"]), request["version"])
             self._unsent.append(int(ticket))
+
+    def close(self) -> None:
+        """The policy worker closes its inferencer."""
 
 
 class BoardServer:

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -172,13 +173,13 @@ def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progres
     params = Checkpoints(folder.checkpoints).newest_params()
     channel = LocalChannel("policy", shared=False, depth=1)
     channel.publish(params.version, params.params)
-    client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
-    client.sync()
-    evaluation = spec.make()
-    try:
+    with ExitStack() as stack:
+        evaluation = spec.make()
+        stack.callback(evaluation.close)
+        client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
+        stack.callback(client.close)
+        client.sync()
         return evaluation.run(client, round_index=FRESH_ROUND + seed, progress=progress)
-    finally:
-        evaluation.close()
 
 
 def _open_run(run: str | Path) -> tuple[RunFolder, registry.Recipe, dict[str, Any]]:

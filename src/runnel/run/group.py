@@ -7,6 +7,7 @@ the local launcher runs the same rounds over fewer workers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -151,5 +152,7 @@ class Group:
         return parts
 
     def close(self) -> None:
-        for worker in self.workers:
-            worker.close()
+        """Close every worker, also when one of them fails to."""
+        with ExitStack() as stack:
+            for worker in reversed(self.workers):
+                stack.callback(worker.close)

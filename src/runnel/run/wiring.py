@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from contextlib import ExitStack
 
 from runnel.core.clock import Clock
 from runnel.core.errors import ConfigError
@@ -111,12 +112,22 @@ class _Wiring:
         self._channel: Channel | None = None
 
     def build(self) -> Group:
-        workers = [self._worker(name) for name in self.groups[self.group]]
+        workers = self._workers()
         mine = set(self.groups[self.group])
         owned = {s.name: self._table(s.name) for s in self.experiment.streams if self.experiment.reader_of(s.name) in mine}
         channels = {PARAMS: self._params()} if "trainer" in mine else {}
         writers = {s.name: self.experiment.writers_of(s.name) for s in self.experiment.streams}
         return Group(self.group, workers, owned, channels, writers)
+
+    def _workers(self) -> list[Worker]:
+        """If one of them cannot be built, those before it are closed."""
+        workers: list[Worker] = []
+        with ExitStack() as stack:
+            for name in self.groups[self.group]:
+                workers.append(worker := self._worker(name))
+                stack.callback(worker.close)
+            stack.pop_all()
+        return workers
 
     def _worker(self, name: str) -> Worker:
         e = self.experiment

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes_run import experiment, group_of, run
+from fakes_run import Adder, experiment, group_of, run
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError, ConfigError, DataError
 from runnel.flow.staleness import StalenessConfig
 from runnel.run.checkpoint import read_parts, write_parts
-from runnel.run.experiment import PlacementConfig, describe
+from runnel.run.experiment import Experiment, PlacementConfig, describe
 from runnel.run.group import Group
 from runnel.run.wiring import Edges, place
 
@@ -165,3 +165,51 @@ def test_every_reader_of_a_stream_is_checked() -> None:
     group.tables["play"].readers[1, 1] += 7
     with pytest.raises(DataError, match="does not add up"):
         group.check()
+
+
+# --------------------------------------------------------------------------------------------------------------- closing
+class Held(Adder):
+    """A policy that holds something."""
+
+    def __init__(self, closed: list[str], name: str, fails: bool = False) -> None:
+        super().__init__()
+        self._closed, self._name, self._fails = closed, name, fails
+
+    def close(self) -> None:
+        self._closed.append(self._name)
+        if self._fails:
+            raise RuntimeError(f"{self._name} does not let go")
+
+
+def holding(closed: list[str], *, fails: bool = False, **settings: object) -> Experiment:
+    e = experiment(**settings)
+    assert e.evaluation is not None
+    inference = tuple(replace(s, make=lambda: Held(closed, "policy", fails)) for s in e.inference)
+    return replace(e, inference=inference, evaluation=replace(e.evaluation, inferencer=lambda: Held(closed, "evaluator")))
+
+
+def test_a_group_closes_the_policies_that_its_workers_own() -> None:
+    closed: list[str] = []
+    group_of(holding(closed)).close()
+    assert closed == ["policy", "policy", "evaluator"]
+    closed.clear()
+    group_of(holding(closed, placement=PlacementConfig(policy_workers=1))).close()
+    assert sorted(closed) == ["evaluator", "policy"]
+
+
+def test_one_that_cannot_be_closed_keeps_none_of_the_others_open() -> None:
+    closed: list[str] = []
+    with pytest.raises(RuntimeError, match="policy does not let go"):
+        group_of(holding(closed, fails=True)).close()
+    assert closed == ["policy", "policy", "evaluator"]
+
+
+def test_a_worker_that_cannot_be_built_closes_those_before_it() -> None:
+    closed: list[str] = []
+
+    def broken() -> Adder:
+        raise RuntimeError("no such model")
+
+    with pytest.raises(RuntimeError, match="no such model"):
+        group_of(replace(holding(closed), learner=broken))
+    assert closed == ["policy", "policy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Protocol
 
 from runnel.core.clock import Clock
@@ -11,11 +12,13 @@ from runnel.flow.workers.base import Worker
 
 
 class SavedClient(InferenceClient, Protocol):
-    """An inference client that can be part of a checkpoint."""
+    """An inference client that can be part of a checkpoint, and lets go of its policy."""
 
     def snapshot(self) -> State: ...
 
     def restore(self, state: State) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ActorWorker(Worker):
@@ -57,4 +60,7 @@ class ActorWorker(Worker):
         self.sampler.restore(state["sampler"], self.writers)
 
     def close(self) -> None:
-        self.sampler.close()
+        with ExitStack() as stack:
+            for client in self.clients.values():
+                stack.callback(client.close)
+            stack.callback(self.sampler.close)

@@ -63,4 +63,7 @@ class EvaluatorWorker(Worker):
         self._round, self._last = state["round"], state["last"]
 
     def close(self) -> None:
-        self._evaluation.close()
+        try:
+            self._evaluation.close()
+        finally:
+            self._client.close()

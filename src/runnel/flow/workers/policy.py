@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runnel.core.clock import Clock
-from runnel.core.protocols import Inferencer, Request
+from runnel.core.protocols import Closes, Inferencer, Request
 from runnel.flow.inference import Server
 from runnel.flow.params import ChannelSubscriber
 from runnel.flow.workers.base import Worker
@@ -75,3 +75,7 @@ class PolicyWorker(Worker):
 
     def waits_for(self) -> str:
         return self._waiting
+
+    def close(self) -> None:
+        if isinstance(self._inferencer, Closes):
+            self._inferencer.close()

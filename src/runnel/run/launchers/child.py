@@ -64,6 +64,9 @@ def _serve(orders: dict[str, Any]) -> int:
             worker = member.group.polling.name
         line.send({"op": "error", "worker": worker or orders["group"], **_describe(error)})
         return 1
+    finally:
+        if member is not None:
+            member.group.close()
     return 0
 
 
@@ -140,7 +143,6 @@ class Member:
                 self._report(force=True)
                 self.line.send({"op": "evaluated"})
             case "stop":
-                self.group.close()
                 self.done = True
 
     def _start(self, message: Message) -> None:

@@ -6,6 +6,7 @@ barriers, and watches: a group that dies, hangs or falls silent is named, and wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -29,6 +30,8 @@ from runnel.track.folder import RunFolder
 
 START_TIMEOUT_S = 300.0
 EXIT_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+"""A group that failed has so long to let go of what it holds (environments, engines)."""
 
 
 def launch(session: Session) -> str:
@@ -200,6 +203,8 @@ class Cluster:
             case "tick":
                 self.session.ledger.tick(message["text"])
             case "error":
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(CLOSE_TIMEOUT_S)
                 self._fail(child, message["worker"], _as_error(message))
             case _:
                 child.answers.append(message)
