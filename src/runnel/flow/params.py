@@ -18,20 +18,59 @@ from torch import Tensor
 from runnel.core.errors import DataError
 from runnel.core.protocols import ParamSet, State
 
+WORDS = 1 << 22
+"""Words of eight bytes that are summed at once on a device."""
+
 
 def checksum(params: Mapping[str, Tensor]) -> int:
-    """CRC-32 over the names and the values as bytes.
+    """CRC-32 over the names and the values as bytes; of values on a device, over sums that are made there.
 
     >>> checksum({"w": torch.ones(2)}) == checksum({"w": torch.ones(2)}) != checksum({"w": torch.zeros(2)})
     True
     """
-    crc = 0
+    crc, sums = 0, list[Tensor]()
+    seen: set[int] = set()
     for name in sorted(params):
+        value = params[name].detach()
         crc = zlib.crc32(name.encode(), crc)
-        flat = params[name].detach().to("cpu").contiguous().reshape(-1)
+        if value.is_cuda:
+            memory = value.untyped_storage()
+            place = (value.storage_offset(), *value.shape)
+            crc = zlib.crc32(repr(place).encode(), crc)
+            if memory.data_ptr() not in seen:
+                seen.add(memory.data_ptr())
+                sums += word_sums(torch.empty(0, dtype=torch.uint8, device=value.device).set_(memory))
+            continue
+        flat = value.contiguous().reshape(-1)
         if flat.numel():
             crc = zlib.crc32(flat.view(torch.uint8).numpy().data, crc)
+    if sums:
+        crc = zlib.crc32(torch.cat(sums).cpu().numpy().tobytes(), crc)
     return crc
+
+
+def word_sums(memory: Tensor) -> list[Tensor]:
+    """Sums of the words of some memory, each times an odd number of its own, modulo 2^64: any one word that changes changes
+    its sum, and so do words that change places. The last bytes come as they are. `[bytes] uint8 -> int64 each`"""
+    end = memory.numel() // 8 * 8
+    words = memory[:end].view(torch.int64)
+    odd = torch.arange(min(WORDS, len(words)), device=memory.device) * 0x9E3779B97F4A7C | 1
+    sums = [(part * odd[: len(part)]).sum()[None] for part in torch.split(words, WORDS)] if end else []
+    return [*sums, memory[end:].to(torch.int64)]
+
+
+def copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of all values; those on a device lie side by side, so that few launches make and check them."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, value in params.items():
+        if value.is_cuda:
+            kinds.setdefault((value.dtype, value.device), []).append(name)
+    out = {name: value.detach().clone() for name, value in params.items() if not value.is_cuda}
+    for names in kinds.values():
+        whole = torch.cat([params[name].detach().reshape(-1) for name in names])
+        parts = torch.split(whole, [params[name].numel() for name in names])
+        out |= {name: part.view(params[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: out[name] for name in params}
 
 
 class Channel(Protocol):
@@ -76,7 +115,7 @@ class LocalChannel:
             return
         while len(self._versions) >= self.depth and version not in self._versions:
             self._versions.popitem(last=False)
-        kept = {k: v.detach().clone() for k, v in params.items()}
+        kept = copies(params)
         self._versions[version] = (kept, checksum(kept))
 
     def newest(self) -> int:

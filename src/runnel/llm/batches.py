@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.records import Segment
+from runnel.ops.capture import send
 from runnel.ops.ragged import row_index
 
 PER_ROW = ("row_start", "row_length", "unit", "denominator/")
@@ -99,20 +100,17 @@ class MicroBatch:
         tokens = batch["tokens"][places]
         kinds = {int(k): (kind == k).nonzero().squeeze(1) for k in torch.unique(kind)}
 
-        def put(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
-
         return MicroBatch(
-            tokens=put(tokens),
+            tokens=send(tokens, device),
             lengths=length.tolist(),
-            position=put(at - (kind != SCORE).long()),
-            target=put(tokens[at]),
-            row=put(row[at]),
-            unit=put(unit[row[at]]),
+            position=send(at - (kind != SCORE).long(), device),
+            target=send(tokens[at], device),
+            row=send(row[at], device),
+            unit=send(unit[row[at]], device),
             num_rows=len(rows),
             num_units=len(units),
-            fields=Batch({k: put(batch[k][places[at]]) for k in names}),
-            kinds={k: put(v) for k, v in kinds.items()},
+            fields=Batch({k: send(batch[k][places[at]], device) for k in names}),
+            kinds={k: send(v, device) for k, v in kinds.items()},
         )
 
 

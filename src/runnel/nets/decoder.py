@@ -65,7 +65,6 @@ class Decoder:
         self.vocab_size = int(config.vocab_size)
         self.layers: list[Layer] = []
         self.embed = self.head = self.norm_out = Weight(torch.empty(0))
-        self._anchor = torch.empty(0)
         self._cos = self._sin = torch.empty(0)
         self.refresh()
 
@@ -87,7 +86,7 @@ class Decoder:
         With `recompute`, the backward pass computes inner states of each block's gated part ("mlp"; CUDA), or of the whole
         block ("block") again, instead of keeping them.
         """
-        x = embed(tokens, self.embed, self._anchor)
+        x = embed(tokens, self.embed)
         cos, sin = self.angles(positions)
         y = rms_norm(x, self.layers[0].norm_in, eps=self.eps)
         again = recompute == "mlp"
@@ -150,7 +149,6 @@ class Decoder:
     def require_grad(self, grad: Tensor) -> None:
         """From now on gradients add up in `grad`, float32 and laid out like the packed parameters `[P]`."""
         base, made = min(p.data_ptr() for p in self.model.parameters()), dict[int, Weight]()
-        self._anchor = torch.empty(0, device=grad.device, requires_grad=True)
 
         def train(weight: Weight) -> Weight:
             value = weight.value

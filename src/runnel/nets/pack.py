@@ -58,9 +58,10 @@ def packed_order(model: nn.Module) -> list[str]:
 
 
 def is_joined(parts: Sequence[Tensor]) -> bool:
-    """Whether tensors lie one after the other in memory."""
+    """Whether tensors lie one after the other in one piece of memory (an allocator may put separate pieces side by side)."""
     ends = [p.data_ptr() + p.numel() * p.element_size() for p in parts]
-    return all(p.is_contiguous() for p in parts) and all(e == p.data_ptr() for e, p in zip(ends[:-1], parts[1:], strict=True))
+    neighbours = all(e == p.data_ptr() for e, p in zip(ends[:-1], parts[1:], strict=True))
+    return neighbours and all(p.is_contiguous() for p in parts) and len({p.untyped_storage().data_ptr() for p in parts}) <= 1
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from runnel.nets.causal_lm import copy_model, hidden_states, load_model_params, 
 from runnel.nets.decoder import Decoder, Recompute
 from runnel.nets.lora import Adapters
 from runnel.nets.pack import pack, packed_order
+from runnel.nets.recorded import RecordedDecoder
 from runnel.ops.attention import PackedRows, packed_attention
 from runnel.ops.logprobs import head_logprobs, token_logprobs
 
@@ -63,6 +64,9 @@ class TokenModel:
         if not frozen:
             self._master = self._vector if start is None else start.to(device)
             self._allocate()
+        self._recorded: RecordedDecoder | None = None
+        if self._decoder is not None and self.device.type == "cuda" and precision == "bfloat16":
+            self._recorded = RecordedDecoder(self._decoder, recompute=recompute)
 
     def _allocate(self) -> None:
         self._grad = torch.zeros_like(self._master)
@@ -80,6 +84,8 @@ class TokenModel:
     def packed_hidden(self, tokens: Tensor, rows: PackedRows) -> Tensor:
         """Last hidden states of packed rows. `[N] -> [N, width]`"""
         decoder = self._decoder
+        if self._recorded is not None:
+            return self._recorded(tokens, rows.lengths)
         if decoder is None:
             return hidden_states(self.model, tokens[rows.padded])[rows.rows, rows.positions]
 

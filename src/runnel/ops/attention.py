@@ -19,9 +19,15 @@ class PackedRows:
         self.lengths = list(lengths)
         self.longest = max(self.lengths)
         self.device = torch.device(device)
-        self._lengths = torch.tensor(self.lengths, device=self.device)
-        self.starts = self._lengths.cumsum(0) - self._lengths
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        return torch.tensor(self.lengths, device=self.device)
+
+    @cached_property
+    def starts(self) -> Tensor:
         """First token of each row. `[R]`"""
+        return self._lengths.cumsum(0) - self._lengths
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +66,7 @@ def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: 
     heads = turned.shape[1] - num_kv
     query, key = turned[:, :heads], turned[:, heads:]
     if query.is_cuda and query.dtype != torch.float32:
-        return _flash(query, key, value, rows, scale=scale).reshape(-1, heads * query.shape[2])
+        return flash_rows(turned, value, rows.bounds, rows.longest, scale=scale)
     if len(rows.lengths) == 1:
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
     else:
@@ -69,16 +75,18 @@ def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: 
     return out.transpose(1, 2)[rows.rows, rows.positions].reshape(-1, heads * query.shape[2])
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
+def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, scale: float) -> Tensor:
+    """`packed_attention` on CUDA in half precision, of rows with these `bounds` `[R + 1] int32`, none above `longest`."""
     from torch.nn.attention.varlen import varlen_attn
 
+    heads = turned.shape[1] - value.shape[1]
     known = _parameters()
     causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if "enable_gqa" in known and query.shape[1] != key.shape[1]:  # before, the kernel took fewer key-value heads as they were
+    if "enable_gqa" in known and heads != value.shape[1]:  # before, the kernel took fewer key-value heads as they were
         causal["enable_gqa"] = True
-    bounds, longest = rows.bounds, rows.longest
+    query, key = turned[:, :heads], turned[:, heads:]
     out: Tensor = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, **causal)  # type: ignore
-    return out
+    return out.reshape(-1, heads * turned.shape[2])
 
 
 @lru_cache

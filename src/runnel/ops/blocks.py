@@ -50,10 +50,16 @@ class Weight:
             self.sink.add_(torch.mm(a.t(), b))
 
 
-def embed(tokens: Tensor, weight: Weight, anchor: Tensor) -> Tensor:
-    """Rows of `weight`. `anchor` is what autograd starts from where the weight has a sink. `[N] -> [N, W]`"""
+def anchor(device: torch.device) -> Tensor:
+    """What autograd starts from where gradients of weights go to their sums: an empty leaf. A new one for each pass: a leaf
+    remembers the stream of its first pass, which a recording must not wait for."""
+    return torch.empty(0, device=device, requires_grad=True)
+
+
+def embed(tokens: Tensor, weight: Weight) -> Tensor:
+    """Rows of `weight`. `[N] -> [N, W]`"""
     if weight.trains:
-        return cast(Tensor, run(_Embed, anchor, tokens, weight))
+        return cast(Tensor, run(_Embed, anchor(tokens.device), tokens, weight))
     return functional.embedding(tokens, weight.value)
 
 

@@ -84,15 +84,25 @@ class Captured(Generic[R]):
         return result
 
     def _record(self, device: torch.device, args: tuple[Any, ...]) -> tuple[torch.cuda.CUDAGraph, R]:
-        graph = torch.cuda.CUDAGraph()
-        for generator in self._generators:
-            graph.register_generator_state(generator)
         try:
-            with _no_collection(), torch.cuda.graph(graph, pool=_shared_pool(device)):
+            with recording(self._name, pool=_shared_pool(device), generators=self._generators) as graph:
                 return graph, self._function(*args)
-        except RuntimeError as error:
+        except CaptureError:
             del _pools[device]  # it still believes that a recording is under way
-            raise CaptureError(self._name, str(error).splitlines()[0]) from error
+            raise
+
+
+@contextmanager
+def recording(name: str, *, pool: Any, generators: Sequence[torch.Generator] = ()) -> Iterator[torch.cuda.CUDAGraph]:
+    """Record what is launched inside into the graph it yields, with inner memory from `pool`."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    try:
+        with _no_collection(), torch.cuda.graph(graph, pool=pool):
+            yield graph
+    except RuntimeError as error:
+        raise CaptureError(name, str(error).splitlines()[0]) from error
 
 
 @contextmanager
@@ -105,6 +115,11 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def send(x: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of the host on `device`; the host goes on at once, even where the device is still at earlier work."""
+    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
 
 
 def _shared_pool(device: torch.device) -> Any:

@@ -270,3 +270,46 @@ def test_families_of_models_complete_as_their_own_forward_pass_says(family):
         logp = torch.log_softmax(forward(model, full).float(), dim=-1)[len(request.rows["tokens"]) - 1 : -1]
         expected = logp.gather(1, reply.rows["tokens"][:, None])[:, 0]
         torch.testing.assert_close(reply.rows["logprob"], expected, atol=1e-5, rtol=0)
+
+
+def block_attention(turned, keys, values, blocks, *, scale):
+    """What the Triton kernel does, by loops."""
+    kv, heads = keys.shape[1], turned.shape[1] - keys.shape[1]
+    out = torch.full((turned.shape[0], heads * keys.shape[3]), float("nan"))
+    for first, size, slot, position in blocks.tolist():
+        for i in range(size):
+            for h in range(heads):
+                k, v = keys[slot, h * kv // heads, : position + i + 1], values[slot, h * kv // heads, : position + i + 1]
+                p = torch.softmax(k @ turned[first + i, h] * scale, dim=0)
+                out[first + i, h * keys.shape[3] : (h + 1) * keys.shape[3]] = p @ v
+    return out.nan_to_num(0.0)
+
+
+@pytest.mark.parametrize("chunk", [8192, 70, 7])
+def test_prompts_in_shapes_of_a_few_sizes_give_the_same_completions(chunk, monkeypatch):
+    """The bookkeeping of a recorded prefill, with its kernel in plain torch."""
+    from runnel.ops import cache_kernels
+
+    model = build_model(SIZES, VOCAB, seed=2)
+    asked = [make_request(i, p, seed=i, max_tokens=4) for i, p in enumerate(prompts(9, low=2, high=60))]
+    expected = generate(engine_of(model, num_slots=4), asked)
+    monkeypatch.setattr(cache_kernels, "prefill_attention", block_attention)
+    engine = engine_of(model, num_slots=4, prefill_tokens=chunk)
+    engine._runner.prefill = engine._runner._prefill_recorded
+    for a, b in zip(expected, generate(engine, asked), strict=True):
+        assert a.rows["tokens"].tolist() == b.rows["tokens"].tolist()
+        torch.testing.assert_close(a.rows["logprob"], b.rows["logprob"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("chunk", [8192, 70])
+def test_a_cuda_engine_completes_as_the_cpu_does(chunk):
+    """Recorded prefill and decode, rows that come and go, a group that shares its prompt."""
+    asked = [make_request(i, p, seed=i, max_tokens=3 + 5 * (i % 4)) for i, p in enumerate(prompts(12, low=2, high=40))]
+    asked += [make_request(20 + i, asked[3].rows["tokens"].tolist(), seed=50 + i, max_tokens=6) for i in range(5)]
+    expected = generate(engine_of(build_model(SIZES, VOCAB, seed=2), num_slots=4), asked)
+    engine = engine_of(build_model(SIZES, VOCAB, seed=2).cuda(), num_slots=4, prefill_tokens=chunk, window=3)
+    for a, b in zip(expected, generate(engine, asked), strict=True):
+        assert a.rows["tokens"].tolist() == b.rows["tokens"].tolist()
+        torch.testing.assert_close(a.rows["logprob"], b.rows["logprob"], atol=1e-4, rtol=0)

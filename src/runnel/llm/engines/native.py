@@ -221,10 +221,10 @@ class NativeEngine:
 
     def _begin(self, hidden: Tensor, done: Sequence[tuple[int, Prompt]]) -> list[Reply]:
         """Rows of complete prompts start: their first tokens, unless they go on from earlier ones."""
-        for _, prompt in done:
-            first, *others = [r.row for r in prompt.rows]
-            if others:
-                self._runner.copy([first] * len(others), others, len(prompt.tokens))
+        shared = [(prompt.rows[0].row, r.row) for _, prompt in done for r in prompt.rows[1:]]
+        if shared:
+            sources, targets = zip(*shared, strict=True)
+            self._runner.copy(sources, targets, max(len(prompt.tokens) for _, prompt in done))
         where = self._rows.start([r for _, prompt in done for r in prompt.rows])
         fresh = [(i, r) for i, prompt in done if not prompt.resumed for r in prompt.rows]
         if not fresh:

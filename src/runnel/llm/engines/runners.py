@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,6 +21,10 @@ from runnel.nets.causal_lm import hidden_states, output_head
 from runnel.nets.decoder import Decoder
 from runnel.ops import cache_kernels
 from runnel.ops.attention import PackedRows
+from runnel.ops.capture import Captured
+
+SPARE_BLOCKS = 64
+"""Blocks beside those of full size: every piece may end in one that is not full."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +80,71 @@ class DecoderRunner:
 
     def __init__(self, decoder: Decoder, *, num_slots: int, max_length: int) -> None:
         self.decoder = decoder
-        shape = (decoder.num_layers, 2, num_slots, decoder.kv_heads, max_length, decoder.head_dim)
+        shape = (decoder.num_layers, 2, num_slots + 1, decoder.kv_heads, max_length, decoder.head_dim)
         self.cache = torch.zeros(shape, dtype=decoder.embed.value.dtype, device=decoder.embed.value.device)
         self.records = self.cache.is_cuda
         self._rows = torch.arange(num_slots, device=self.cache.device)
+        self._spare, self._max_length = num_slots, max_length
+        self._stages: dict[int, tuple[Tensor, Tensor]] = {}
+        self._recorded = Captured(self._prefill_blocks, name="a prefill")
 
     # ---------------------------------------------------------------------------------------------------------- prefill
     def prefill(self, pieces: Sequence[Piece]) -> Tensor:
+        if self.records:
+            return self._prefill_recorded(pieces)
         device = self.cache.device
         packed = PackedRows([len(p.tokens) for p in pieces], device=device)
         tokens = torch.cat([p.tokens for p in pieces]).to(device)
         slots = torch.tensor([p.slot for p in pieces], device=device)[packed.rows]
         positions = packed.positions + torch.tensor([p.start for p in pieces], device=device)[packed.rows]
-        blocks = _blocks(pieces, device) if self.records else None
 
         def attend(layer: int, turned: Tensor, value: Tensor) -> Tensor:
             keys, values = self.cache[layer].unbind(0)
             keys[slots, :, positions] = turned[:, self.decoder.heads :]
             values[slots, :, positions] = value
-            if blocks is not None:
-                return cache_kernels.prefill_attention(  # type: ignore[no-any-return, no-untyped-call]
-                    turned, keys, values, blocks, scale=self.decoder.scale
-                )
             return self._attend_pieces(turned, keys, values, pieces)
 
         hidden = self.decoder(tokens, positions, attend)
         return hidden[packed.starts + torch.tensor(packed.lengths, device=device) - 1]
+
+    def _prefill_recorded(self, pieces: Sequence[Piece]) -> Tensor:
+        """In shapes of a few sizes, so that the host launches one graph: what is left over goes into the spare slot."""
+        sizes = [len(p.tokens) for p in pieces]
+        blocks = [b for p, first in zip(pieces, accumulate(sizes, initial=0), strict=False) for b in _blocks(p, first)]
+        size = _bucket(max(sum(sizes), (len(blocks) - SPARE_BLOCKS) * cache_kernels.PREFILL_BLOCK))
+        flat = np.zeros((3, size), dtype=np.int64)
+        flat[0, : sum(sizes)] = torch.cat([p.tokens for p in pieces]).numpy()
+        flat[1], flat[2] = self._spare, np.arange(size) % self._max_length
+        for piece, first in zip(pieces, accumulate(sizes, initial=0), strict=False):
+            part = slice(first, first + len(piece.tokens))
+            flat[1, part], flat[2, part] = piece.slot, np.arange(piece.start, piece.start + len(piece.tokens))
+        table = np.zeros((size // cache_kernels.PREFILL_BLOCK + SPARE_BLOCKS, 4), dtype=np.int64)
+        table[: len(blocks)] = blocks
+        stage = self._stage(size, table.shape[0])
+        stage[0].copy_(torch.from_numpy(flat))
+        stage[1].copy_(torch.from_numpy(table))
+        hidden = self._recorded(*stage)
+        return hidden[torch.tensor(list(accumulate(sizes)), device=hidden.device) - 1]
+
+    def _stage(self, size: int, num_blocks: int) -> tuple[Tensor, Tensor]:
+        """Fixed memory from which a prefill of `size` tokens reads: tokens, slots, positions `[3, N]`, blocks `[b, 4]`."""
+        if size not in self._stages:
+            device = self.cache.device
+            flat = torch.zeros((3, size), dtype=torch.int64, device=device)
+            self._stages[size] = flat, torch.zeros((num_blocks, 4), dtype=torch.int64, device=device)
+        return self._stages[size]
+
+    def _prefill_blocks(self, flat: Tensor, blocks: Tensor) -> Tensor:
+        tokens, slots, positions = flat.unbind(0)
+
+        def attend(layer: int, turned: Tensor, value: Tensor) -> Tensor:
+            keys, values = self.cache[layer].unbind(0)
+            keys[slots, :, positions], values[slots, :, positions] = turned[:, self.decoder.heads :], value
+            return cache_kernels.prefill_attention(  # type: ignore[no-any-return, no-untyped-call]
+                turned, keys, values, blocks, scale=self.decoder.scale
+            )
+
+        return self.decoder(tokens, positions, attend)
 
     def _attend_pieces(self, turned: Tensor, keys: Tensor, values: Tensor, pieces: Sequence[Piece]) -> Tensor:
         heads, out, first = self.decoder.heads, [], 0
@@ -153,6 +198,7 @@ class DecoderRunner:
 
     def refresh(self) -> None:
         self.decoder.refresh()
+        self._recorded.forget()
 
     def snapshot(self, num_slots: int, length: int) -> State:
         return {"cache": self.cache[:, :, :num_slots, :, :length].clone()}
@@ -162,14 +208,15 @@ class DecoderRunner:
         self.cache[:, :, : kept.shape[2], :, : kept.shape[4]] = kept.to(self.cache.device)
 
 
-def _blocks(pieces: Sequence[Piece], device: torch.device) -> Tensor:
-    """What `prefill_attention` reads: first token, size, slot and position of every block. `[b, 4] int64`"""
-    out, first, most = [], 0, cache_kernels.PREFILL_BLOCK
-    for piece in pieces:
-        for done in range(0, len(piece.tokens), most):
-            out.append([first + done, min(most, len(piece.tokens) - done), piece.slot, piece.start + done])
-        first += len(piece.tokens)
-    return torch.tensor(out, device=device)
+def _blocks(piece: Piece, first: int) -> list[list[int]]:
+    """What `prefill_attention` reads of a piece whose tokens start at `first`: first token, size, slot, position of blocks."""
+    most, size = cache_kernels.PREFILL_BLOCK, len(piece.tokens)
+    return [[first + i, min(most, size - i), piece.slot, piece.start + i] for i in range(0, size, most)]
+
+
+def _bucket(size: int) -> int:
+    """The next power of two, from 128 on."""
+    return max(128, 1 << (size - 1).bit_length())
 
 
 class ModuleRunner:
