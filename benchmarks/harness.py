@@ -73,6 +73,8 @@ class Measure:
     must: float | None = None
     """The ratio to the fastest peer that is asked for, where one is."""
     aim: float | None = None
+    of: str = ""
+    """Another number of the runs of this measure: where that one is chosen too, nothing is run again."""
 
     def includes(self, side: Side) -> bool:
         return not self.sides or side.name in self.sides
@@ -140,7 +142,7 @@ def measure_once(python: Path | str, side: Side, measure: Measure, *, seed: int,
     row = run_once(python, side.script, arguments, limit_s=measure.limit_s)
     machine.reap_orphans()
     others = beside.cores()
-    command = shlex.join([f".venv-{side.venv or side.name}/bin/python", _shown(side.script), *arguments])
+    command = shlex.join([_shown(Path(python)), _shown(side.script), *arguments])
     warnings = [idle.warning] if idle.warning else []
     if others is not None and others > options.idle_cores:
         warnings.append(f"{others:.2f} cores were busy with something else")
@@ -148,8 +150,8 @@ def measure_once(python: Path | str, side: Side, measure: Measure, *, seed: int,
     return {**row, "others": others, "warnings": warnings}
 
 
-def _shown(script: Path) -> str:
-    return str(script.relative_to(venvs.ROOT)) if script.is_relative_to(venvs.ROOT) else str(script)
+def _shown(path: Path) -> str:
+    return str(path.relative_to(venvs.ROOT)) if path.is_relative_to(venvs.ROOT) else str(path)
 
 
 def take_turns(entry: Entry, measure: Measure, pythons: dict[str, Path], options: Options) -> dict[str, list[Row]]:
@@ -211,7 +213,10 @@ def _from_record(record: Recorded, measure: Measure, sides: dict[str, Row], ours
 def collect_warnings(measures: Sequence[Row]) -> list[str]:
     """One line for each run that the machine, or the run itself, had something to say about."""
     lines = []
+    names = [measure["name"] for measure in measures]
     for measure in measures:
+        if measure["of"] in names:
+            continue
         for name, side in measure["sides"].items():
             for run in side["runs"]:
                 said = [*run["warnings"], *([f"failed: {run['error']}"] if "error" in run else [])]
@@ -249,7 +254,10 @@ def install(entry: Entry, given: dict[str, Path]) -> tuple[dict[str, Path], dict
 def run(entry: Entry, *, given: dict[str, Path], options: Options) -> Row:
     """Install, measure in turns, and put the result together."""
     pythons, problems = install(entry, given)
-    measures = [compare_sides(entry, m, take_turns(entry, m, pythons, options), problems) for m in entry.measures]
+    runs: dict[str, dict[str, list[Row]]] = {}
+    for m in entry.measures:
+        runs[m.name] = runs[m.of] if m.of in runs else take_turns(entry, m, pythons, options)
+    measures = [compare_sides(entry, m, runs[m.name], problems) for m in entry.measures]
     lines = [f"{name}: {problem}" for name, problem in problems.items()] + collect_warnings(measures)
     return {
         "entry": entry.name,

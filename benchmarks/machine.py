@@ -10,6 +10,7 @@ import ctypes
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -139,11 +140,12 @@ def _child_seconds() -> float:
 
 
 def facts() -> dict[str, Any]:
-    """What a reader needs to judge a number: cores, processor, memory, system."""
+    """What a reader needs to judge a number: cores, processor, memory, accelerators, system."""
     return {
         "cores": os.cpu_count(),
         "cpu": _cpu_name(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": _gpu_names(),
         "system": platform.platform(),
         "python": platform.python_version(),
     }
@@ -156,6 +158,15 @@ def _cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _gpu_names() -> list[str]:
+    """Names and memory of NVIDIA's devices, as their driver tells them."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
 
 
 def commit(root: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _mean(runs: Sequence[Row], key: str) -> str:
 def markdown(result: Mapping[str, Any]) -> str:
     """The whole result as a page: a table for each measure, the runs behind it, notes and warnings."""
     m, c = result["machine"], result["code"]
-    where = f"{m['cores']} cores, {m['cpu']}, {m['memory_gib']} GiB"
+    where = "; ".join([f"{m['cores']} cores, {m['cpu']}, {m['memory_gib']} GiB", *m.get("gpus", ())])
     which = f"commit {(c['commit'] or 'unknown')[:12]}{' with local changes' if c['dirty'] else ''}"
     parts = [f"# {result['title']}", f"{result['made']}; {where}; {which}."]
     if any(r["disturbed"] for m in result["measures"] for r in m["ratios"].values()):
@@ -162,6 +162,8 @@ def _versions(result: Mapping[str, Any]) -> str:
 def _runs(measure: Mapping[str, Any]) -> str:
     """What each single run gave, in the order of the seeds."""
     keys = measure["columns"]
+    if not keys:
+        return ""
     rows = []
     for name, side in measure["sides"].items():
         for run in side["runs"]:
