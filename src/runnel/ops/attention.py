@@ -5,11 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from runnel.ops.blocks import run
+from runnel.ops.loops import loops
+
+LOOP_LENGTH = 512
+"""Tokens of a row up to which the compiled loop is faster than torch's blocks."""
 
 
 class PackedRows:
@@ -59,14 +65,17 @@ class PackedRows:
 def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
     """Causal attention inside each row. Queries and keys `[N, H + K, D]`, values `[N, K, D]` -> `[N, H * D]`
 
-    On CUDA in half precision the variable-length flash kernel; else rows are padded for this operation alone: attention is
-    causal, so what stands behind a row's end changes nothing in it.
+    On CUDA in half precision the variable-length flash kernel, on the CPU in float32 a compiled loop; else, and where rows are
+    long, rows are padded for this operation alone: attention is causal, so what stands behind a row's end changes nothing in
+    it.
     """
     num_kv = value.shape[1]
     heads = turned.shape[1] - num_kv
     query, key = turned[:, :heads], turned[:, heads:]
     if query.is_cuda and query.dtype != torch.float32:
         return flash_rows(turned, value, rows.bounds, rows.longest, scale=scale)
+    if rows.longest <= LOOP_LENGTH and loops(turned, value):
+        return cast(Tensor, run(_PackedLoop, turned, value, rows.bounds.long(), rows.longest, scale))
     if len(rows.lengths) == 1:
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
     else:
@@ -87,6 +96,27 @@ def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, s
     query, key = turned[:, :heads], turned[:, heads:]
     out: Tensor = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, **causal)  # type: ignore
     return out.reshape(-1, heads * turned.shape[2])
+
+
+class _PackedLoop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, turned: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
+        from runnel.ops import attention_loops
+
+        turned = turned.contiguous()
+        value = value if value.stride()[1:] == (value.shape[2], 1) else value.contiguous()
+        out, logs = attention_loops.forward(turned, value, bounds, longest, scale)  # type: ignore[no-untyped-call]
+        ctx.save_for_backward(turned, value, bounds, logs)
+        ctx.numbers = longest, scale
+        return cast(Tensor, out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        from runnel.ops import attention_loops
+
+        turned, value, bounds, logs = ctx.saved_tensors
+        given = (grad.contiguous(), turned, value, bounds, *ctx.numbers, logs)
+        return *attention_loops.backward(*given), None, None, None  # type: ignore[no-untyped-call]
 
 
 @lru_cache

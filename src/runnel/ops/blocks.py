@@ -9,6 +9,7 @@ weights go straight into their float32 sums, whatever the precision of the produ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -16,11 +17,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from runnel.ops import block_host, block_kernels
+from runnel.ops.loops import loops
+
+HOST_ROWS = 512
+"""Rows that the host takes through a gated part at a time."""
 
 
 def kernels(x: Tensor) -> Any:
-    """The small parts for the device of `x`."""
-    return block_kernels if x.is_cuda else block_host
+    """The small parts for the device and the precision of `x`."""
+    if x.is_cuda:
+        return block_kernels
+    return _loops() if loops(x) else block_host
+
+
+@cache
+def _loops() -> Any:
+    from runnel.ops import block_loops  # Numba is loaded where it is used
+
+    return block_loops
 
 
 @dataclass(eq=False)
@@ -72,17 +86,26 @@ def project(x: Tensor, weight: Weight, bias: Weight | None = None) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Weight, *, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang & Sennrich 2019, arXiv:1910.07467). `[..., W]`"""
-    return cast(Tensor, run(_Norm, x, None, weight, eps)[1])
+    if torch.is_grad_enabled():
+        return cast(Tensor, run(_Norm, x, None, weight, eps)[1])
+    return cast(Tensor, kernels(x).rms_forward(x, None, weight.value, eps)[0])
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Weight, *, eps: float) -> tuple[Tensor, Tensor]:
     """`s = x + delta`, and `rms_norm(s)`: the residual stream and what the next part reads. `[N, W], [N, W] -> 2 x [N, W]`"""
-    return cast(tuple[Tensor, Tensor], run(_Norm, x, delta, weight, eps))
+    if torch.is_grad_enabled():
+        return cast(tuple[Tensor, Tensor], run(_Norm, x, delta, weight, eps))
+    total = torch.empty_like(x)
+    return total, kernels(x).rms_forward(x, (delta, total), weight.value, eps)[0]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021, arXiv:2104.09864), the two halves of a head as pairs. `[N, H, D], 2 x [N, D/2]`"""
-    return cast(Tensor, run(_Rotate, x, cos, sin, x.shape[1])[0])
+    if torch.is_grad_enabled():
+        return cast(Tensor, run(_Rotate, x, cos, sin, x.shape[1])[0])
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernels(x).rotate(x, cos, sin, out, back=False)
+    return out
 
 
 def rotate_some(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -105,6 +128,11 @@ def gated_mlp(x: Tensor, gate_up: Weight, down: Weight, *, recompute: bool = Fal
 def swiglu(x: Tensor) -> Tensor:
     """`silu(gate) * up` of `x = [gate, up]`. `[N, 2 I] -> [N, I]`"""
     return cast(Tensor, kernels(x).swiglu_forward(x))
+
+
+def _parts(x: Tensor) -> list[slice]:
+    """Rows that go through a gated part at a time: on the host, what lies between its products then stays in the cache."""
+    return [slice(None)] if x.is_cuda else [slice(i, i + HOST_ROWS) for i in range(0, x.shape[0], HOST_ROWS)]
 
 
 def run(function: Any, *args: Any) -> Any:
@@ -184,18 +212,23 @@ class _Rotate(torch.autograd.Function):
 class _GatedMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate_up: Weight, down: Weight, recompute: bool) -> Tensor:
-        inner = functional.linear(x, gate_up.value)
+        inner, out = x.new_empty((x.shape[0], gate_up.value.shape[0])), torch.empty_like(x)
+        for part in _parts(x):
+            torch.mm(x[part], gate_up.value.t(), out=inner[part])
+            torch.mm(swiglu(inner[part]), down.value.t(), out=out[part])
         ctx.save_for_backward(x, None if recompute else inner)
         ctx.weights = gate_up, down
-        return functional.linear(swiglu(inner), down.value)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x, inner), (gate_up, down) = ctx.saved_tensors, ctx.weights
-        inner = functional.linear(x, gate_up.value) if inner is None else inner
-        grad = grad.contiguous()
-        dinner, out = kernels(grad).swiglu_backward(torch.mm(grad, down.value), inner)
-        down.add_product(grad, out)
-        del inner, out
-        gate_up.add_product(dinner, x)
-        return torch.mm(dinner, gate_up.value), None, None, None
+        grad, dx = grad.contiguous(), torch.empty_like(x)
+        for part in _parts(x):
+            mine = functional.linear(x[part], gate_up.value) if inner is None else inner[part]
+            dinner, out = kernels(grad).swiglu_backward(torch.mm(grad[part], down.value), mine)
+            down.add_product(grad[part], out)
+            del mine, out
+            gate_up.add_product(dinner, x[part])
+            torch.mm(dinner, gate_up.value, out=dx[part])
+        return dx, None, None, None

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runnel.ops import logprob_kernels
-from runnel.ops.blocks import Weight, project, run
+from runnel.ops.blocks import Weight, run
+from runnel.ops.loops import loops
 
 WHOLE = 1 << 24
-"""Up to so many logits they are kept for the backward pass."""
+"""Up to so many logits on the host are kept for the backward pass."""
 CHUNK = 1 << 28
 """Logits of one chunk, above that."""
 
@@ -33,10 +34,7 @@ def token_logprobs(
     `weight` is the output embedding. Where logits are many, only those of one chunk (`chunk_size` rows; 0 chooses) are alive
     at a time, in the backward pass too, which computes them again.
     """
-    rows, vocabulary = hidden.shape[0], weight.value.shape[0]
-    if not chunk_size and rows * vocabulary <= WHOLE and not hidden.is_cuda:
-        return logprobs_from_logits(project(hidden, weight), targets, temperature=temperature)
-    size = chunk_size or max(1, CHUNK // vocabulary // 512) * 512
+    size = chunk_size or max(1, CHUNK // weight.value.shape[0] // 512) * 512
     return cast(tuple[Tensor, Tensor], run(_TokenLogprobs, hidden, targets, weight.value, weight, temperature, size))
 
 
@@ -69,23 +67,26 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprob = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(logprob), torch.empty_like(logprob)
+        whole = hidden.shape[0] <= size and hidden.shape[0] * value.shape[0] <= WHOLE and not hidden.is_cuda
+        kept = None
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
             logits = _logits(hidden[part], value)
             logprob[part], entropy[part], total[part] = _summarise(logits, targets[part], temperature)
-        ctx.save_for_backward(hidden, targets, value, entropy, total)
+            kept = logits if whole else None
+        ctx.save_for_backward(hidden, targets, value, entropy, total, kept)
         ctx.numbers, ctx.weight = (temperature, size), weight
         return logprob, entropy
 
     @staticmethod
     def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Any, ...]:
-        hidden, targets, value, entropy, total = ctx.saved_tensors
+        hidden, targets, value, entropy, total, kept = ctx.saved_tensors
         temperature, size = ctx.numbers
         own = ctx.weight if ctx.weight.sink is not None else Weight(value, torch.zeros_like(value))
         dhidden = torch.empty_like(hidden)
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
-            logits = _logits(hidden[part], value)
+            logits = _logits(hidden[part], value) if kept is None else kept
             grads = (dlogprob[part], dentropy[part], entropy[part], total[part])
             dlogits = _differentiate(logits, targets[part], grads, temperature, hidden.dtype)
             torch.mm(dlogits, value, out=dhidden[part])
@@ -104,7 +105,11 @@ def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Ten
     """Log-probability, entropy, and the log of the sum of exponentials. `[C, V], [C] -> 3 x [C]`"""
     if logits.is_cuda:
         return logprob_kernels.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
-    z = logits.div_(temperature)
+    if loops(logits):
+        from runnel.ops import token_loops
+
+        return token_loops.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
+    z = logits / temperature
     total = torch.logsumexp(z, dim=-1)
     mean = (torch.exp(z - total[:, None]) * z).sum(dim=-1)
     return z.gather(1, targets[:, None]).squeeze(1) - total, total - mean, total
@@ -113,11 +118,15 @@ def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Ten
 def _differentiate(
     logits: Tensor, targets: Tensor, grads: tuple[Tensor, Tensor, Tensor, Tensor], temperature: float, dtype: torch.dtype
 ) -> Tensor:
-    """The gradient of the logits, in the memory of the logits where the types allow it. `[C, V]`"""
+    """The gradient of the logits. `[C, V]`"""
     if logits.is_cuda:
         return logprob_kernels.differentiate(logits, targets, grads, temperature, dtype)  # type: ignore[no-any-return, no-untyped-call]
+    if loops(logits):
+        from runnel.ops import token_loops
+
+        return token_loops.differentiate(logits, targets, grads, temperature).to(dtype)  # type: ignore[no-any-return, no-untyped-call]
     dlogprob, dentropy, entropy, total = (g[:, None] for g in grads)
-    logp = logits.div_(temperature).sub_(total)
+    logp = (logits / temperature).sub_(total)
     p = logp.exp()
     out = p * (-dlogprob - dentropy * (logp + entropy))
     out.scatter_add_(1, targets[:, None], dlogprob)

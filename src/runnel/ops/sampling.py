@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runnel.ops import sampling_kernels
+from runnel.ops.loops import loops
 
 BLOCK = 256
 
@@ -21,6 +22,10 @@ def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tens
     """
     if logits.is_cuda:
         return sampling_kernels.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
+    if loops(logits):
+        from runnel.ops import token_loops
+
+        return token_loops.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
     x = scaled(logits, heat)
     logp = torch.log_softmax(x, dim=-1)
     token = _inverse(logp.exp(), uniform)
@@ -66,7 +71,7 @@ def _inverse(p: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the cumulative sum of `p` passes `uniform` times its total. `[n, V], [n] -> [n]`"""
     rows, size = p.shape
     pad = -size % BLOCK
-    blocks = torch.nn.functional.pad(p, (0, pad)).view(rows, -1, BLOCK)
+    blocks = torch.nn.functional.pad(p, (0, pad)).view(rows, (size + pad) // BLOCK, BLOCK)
     mass = blocks.sum(dim=-1, dtype=torch.float64)
     edges = mass.cumsum(dim=-1)
     target = uniform.double() * edges[:, -1]

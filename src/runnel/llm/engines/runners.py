@@ -22,6 +22,7 @@ from runnel.nets.decoder import Decoder
 from runnel.ops import cache_kernels
 from runnel.ops.attention import PackedRows
 from runnel.ops.capture import Captured
+from runnel.ops.loops import loops
 
 SPARE_BLOCKS = 64
 """Blocks beside those of full size: every piece may end in one that is not full."""
@@ -167,6 +168,8 @@ class DecoderRunner:
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         if self.records:
             return self.decoder(tokens, positions, lambda i, r, v: self._attend_kernel(i, r, v, positions))
+        if loops(self.cache):
+            return self.decoder(tokens, positions, lambda i, r, v: self._attend_loop(i, r, v, positions))
         n = tokens.shape[0]
         mask = (torch.arange(longest) <= positions[:, None])[:, None, None]
         return self.decoder(tokens, positions, lambda i, r, v: self._attend(i, r, v, positions, mask, n, longest))
@@ -174,6 +177,14 @@ class DecoderRunner:
     def _attend_kernel(self, layer: int, turned: Tensor, value: Tensor, positions: Tensor) -> Tensor:
         keys, values = self.cache[layer].unbind(0)
         return cache_kernels.decode_attention(  # type: ignore[no-any-return, no-untyped-call]
+            turned, value, keys, values, positions, scale=self.decoder.scale
+        )
+
+    def _attend_loop(self, layer: int, turned: Tensor, value: Tensor, positions: Tensor) -> Tensor:
+        from runnel.ops import cache_loops
+
+        keys, values = self.cache[layer].unbind(0)
+        return cache_loops.decode_attention(  # type: ignore[no-any-return, no-untyped-call]
             turned, value, keys, values, positions, scale=self.decoder.scale
         )
 

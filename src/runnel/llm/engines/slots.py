@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runnel.core.protocols import Request
 from runnel.llm.engines.requests import SamplingConfig, sampling_of
+from runnel.ops.loops import loops
 
 MAX_STOPS = 8
 NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
@@ -42,6 +43,12 @@ class Rows:
 
     def record(self, rows: Tensor, token: Tensor, logprob: Tensor, drawn: Tensor | None) -> None:
         """Append a token to each of `rows` that is active, and end those that are through. All on the device."""
+        if loops(logprob):
+            from runnel.ops import token_loops
+
+            made = (self.tokens, self.logprobs, self.drawn)
+            token_loops.record(rows, token, logprob, drawn, self._ints, self.stops, made)  # type: ignore[no-untyped-call]
+            return
         _, position, count, left, active, sane, _ = self._ints[:, rows].unbind(0)
         live, at = active > 0, count.clamp(max=self._last_column)
         self.tokens[rows, at] = torch.where(live, token, self.tokens[rows, at])

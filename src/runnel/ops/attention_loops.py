@@ -1,0 +1,227 @@
+# mypy: ignore-errors
+"""Causal attention over packed rows and its gradient, as compiled loops for float32 on the CPU: no padding between rows.
+
+A piece is a key-value head of a row. Its queries go through in tiles of `TILE`, which lie in the lanes of a vector: scores of a
+tile are `[keys, TILE]`, so that maxima and sums over keys need no sum across lanes. A tile computes the keys up to its last
+query. The backward pass computes the probabilities again, from the log of each query's sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numba import njit
+
+from runnel.ops import loop_maths
+from runnel.ops.loop_maths import (
+    LANES,
+    OPTIONS,
+    add,
+    enter,
+    exp,
+    fill,
+    floats,
+    fused,
+    integers,
+    larger,
+    load,
+    number,
+    store,
+    take,
+)
+from runnel.ops.loops import Loop
+from runnel.ops.row_kernels import forget_older
+
+forget_older(__file__, loop_maths.__file__)
+
+TILE = LANES
+F0, F1 = np.float32(0.0), np.float32(1.0)
+
+
+@njit(**OPTIONS)
+def _score(to, at, coef, first, step, source, start, num, size):
+    """`to[a, i] = sum_d coef[a, d] source[d, i]` over a tile of lanes `i`, for `num` keys `a`."""
+    for a in range(0, num - num % 4, 4):
+        c0 = first + a * step
+        c1, c2, c3 = c0 + step, c0 + 2 * step, c0 + 3 * step
+        s0 = s1 = s2 = s3 = fill(F0)
+        for d in range(size):
+            x = load(source, start + d * TILE)
+            s0, s1, s2, s3 = (
+                add(s0, coef[c0 + d], x),
+                add(s1, coef[c1 + d], x),
+                add(s2, coef[c2 + d], x),
+                add(s3, coef[c3 + d], x),
+            )
+        line = at + a * TILE
+        store(to, line, s0)
+        store(to, line + TILE, s1)
+        store(to, line + 2 * TILE, s2)
+        store(to, line + 3 * TILE, s3)
+    for a in range(num - num % 4, num):
+        s0 = fill(F0)
+        for d in range(size):
+            s0 = add(s0, coef[first + a * step + d], load(source, start + d * TILE))
+        store(to, at + a * TILE, s0)
+
+
+@njit(**OPTIONS)
+def _weigh(to, at, step, num, weight, start, step_a, step_b, source, first, step_s, count, size):
+    """`to[a, d] += sum_b weight[a, b] source[b, d]` for `num` rows `a` and `count` rows `b`."""
+    for d in range(0, size - size % LANES, LANES):
+        for a in range(0, num - num % 4, 4):
+            w0, line = start + a * step_a, at + a * step + d
+            w1, w2, w3 = w0 + step_a, w0 + 2 * step_a, w0 + 3 * step_a
+            s0, s1 = load(to, line), load(to, line + step)
+            s2, s3 = load(to, line + 2 * step), load(to, line + 3 * step)
+            for b in range(count):
+                x, k = load(source, first + b * step_s + d), b * step_b
+                s0, s1 = add(s0, weight[w0 + k], x), add(s1, weight[w1 + k], x)
+                s2, s3 = add(s2, weight[w2 + k], x), add(s3, weight[w3 + k], x)
+            store(to, line, s0)
+            store(to, line + step, s1)
+            store(to, line + 2 * step, s2)
+            store(to, line + 3 * step, s3)
+        for a in range(num - num % 4, num):
+            s0 = load(to, at + a * step + d)
+            for b in range(count):
+                s0 = add(s0, weight[start + a * step_a + b * step_b], load(source, first + b * step_s + d))
+            store(to, at + a * step + d, s0)
+    for a in range(num):
+        for b in range(count):
+            w = weight[start + a * step_a + b * step_b]
+            for d in range(size - size % LANES, size):
+                to[at + a * step + d] += w * source[first + b * step_s + d]
+
+
+@njit(**OPTIONS)
+def _turn(to, at, source, first, step, num, size):
+    """Rows `source[i, d]`, `num` of them, as lanes `to[d, i]`; the other lanes are 0."""
+    for i in range(TILE):
+        for d in range(size):
+            to[at + d * TILE + i] = source[first + i * step + d] if i < num else F0
+
+
+@njit(**OPTIONS)
+def _clear(to, at, step, num, size):
+    for a in range(num):
+        for d in range(size):
+            to[at + a * step + d] = F0
+
+
+@njit(**OPTIONS)
+def _hide(scores, at, num):
+    """Keys behind a query are not seen: key `a` of a tile by lanes below `a`."""
+    for a in range(1, num):
+        for i in range(a):
+            scores[at + a * TILE + i] = np.float32(-np.inf)
+
+
+@Loop
+def _forward(words):
+    """Words: heads, key-value heads, head size; turned, value, its row stride, bounds, scale, out, log of sums; memory of a
+    thread, its size."""
+    heads, kv_heads, size = words[3], words[4], words[5]
+    turned, value, value_row, bounds = floats(words[6]), floats(words[7]), words[8], integers(words[9])
+    scale, out, logs = np.float32(number(words[10])), floats(words[11]), floats(words[12])
+    memory, query = floats(words[13]), enter(words) * words[14]
+    best, scores = query + size * TILE, query + (size + 2) * TILE
+    total, row, out_row, group = best + TILE, (heads + kv_heads) * size, heads * size, heads // kv_heads
+    while True:
+        piece = take(words)
+        if piece >= words[1]:
+            return
+        start, end, kv = bounds[piece // kv_heads], bounds[piece // kv_heads + 1], piece % kv_heads
+        key, val = start * row + (heads + kv) * size, start * value_row + kv * size
+        for head in range(kv * group, (kv + 1) * group):
+            for first in range(0, end - start, TILE):
+                num = min(TILE, end - start - first)
+                keys, to = first + num, (start + first) * out_row + head * size
+                _turn(memory, query, turned, (start + first) * row + head * size, row, num, size)
+                _score(memory, scores, turned, key, row, memory, query, keys, size)
+                _hide(memory, scores + first * TILE, num)
+                top = load(memory, scores)
+                for j in range(1, keys):
+                    top = larger(top, load(memory, scores + j * TILE))
+                top, mass = add(fill(F0), -scale, top), fill(F0)
+                for j in range(keys):
+                    p = exp(add(top, scale, load(memory, scores + j * TILE)))
+                    store(memory, scores + j * TILE, p)
+                    mass = add(mass, F1, p)
+                store(memory, best, top)
+                store(memory, total, mass)
+                _clear(out, to, out_row, num, size)
+                _weigh(out, to, out_row, num, memory, scores, 1, TILE, value, val, value_row, keys, size)
+                for i in range(num):
+                    share = F1 / memory[total + i]
+                    logs[(start + first + i) * heads + head] = np.float32(math.log(memory[total + i])) - memory[best + i]
+                    for d in range(size):
+                        out[to + i * out_row + d] *= share
+
+
+@Loop
+def _backward(words):
+    """Words: heads, key-value heads, head size, longest; turned, value, its row stride, bounds, scale, grad, log of sums;
+    dturned, dvalue; memory of a thread, its size."""
+    heads, kv_heads, size, longest = words[3], words[4], words[5], words[6]
+    turned, value, value_row, bounds = floats(words[7]), floats(words[8]), words[9], integers(words[10])
+    scale, grad, logs = np.float32(number(words[11])), floats(words[12]), floats(words[13])
+    dturned, dvalue, memory, query = floats(words[14]), floats(words[15]), floats(words[16]), enter(words) * words[17]
+    given, log = query + size * TILE, query + 2 * size * TILE
+    scores, dscores = log + TILE, log + (1 + longest) * TILE
+    row, out_row, dvalue_row, group = (heads + kv_heads) * size, heads * size, kv_heads * size, heads // kv_heads
+    while True:
+        piece = take(words)
+        if piece >= words[1]:
+            return
+        start, end, kv = bounds[piece // kv_heads], bounds[piece // kv_heads + 1], piece % kv_heads
+        key, val, dval = start * row + (heads + kv) * size, start * value_row + kv * size, start * dvalue_row + kv * size
+        _clear(dturned, key, row, end - start, size)
+        _clear(dvalue, dval, dvalue_row, end - start, size)
+        for head in range(kv * group, (kv + 1) * group):
+            for first in range(0, end - start, TILE):
+                num = min(TILE, end - start - first)
+                keys, at, to = first + num, (start + first) * row + head * size, (start + first) * out_row + head * size
+                _turn(memory, query, turned, at, row, num, size)
+                _turn(memory, given, grad, to, out_row, num, size)
+                for i in range(TILE):
+                    memory[log + i] = -logs[(start + first + i) * heads + head] if i < num else F0
+                _score(memory, scores, turned, key, row, memory, query, keys, size)
+                _score(memory, dscores, value, val, value_row, memory, given, keys, size)
+                _hide(memory, scores + first * TILE, num)
+                less, delta = load(memory, log), fill(F0)
+                for j in range(keys):
+                    p = exp(add(less, scale, load(memory, scores + j * TILE)))
+                    store(memory, scores + j * TILE, p)
+                    delta = fused(p, load(memory, dscores + j * TILE), delta)
+                for j in range(keys):
+                    p = add(fill(F0), scale, load(memory, scores + j * TILE))
+                    store(memory, dscores + j * TILE, fused(p, add(load(memory, dscores + j * TILE), -F1, delta), fill(F0)))
+                _weigh(dvalue, dval, dvalue_row, keys, memory, scores, TILE, 1, grad, to, out_row, num, size)
+                _weigh(dturned, key, row, keys, memory, dscores, TILE, 1, turned, at, row, num, size)
+                _clear(dturned, at, row, num, size)
+                _weigh(dturned, at, row, num, memory, dscores, 1, TILE, turned, key, row, keys, size)
+
+
+def forward(turned, value, bounds, longest, scale):
+    """Attention `[N, H * D]`, and the log of each query's sum of exponentials `[N, H]`."""
+    (tokens, kv_heads, size), heads = value.shape, turned.shape[1] - value.shape[1]
+    out, logs = turned.new_empty((tokens, heads * size)), turned.new_empty((tokens, heads))
+    own = (size + 2 + longest) * TILE
+    memory = turned.new_empty(own * torch.get_num_threads())
+    given = (heads, kv_heads, size, turned, value, value.stride(0), bounds, scale, out, logs)
+    _forward((len(bounds) - 1) * kv_heads, *given, memory, own)
+    return out, logs
+
+
+def backward(grad, turned, value, bounds, longest, scale, logs):
+    """Gradients of queries and keys `[N, H + K, D]` and of values `[N, K, D]`."""
+    (_, kv_heads, size), heads = value.shape, turned.shape[1] - value.shape[1]
+    dturned, dvalue = torch.empty_like(turned), turned.new_empty(value.shape)
+    own = (2 * size + 1 + 2 * longest) * TILE
+    memory = turned.new_empty(own * torch.get_num_threads())
+    given = (heads, kv_heads, size, longest, turned, value, value.stride(0), bounds, scale, grad, logs, dturned, dvalue)
+    _backward((len(bounds) - 1) * kv_heads, *given, memory, own)
+    return dturned, dvalue
