@@ -87,13 +87,14 @@ def decode(args: argparse.Namespace) -> None:
 
 
 def learn(args: argparse.Namespace) -> None:
-    """Optimiser steps on `prompts` rows of `tokens` tokens: cross entropy of every token, clipping, AdamW."""
+    """Optimiser steps on `prompts` rows of `tokens` tokens: cross entropy of every token, clipping, AdamW. Micro-batches hold
+    8,192 tokens, as those of the learner do by default."""
     from runnel.core.protocols import OneProcess
     from runnel.nets.token_model import TokenModel
     from runnel.ops.attention import PackedRows
 
     torch.set_num_threads(args.threads)
-    options = {"micro_rows": args.prompts, "recompute": "none", **json.loads(args.set)}
+    options = {"micro_rows": max(1, 8192 // args.tokens), "recompute": "none", **json.loads(args.set)}
     precision: Any = "bfloat16" if args.device != "cpu" else "float32"
     model = TokenModel(
         work.build_model(args.shape, device=args.device),

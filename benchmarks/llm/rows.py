@@ -73,7 +73,7 @@ GPU_SIZES = ("--device", "cuda", "--shape", "qwen2-0.5b", "--prompt-tokens", 64)
 LEARN = ("learn", "--device", "cuda", "--shape", "qwen2-0.5b", "--prompts", 32, "--tokens", 512)
 LEARN_COLUMNS = ("tokens_per_s", "seconds", "peak_gib", "others")
 SKEWED = ("grpo", "--device", "cuda", "--shape", "skewed-0.4b", "--prompt-tokens", 64, "--prompts", 32, "--group", 8)
-WINDOW = {"staleness.mode": "window", "staleness.max_lag": 2, "engine.num_slots": 512}
+WINDOW = {"staleness.mode": "window", "staleness.max_lag": 4}
 
 CPU: dict[str, Row] = {
     "grpo": Row(
@@ -165,6 +165,7 @@ CUDA: dict[str, Row] = {
                 ),
             ),
             "Cross entropy of every token, backward, clipping at norm 1, AdamW, no gradient checkpointing in transformers.",
+            "runnel: micro-batches of 8,192 tokens, its default; transformers: the whole batch at once. "
             "runnel keeps float32 masters, gradient sums and moments; transformers' model and moments are bfloat16 throughout.",
         ),
     ),

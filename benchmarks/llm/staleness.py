@@ -61,6 +61,7 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
     }
     if lag:
         settings["staleness.max_lag"] = lag
+    settings |= json.loads(args.set)
     rl.train(
         "grpo" if args.loss == "naive" else "decoupled",
         on_eval=lambda row: evals.append((int(row.get("version", len(evals))), float(row["mean"]))),
@@ -96,7 +97,7 @@ def study(args: argparse.Namespace) -> None:
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     common = ["--folder", str(out / "runs"), "--updates", str(args.updates), "--eval-every", str(args.eval_every)]
-    common += ["--minibatches", str(args.minibatches)]
+    common += ["--minibatches", str(args.minibatches), "--set", args.set]
     with ThreadPoolExecutor(args.workers) as pool:
         seeds = list(range(1, args.seeds + 1))
         asked = [["--warm", "--seed", str(s), "--warm-updates", str(args.warm_updates), *common] for s in seeds]
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--warm-updates", type=int, default=60)
     parser.add_argument("--eval-every", type=int, default=10)
     parser.add_argument("--minibatches", type=int, default=2)
+    parser.add_argument("--set", default="{}", help="JSON of more settings for every run")
     for name, kind in (("loss", str), ("lag", int), ("seed", int), ("lr", float), ("start", str), ("folder", str)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)

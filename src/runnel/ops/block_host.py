@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """In at least float32: sums of half precision are not taken in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
@@ -16,14 +16,14 @@ def rms_forward(x: Tensor, add: tuple[Tensor, Tensor] | None, weight: Tensor, ep
     """`add` is (delta, where the sum goes) or None. Returns the normalised rows and the inverse of each row's size."""
     if add is not None:
         x = torch.add(x, add[0], out=add[1])
-    y = _wide(x)
+    y = wide(x)
     inverse = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (y * inverse).to(x.dtype).mul_(weight), inverse
+    return (y * inverse).mul_(weight).to(weight.dtype), inverse
 
 
 def rms_backward(grad: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the rows and of the weight."""
-    unit, g = _wide(x) * inverse, _wide(grad)
+    unit, g = wide(x) * inverse, wide(grad)
     dweight = (g * unit).flatten(0, -2).sum(dim=0)
     g = g * weight
     dx = g.addcmul_(unit, (g * unit).mean(dim=-1, keepdim=True), value=-1.0).mul_(inverse)
@@ -32,7 +32,7 @@ def rms_backward(grad: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor,
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, back: bool) -> None:
     """`x [N, H, D]` turned by its positions, or back, into `out`."""
-    a, b = _wide(x).chunk(2, dim=-1)
+    a, b = wide(x).chunk(2, dim=-1)
     c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
     sign, half = -1.0 if back else 1.0, x.shape[-1] // 2
     out[..., :half] = (a * c).addcmul_(b, s, value=-sign)

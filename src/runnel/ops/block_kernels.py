@@ -24,8 +24,8 @@ def _rms_forward(X, DELTA, TOTAL, WEIGHT, OUT, INVERSE, stride, width, eps, ADD:
         tl.store(TOTAL + row * width + cols, x, mask=keep)
     y = x.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(y * y) / width + eps)
-    weight = tl.load(WEIGHT + cols, mask=keep, other=0.0)
-    tl.store(OUT + row * width + cols, weight * (y * inverse).to(x.dtype), mask=keep)
+    weight = tl.load(WEIGHT + cols, mask=keep, other=0.0).to(tl.float32)
+    tl.store(OUT + row * width + cols, (weight * y * inverse).to(OUT.dtype.element_ty), mask=keep)
     tl.store(INVERSE + row, inverse)
 
 
@@ -54,7 +54,7 @@ def rms_forward(x, add, weight, eps):
     """`add` is (delta, where the sum goes) or None. Returns the normalised rows and the inverse of each row's size."""
     width = x.shape[-1]
     rows = x.numel() // width
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     inverse = torch.empty(rows, dtype=torch.float32, device=x.device)
     delta, total = add or (x, x)
     block = triton.next_power_of_2(width)
@@ -121,7 +121,7 @@ def _swiglu_forward(X, OUT, inner, BLOCK: tl.constexpr):
     gate = tl.load(X + row * 2 * inner + cols, mask=keep, other=0.0)
     up = tl.load(X + row * 2 * inner + inner + cols, mask=keep, other=0.0)
     g = gate.to(tl.float32)
-    tl.store(OUT + row * inner + cols, (g * tl.sigmoid(g)).to(gate.dtype) * up, mask=keep)
+    tl.store(OUT + row * inner + cols, (g * tl.sigmoid(g) * up.to(tl.float32)).to(gate.dtype), mask=keep)
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def _swiglu_backward(GRAD, X, DX, OUT, inner, BLOCK: tl.constexpr):
     up = tl.load(X + at + inner, mask=keep, other=0.0).to(tl.float32)
     s = tl.sigmoid(gate)
     kind = DX.dtype.element_ty
-    tl.store(OUT + row * inner + cols, ((gate * s).to(kind) * up.to(kind)), mask=keep)
+    tl.store(OUT + row * inner + cols, (gate * s * up).to(kind), mask=keep)
     tl.store(DX + at, (grad * up * s * (1.0 + gate * (1.0 - s))).to(kind), mask=keep)
     tl.store(DX + at + inner, (grad * gate * s).to(kind), mask=keep)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runnel.ops import block_host, block_kernels
+from runnel.ops.block_host import wide
 from runnel.ops.loops import loops
 
 HOST_ROWS = 512
@@ -71,10 +72,14 @@ def anchor(device: torch.device) -> Tensor:
 
 
 def embed(tokens: Tensor, weight: Weight) -> Tensor:
-    """Rows of `weight`. `[N] -> [N, W]`"""
+    """Rows of `weight`, in at least float32: the start of the residual stream. `[N] -> [N, W]`
+
+    The stream stays in float32 whatever the precision of the products: rounding it at every sum would make an engine and a
+    learner, which sum in different orders, drift apart.
+    """
     if weight.trains:
         return cast(Tensor, run(_Embed, anchor(tokens.device), tokens, weight))
-    return functional.embedding(tokens, weight.value)
+    return wide(functional.embedding(tokens, weight.value))
 
 
 def project(x: Tensor, weight: Weight, bias: Weight | None = None) -> Tensor:
@@ -88,15 +93,16 @@ def rms_norm(x: Tensor, weight: Weight, *, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dim (Zhang & Sennrich 2019, arXiv:1910.07467). `[..., W]`"""
     if torch.is_grad_enabled():
         return cast(Tensor, run(_Norm, x, None, weight, eps)[1])
-    return cast(Tensor, kernels(x).rms_forward(x, None, weight.value, eps)[0])
+    return cast(Tensor, kernels(weight.value).rms_forward(x, None, weight.value, eps)[0])
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Weight, *, eps: float) -> tuple[Tensor, Tensor]:
-    """`s = x + delta`, and `rms_norm(s)`: the residual stream and what the next part reads. `[N, W], [N, W] -> 2 x [N, W]`"""
+    """`s = x + delta`, and `rms_norm(s)`: the residual stream, as precise as `x`, and what the next part reads, as precise as
+    the weight. `[N, W], [N, W] -> 2 x [N, W]`"""
     if torch.is_grad_enabled():
         return cast(tuple[Tensor, Tensor], run(_Norm, x, delta, weight, eps))
     total = torch.empty_like(x)
-    return total, kernels(x).rms_forward(x, (delta, total), weight.value, eps)[0]
+    return total, kernels(weight.value).rms_forward(x, (delta, total), weight.value, eps)[0]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -144,7 +150,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor, weight: Weight) -> Tensor:
         ctx.tokens, ctx.weight = tokens, weight
-        return functional.embedding(tokens, weight.value)
+        return wide(functional.embedding(tokens, weight.value))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -175,7 +181,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Weight, eps: float) -> tuple[Tensor, Tensor]:
         total = x if delta is None else torch.empty_like(x)
-        out, inverse = kernels(x).rms_forward(x, None if delta is None else (delta, total), weight.value, eps)
+        add = None if delta is None else (delta, total)
+        out, inverse = kernels(weight.value).rms_forward(x, add, weight.value, eps)
         ctx.save_for_backward(total, inverse)
         ctx.weight, ctx.adds = weight, delta is not None
         if delta is None:
@@ -188,7 +195,7 @@ class _Norm(torch.autograd.Function):
         dx, dweight = kernels(grad).rms_backward(grad, dtotal if ctx.adds else None, total, ctx.weight.value, inverse)
         if ctx.weight.sink is not None:
             ctx.weight.add(dweight)
-        return dx, dx if ctx.adds else None, None, None
+        return dx, dx.to(grad.dtype) if ctx.adds else None, None, None
 
 
 class _Rotate(torch.autograd.Function):
