@@ -7,6 +7,7 @@ Tokens with a `policy_version` of 0 or more were sampled by an engine; their `lo
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import torch
 from torch import Tensor
@@ -59,17 +60,30 @@ class Drift:
         return {"ess": totals["ratio/sum"] ** 2 / (totals["ratio/num"] * totals["ratio/squares"])}
 
 
-def check_mismatch(totals: Metrics, worst: Tensor, version: int, bound: float) -> Metrics:
-    """The mismatch as metrics; past `bound` it stops the run."""
-    num = totals["mismatch/num"]
-    kl, max_ratio = totals["mismatch/kl"] / num, math.exp(min(float(worst), 80.0))
-    if not kl <= bound:
-        raise RunnelError(
-            f"engine and learner disagree at version {version}: mismatch/kl = {kl:.3g} (largest ratio {max_ratio:.3g}) is "
-            f"above learner.max_mismatch = {bound:g}. Check that both use one temperature and that the engine has this "
-            "version's weights; raise the bound only if its arithmetic is meant to differ."
-        )
-    return {"mismatch/kl": kl, "mismatch/max_ratio": max_ratio, "mismatch/mean_abs": totals["mismatch/abs"] / num}
+class Mismatch:
+    """Engine against learner over the last `UPDATES` updates: one batch is a small sample of a heavy-tailed number."""
+
+    UPDATES, ONCE = 8, 10.0
+
+    def __init__(self) -> None:
+        self.recent: deque[tuple[float, float]] = deque(maxlen=self.UPDATES)
+        """Sum of the KL, and tokens, of each update that had any."""
+
+    def check(self, totals: Metrics, worst: Tensor, version: int, bound: float) -> Metrics:
+        """The mismatch of this update as metrics. It stops the run if the mean of the last updates is past `bound`, or this
+        update alone is `ONCE` times past it."""
+        num = totals["mismatch/num"]
+        kl, max_ratio = totals["mismatch/kl"] / num, math.exp(min(float(worst), 80.0))
+        self.recent.append((totals["mismatch/kl"], num))
+        mean = sum(k for k, _ in self.recent) / sum(n for _, n in self.recent)
+        if not (mean <= bound and kl <= self.ONCE * bound):
+            raise RunnelError(
+                f"engine and learner disagree at version {version}: mismatch/kl = {kl:.3g} (largest ratio {max_ratio:.3g}), "
+                f"{mean:.3g} over the last {len(self.recent)} updates, is above learner.max_mismatch = {bound:g}. Check that "
+                "both use one temperature and that the engine has this version's weights; raise the bound only if its "
+                "arithmetic is meant to differ."
+            )
+        return {"mismatch/kl": kl, "mismatch/max_ratio": max_ratio, "mismatch/mean_abs": totals["mismatch/abs"] / num}
 
 
 def version_stats(batch: Batch, version: int) -> Metrics:

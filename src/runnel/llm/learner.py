@@ -23,7 +23,7 @@ from runnel.core.rng import make_seed
 from runnel.core.schedule import at, parse
 from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split_units
-from runnel.llm.drift import Drift, check_mismatch, version_stats
+from runnel.llm.drift import Drift, Mismatch, version_stats
 from runnel.llm.trained import ScalarModel, TrainedModel
 from runnel.nets.decoder import Recompute
 from runnel.nets.lora import Adapters, LoraConfig
@@ -69,8 +69,8 @@ class TokenLearnerConfig:
     reference_decay: float = 0.0
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
     max_mismatch: float | None = None
-    """Largest mean KL between the engine's and the learner's log-probabilities of the same version before the run stops; by
-    default 1e-3 in bfloat16, else 1e-5."""
+    """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
+    updates, before the run stops (ten times as much in a single one); by default 1e-3 in bfloat16, else 1e-5."""
 
     def mismatch_on(self, device: str) -> float:
         """`max_mismatch`, chosen for a device."""
@@ -123,7 +123,7 @@ class TokenLearner:
         self.version = 0
         self._device = device
         self._collective: Collective = collective or OneProcess()
-        self._seen = dict.fromkeys(self.algorithms, 0)
+        self._seen, self._mismatch = dict.fromkeys(self.algorithms, 0), Mismatch()
         self._components, self._reader_of = _name_components(self.algorithms)
 
     # --------------------------------------------------------------------------------------------------------- prepare
@@ -267,7 +267,7 @@ class TokenLearner:
         if first_pass:
             metrics |= drift.effective_sample_size(totals)
         if first and totals["mismatch/num"]:
-            metrics |= check_mismatch(totals, drift.worst, self.version, self.config.mismatch_on(self._device))
+            metrics |= self._mismatch.check(totals, drift.worst, self.version, self.config.mismatch_on(self._device))
         return metrics
 
     def _outputs(self, part: MicroBatch, active: Mapping[str, Component]) -> Batch:
@@ -359,11 +359,14 @@ class TokenLearner:
             "reference": None if self.reference is None else self.reference.state_dict(),
             "version": self.version,
             "seen": dict(self._seen),
+            "mismatch": [list(one) for one in self._mismatch.recent],
         }
 
     def load_state_dict(self, state: State) -> None:
         self.policy.load_state_dict(state["policy"])
         self.version, self._seen = state["version"], dict(state["seen"])
+        self._mismatch.recent.clear()
+        self._mismatch.recent.extend((kl, num) for kl, num in state["mismatch"])
         self.critic = self.reference = None
         if state["critic"] is not None:
             self._critic().load_state_dict(state["critic"])
