@@ -77,11 +77,8 @@ def main() -> None:
     args = parser.parse_args()
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {
-        "settings": SETTINGS,
-        "untrained": untrained(str(folder / "runs"), device=args.device),
-        "seeds": [],
-    }
+    before = untrained(str(folder / "runs"), device=args.device)
+    result: dict[str, Any] = {"settings": SETTINGS, "untrained": before, "seeds": []}
     for seed in args.seeds:
         result["seeds"].append(train(seed, updates=args.updates, out=str(folder / "runs"), device=args.device))
         (folder / "result.json").write_text(json.dumps(result, indent=1))
