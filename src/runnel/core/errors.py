@@ -32,6 +32,18 @@ class NonFiniteError(RunnelError):
         self.tensor, self.step, self.detail = tensor, step, detail
 
 
+class OutOfMemoryError(RunnelError):
+    """Memory ran out: names what needed it, and which settings to lower.
+
+    >>> print(OutOfMemoryError("a backward pass", "lower learner.micro_batch_tokens (now 8192)", "tried to allocate 2 GiB"))
+    a backward pass ran out of memory: lower learner.micro_batch_tokens (now 8192). The allocator says: tried to allocate 2 GiB
+    """
+
+    def __init__(self, what: str, fix: str, detail: str) -> None:
+        super().__init__(f"{what} ran out of memory: {fix}. The allocator says: {detail}")
+        self.what, self.fix, self.detail = what, fix, detail
+
+
 class DataError(RunnelError):
     """A data set, message or environment output that breaks its contract."""
 

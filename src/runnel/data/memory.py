@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
+from runnel.core.memory import free_memory
 
 Array = NDArray[Any]
 
@@ -46,23 +46,3 @@ class Memory:
         with tempfile.TemporaryFile(dir=self.folder) as file:
             os.ftruncate(file.fileno(), size * dtype.itemsize)
             return np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
-
-
-def free_memory() -> int:
-    """Bytes of memory that a new allocation may use: what the system has free, within the limit of the container."""
-    free = [_meminfo(Path("/proc/meminfo")), _cgroup(Path("/sys/fs/cgroup"))]
-    return min([f for f in free if f is not None], default=1 << 62)
-
-
-def _meminfo(path: Path) -> int | None:
-    if not path.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
-
-
-def _cgroup(folder: Path) -> int | None:
-    limit, used = folder / "memory.max", folder / "memory.current"
-    if not limit.exists() or not used.exists() or (text := limit.read_text().strip()) == "max":
-        return None
-    return max(int(text) - int(used.read_text()), 0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.memory import memory_for
 from runnel.core.protocols import Collective, Metrics, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.rng import make_seed
@@ -129,6 +130,17 @@ class TokenLearner:
     # --------------------------------------------------------------------------------------------------------- prepare
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         """Annotated tokens of all segments, as one batch on the host."""
+        with memory_for("the learner", self._lower):
+            return self._prepare(segments, progress)
+
+    @property
+    def _lower(self) -> str:
+        """What to change when memory runs out."""
+        c = self.config
+        more = {"none": "set learner.recompute mlp", "mlp": "set learner.recompute block"}.get(c.recompute, "train adapters")
+        return f"lower learner.micro_batch_tokens (now {c.micro_batch_tokens}), then {more}, then lower engine.num_slots"
+
+    def _prepare(self, segments: Mapping[str, Sequence[Segment]], progress: float) -> Batch:
         found = {name: part for name, part in segments.items() if part}
         unknown = sorted(segments.keys() - self.algorithms.keys())
         if unknown:
@@ -184,6 +196,10 @@ class TokenLearner:
     # ---------------------------------------------------------------------------------------------------------- update
     def update(self, batch: Batch) -> Update:
         """One version: `num_epochs` times `num_minibatches` optimiser steps (one if there are only demonstrations)."""
+        with memory_for("the learner", self._lower):
+            return self._update(batch)
+
+    def _update(self, batch: Batch) -> Update:
         c, only_demos = self.config, self._readers(batch) == [DEMOS]
         epochs, parts = (1, 1) if only_demos else (c.num_epochs, c.num_minibatches)
         warmth = min(1.0, (self.version + 1) / max(c.warmup_updates, 1))

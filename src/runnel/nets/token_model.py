@@ -175,12 +175,13 @@ class TokenModel:
         self._publish()
 
     def state_dict(self) -> State:
-        """Weights, and where there is an optimiser its moments, in float32 by the names of the parameters."""
+        """Weights, and where there is an optimiser its moments, in float32 by the names of the parameters; on the host, so that
+        a learner that ran out of memory on its device can still be saved."""
         if self.frozen:
-            return {"model": {k: v.clone() for k, v in self.params().items()}}
+            return {"model": {k: v.detach().to("cpu", copy=True) for k, v in self.params().items()}}
         parts = {"model": self._master, "mean": self._mean, "square": self._square}
-        state: State = {k: {n: v.clone() for n, v in self._named(x).items()} for k, x in parts.items()}
-        rest = {n: p.detach().clone() for n, p in self.model.named_parameters() if n not in state["model"]}
+        state: State = {k: self._named(x.to("cpu", copy=True)) for k, x in parts.items()}
+        rest = {n: p.detach().to("cpu", copy=True) for n, p in self.model.named_parameters() if n not in state["model"]}
         return state | {"steps": float(self._steps), "rest": rest}
 
     @torch.no_grad()

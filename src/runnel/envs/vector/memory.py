@@ -11,25 +11,12 @@ import numpy as np
 import torch
 
 from runnel.core.errors import ConfigError
+from runnel.core.memory import free_memory
 from runnel.core.spaces import EnvSpec
 
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _SHARE = 0.9
 PROCESS_BYTES = 20_000_000
 """What a forked worker adds for itself; all else it shares with its parent."""
-
-
-def free_bytes() -> int | None:
-    """Memory that can still be used, as the system and the container's limit say; None where neither does."""
-    found = []
-    if Path("/proc/meminfo").is_file():
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    for limit, used in zip(_LIMITS, _USED, strict=True):
-        if Path(limit).is_file() and Path(used).is_file() and Path(limit).read_text().strip() != "max":
-            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-    return max(0, min(found)) if found else None
 
 
 def obs_bytes(spec: EnvSpec) -> int:
@@ -76,8 +63,8 @@ def check_memory(
     """
     one = obs_bytes(spec) * (2 * num_segments * (num_steps + 1) + 2) + per_env
     fixed = num_workers * PROCESS_BYTES
-    need, free = one * num_envs + fixed, free_bytes() if free is None else free
-    if free is not None and need > _SHARE * free:
+    need, free = one * num_envs + fixed, free_memory() if free is None else free
+    if need > _SHARE * free:
         fits = max(0, int((_SHARE * free - fixed) // one))
         raise ConfigError(
             "num_envs",

@@ -13,7 +13,6 @@ import os
 import select
 import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.memory import free_memory
 from runnel.core.protocols import ParamSet, State
 from runnel.core.records import StreamSpec
 from runnel.flow.inference import Board, InferenceSpec
@@ -46,10 +46,8 @@ def anonymous_file(name: str, size: int = 0) -> int:
 
 def free_shared_memory() -> int:
     """Bytes that shared memory can still grow by. Anonymous memory is bounded by what the machine has free."""
-    meminfo = Path("/proc/meminfo")
-    if hasattr(os, "memfd_create") and meminfo.exists():
-        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
+    if hasattr(os, "memfd_create"):
+        return free_memory()
     stat = os.statvfs(tempfile.gettempdir())
     return stat.f_bavail * stat.f_frsize
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import DataError, NonFiniteError
+from runnel.core.memory import memory_for
 from runnel.core.protocols import ParamSet, Reply, Request, State
 from runnel.llm.engines.requests import Decode, LogitsHook, check_requests, check_sizes, reply_rows, request_data, request_of
 from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
@@ -125,9 +126,10 @@ class NativeEngine:
     def step(self) -> list[Reply]:
         if self.paused:
             return []
-        replies = self._decode()
-        self._admit()
-        return replies + self._fill()
+        with memory_for("the engine", f"lower engine.num_slots (now {self.num_slots}) or max_tokens"):
+            replies = self._decode()
+            self._admit()
+            return replies + self._fill()
 
     def _decode(self) -> list[Reply]:
         """Some more tokens for every row whose prompt is in the cache."""

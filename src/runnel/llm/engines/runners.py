@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from runnel.core.memory import check_room
 from runnel.core.protocols import State
 from runnel.nets.causal_lm import hidden_states, output_head
 from runnel.nets.decoder import Decoder
@@ -82,6 +84,8 @@ class DecoderRunner:
     def __init__(self, decoder: Decoder, *, num_slots: int, max_length: int) -> None:
         self.decoder = decoder
         shape = (decoder.num_layers, 2, num_slots + 1, decoder.kv_heads, max_length, decoder.head_dim)
+        weight, other = decoder.embed.value, ", or lower max_tokens"
+        check_room(math.prod(shape) * weight.element_size(), weight.device, field="engine.num_slots", value=num_slots, other=other)
         self.cache = torch.zeros(shape, dtype=decoder.embed.value.dtype, device=decoder.embed.value.device)
         self.records = self.cache.is_cuda
         self._rows = torch.arange(num_slots, device=self.cache.device)
