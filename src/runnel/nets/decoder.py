@@ -50,6 +50,11 @@ class Layer:
         changed: dict[str, Any] = {name: None if t is None else change(t) for name, t in found.items()}
         return Layer(**changed)
 
+    def values(self) -> list[Tensor | None]:
+        """The weights alone, in the order of the fields."""
+        found = (getattr(self, f.name) for f in fields(self))
+        return [None if weight is None else weight.value for weight in found]
+
 
 class Decoder:
     """Hidden states of tokens, from the memory of a model's own parameters."""
@@ -134,6 +139,11 @@ class Decoder:
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every position's angles. `[N] -> 2 x [N, D/2]`"""
         return self._cos[positions], self._sin[positions]
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position that the model knows. `2 x [L, D/2]`"""
+        return self._cos, self._sin
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def refresh(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from runnel.ops import loop_maths
+from runnel.ops import loop_maths, loop_tiles
 from runnel.ops.loop_maths import (
     LANES,
     OPTIONS,
@@ -31,77 +31,14 @@ from runnel.ops.loop_maths import (
     store,
     take,
 )
+from runnel.ops.loop_tiles import products, to_lanes, weigh
 from runnel.ops.loops import Loop
 from runnel.ops.row_kernels import forget_older
 
-forget_older(__file__, loop_maths.__file__)
+forget_older(__file__, loop_maths.__file__, loop_tiles.__file__)
 
 TILE = LANES
 F0, F1 = np.float32(0.0), np.float32(1.0)
-
-
-@njit(**OPTIONS)
-def _score(to, at, coef, first, step, source, start, num, size):
-    """`to[a, i] = sum_d coef[a, d] source[d, i]` over a tile of lanes `i`, for `num` keys `a`."""
-    for a in range(0, num - num % 4, 4):
-        c0 = first + a * step
-        c1, c2, c3 = c0 + step, c0 + 2 * step, c0 + 3 * step
-        s0 = s1 = s2 = s3 = fill(F0)
-        for d in range(size):
-            x = load(source, start + d * TILE)
-            s0, s1, s2, s3 = (
-                add(s0, coef[c0 + d], x),
-                add(s1, coef[c1 + d], x),
-                add(s2, coef[c2 + d], x),
-                add(s3, coef[c3 + d], x),
-            )
-        line = at + a * TILE
-        store(to, line, s0)
-        store(to, line + TILE, s1)
-        store(to, line + 2 * TILE, s2)
-        store(to, line + 3 * TILE, s3)
-    for a in range(num - num % 4, num):
-        s0 = fill(F0)
-        for d in range(size):
-            s0 = add(s0, coef[first + a * step + d], load(source, start + d * TILE))
-        store(to, at + a * TILE, s0)
-
-
-@njit(**OPTIONS)
-def _weigh(to, at, step, num, weight, start, step_a, step_b, source, first, step_s, count, size):
-    """`to[a, d] += sum_b weight[a, b] source[b, d]` for `num` rows `a` and `count` rows `b`."""
-    for d in range(0, size - size % LANES, LANES):
-        for a in range(0, num - num % 4, 4):
-            w0, line = start + a * step_a, at + a * step + d
-            w1, w2, w3 = w0 + step_a, w0 + 2 * step_a, w0 + 3 * step_a
-            s0, s1 = load(to, line), load(to, line + step)
-            s2, s3 = load(to, line + 2 * step), load(to, line + 3 * step)
-            for b in range(count):
-                x, k = load(source, first + b * step_s + d), b * step_b
-                s0, s1 = add(s0, weight[w0 + k], x), add(s1, weight[w1 + k], x)
-                s2, s3 = add(s2, weight[w2 + k], x), add(s3, weight[w3 + k], x)
-            store(to, line, s0)
-            store(to, line + step, s1)
-            store(to, line + 2 * step, s2)
-            store(to, line + 3 * step, s3)
-        for a in range(num - num % 4, num):
-            s0 = load(to, at + a * step + d)
-            for b in range(count):
-                s0 = add(s0, weight[start + a * step_a + b * step_b], load(source, first + b * step_s + d))
-            store(to, at + a * step + d, s0)
-    for a in range(num):
-        for b in range(count):
-            w = weight[start + a * step_a + b * step_b]
-            for d in range(size - size % LANES, size):
-                to[at + a * step + d] += w * source[first + b * step_s + d]
-
-
-@njit(**OPTIONS)
-def _turn(to, at, source, first, step, num, size):
-    """Rows `source[i, d]`, `num` of them, as lanes `to[d, i]`; the other lanes are 0."""
-    for i in range(TILE):
-        for d in range(size):
-            to[at + d * TILE + i] = source[first + i * step + d] if i < num else F0
 
 
 @njit(**OPTIONS)
@@ -139,8 +76,8 @@ def _forward(words):
             for first in range(0, end - start, TILE):
                 num = min(TILE, end - start - first)
                 keys, to = first + num, (start + first) * out_row + head * size
-                _turn(memory, query, turned, (start + first) * row + head * size, row, num, size)
-                _score(memory, scores, turned, key, row, memory, query, keys, size)
+                to_lanes(memory, query, TILE, turned, (start + first) * row + head * size, row, num, size)
+                products(memory, scores, turned, key, row, memory, query, keys, size)
                 _hide(memory, scores + first * TILE, num)
                 top = load(memory, scores)
                 for j in range(1, keys):
@@ -153,7 +90,7 @@ def _forward(words):
                 store(memory, best, top)
                 store(memory, total, mass)
                 _clear(out, to, out_row, num, size)
-                _weigh(out, to, out_row, num, memory, scores, 1, TILE, value, val, value_row, keys, size)
+                weigh(out, to, out_row, num, memory, scores, 1, TILE, value, val, value_row, keys, size)
                 for i in range(num):
                     share = F1 / memory[total + i]
                     logs[(start + first + i) * heads + head] = np.float32(math.log(memory[total + i])) - memory[best + i]
@@ -184,12 +121,12 @@ def _backward(words):
             for first in range(0, end - start, TILE):
                 num = min(TILE, end - start - first)
                 keys, at, to = first + num, (start + first) * row + head * size, (start + first) * out_row + head * size
-                _turn(memory, query, turned, at, row, num, size)
-                _turn(memory, given, grad, to, out_row, num, size)
+                to_lanes(memory, query, TILE, turned, at, row, num, size)
+                to_lanes(memory, given, TILE, grad, to, out_row, num, size)
                 for i in range(TILE):
                     memory[log + i] = -logs[(start + first + i) * heads + head] if i < num else F0
-                _score(memory, scores, turned, key, row, memory, query, keys, size)
-                _score(memory, dscores, value, val, value_row, memory, given, keys, size)
+                products(memory, scores, turned, key, row, memory, query, keys, size)
+                products(memory, dscores, value, val, value_row, memory, given, keys, size)
                 _hide(memory, scores + first * TILE, num)
                 less, delta = load(memory, log), fill(F0)
                 for j in range(keys):
@@ -199,10 +136,10 @@ def _backward(words):
                 for j in range(keys):
                     p = add(fill(F0), scale, load(memory, scores + j * TILE))
                     store(memory, dscores + j * TILE, fused(p, add(load(memory, dscores + j * TILE), -F1, delta), fill(F0)))
-                _weigh(dvalue, dval, dvalue_row, keys, memory, scores, TILE, 1, grad, to, out_row, num, size)
-                _weigh(dturned, key, row, keys, memory, dscores, TILE, 1, turned, at, row, num, size)
+                weigh(dvalue, dval, dvalue_row, keys, memory, scores, TILE, 1, grad, to, out_row, num, size)
+                weigh(dturned, key, row, keys, memory, dscores, TILE, 1, turned, at, row, num, size)
                 _clear(dturned, at, row, num, size)
-                _weigh(dturned, at, row, num, memory, dscores, 1, TILE, turned, key, row, keys, size)
+                weigh(dturned, at, row, num, memory, dscores, 1, TILE, turned, key, row, keys, size)
 
 
 def forward(turned, value, bounds, longest, scale):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 OPTIONS = {"cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp", "reassoc"}}
@@ -113,6 +114,21 @@ def store(context, pointer, at, lanes):
 
 
 @intrinsic
+def fetch(context, pointer, at):
+    """Ask for the line of memory at `pointer[at]`, which is read soon."""
+
+    def build(target, builder, signature, args):
+        bits = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), bits, bits, bits])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
+        builder.call(function, [place, bits(0), bits(2), bits(1)])
+        return target.get_dummy_value()
+
+    return types.void(pointer, types.int64), build
+
+
+@intrinsic
 def add(context, total, x, lanes):
     """`total + x * lanes`, where `x` is one number."""
 
@@ -129,6 +145,12 @@ def fused(context, x, y, total):
 
 
 @intrinsic
+def over(context, x, y):
+    """`x / y` of vectors."""
+    return _lanes(x, y), lambda target, builder, signature, args: builder.fdiv(*args)
+
+
+@intrinsic
 def larger(context, x, y):
     """The larger numbers of two vectors."""
 
@@ -136,6 +158,26 @@ def larger(context, x, y):
         return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
 
     return _lanes(x, y), build
+
+
+def _over_lanes(name):
+    @intrinsic
+    def reduced(context, lanes):
+        def build(target, builder, signature, args):
+            kind, number = args[0].type, ir.FloatType()
+            first = [number] if name == "fadd" else []
+            function = ir.FunctionType(number, [*first, kind])
+            found = cgutils.get_or_insert_function(builder.module, function, f"llvm.vector.reduce.{name}.v{LANES}f32")
+            start = [ir.Constant(number, -0.0)] if name == "fadd" else []
+            return builder.call(found, [*start, args[0]], fastmath=("reassoc",))
+
+        return types.float32(lanes), build
+
+    return reduced
+
+
+total, largest = _over_lanes("fadd"), _over_lanes("fmax")
+"""The sum of a vector's numbers, and the largest of them."""
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -26,6 +26,8 @@ from runnel.ops.attention import PackedRows
 from runnel.ops.capture import Captured
 from runnel.ops.loops import loops
 
+STEP_WEIGHTS = 1 << 22
+"""Weights of all layers up to which the host decodes in one loop: then they stay in a processor's cache."""
 SPARE_BLOCKS = 64
 """Blocks beside those of full size: every piece may end in one that is not full."""
 
@@ -92,6 +94,7 @@ class DecoderRunner:
         self._spare, self._max_length = num_slots, max_length
         self._stages: dict[int, tuple[Tensor, Tensor]] = {}
         self._recorded = Captured(self._prefill_blocks, name="a prefill")
+        self._step: Any = None
 
     # ---------------------------------------------------------------------------------------------------------- prefill
     def prefill(self, pieces: Sequence[Piece]) -> Tensor:
@@ -173,6 +176,8 @@ class DecoderRunner:
         if self.records:
             return self.decoder(tokens, positions, lambda i, r, v: self._attend_kernel(i, r, v, positions))
         if loops(self.cache):
+            if (step := self._whole_step()) is not None:
+                return step(tokens, positions)
             return self.decoder(tokens, positions, lambda i, r, v: self._attend_loop(i, r, v, positions))
         n = tokens.shape[0]
         mask = (torch.arange(longest) <= positions[:, None])[:, None, None]
@@ -183,6 +188,18 @@ class DecoderRunner:
         return cache_kernels.decode_attention(  # type: ignore[no-any-return, no-untyped-call]
             turned, value, keys, values, positions, scale=self.decoder.scale
         )
+
+    def _whole_step(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """All layers as one compiled loop, for a small model."""
+        d = self.decoder
+        if self._step is None and sum(w.numel() for layer in d.layers for w in layer.values() if w is not None) <= STEP_WEIGHTS:
+            from runnel.ops.decode_loops import DecodeStep
+
+            sizes, numbers = (d.heads, d.kv_heads, d.layers[0].down.value.shape[1]), (d.eps, d.scale)
+            layers = [layer.values() for layer in d.layers]
+            whole = (layers, d.embed.value, d.norm_out.value, d.tables, self.cache, sizes, numbers)
+            self._step = DecodeStep(*whole)  # type: ignore[no-untyped-call]
+        return self._step
 
     def _attend_loop(self, layer: int, turned: Tensor, value: Tensor, positions: Tensor) -> Tensor:
         from runnel.ops import cache_loops
@@ -214,6 +231,7 @@ class DecoderRunner:
     def refresh(self) -> None:
         self.decoder.refresh()
         self._recorded.forget()
+        self._step = None
 
     def snapshot(self, num_slots: int, length: int) -> State:
         return {"cache": self.cache[:, :, :num_slots, :, :length].clone()}
