@@ -1,6 +1,7 @@
 """A study of staleness: naive PPO against decoupled PPO as rollouts grow older, on a small task, with seeds.
 
-python -m benchmarks.llm.staleness --out results --workers 2 --lags 0 4 16 --seeds 3
+python -m benchmarks.llm.staleness --out results --workers 2          # the runs, a table and a figure
+python -m benchmarks.llm.staleness --out results --report             # the table and the figure of runs that are there
 
 One supervised warm-up for each seed; then, from the same weights, both losses at every lag. Admission starts all completions of
 the window at once, so that a batch is trained on as late as its lag allows.
@@ -51,7 +52,7 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
         "total_updates": args.updates,
         "learner.lr": args.lr,
         "learner.num_minibatches": args.minibatches,
-        "learner.warmup_updates": 5,
+        "learner.warmup_updates": 30,
         "staleness.mode": "window" if lag else "sync",
         "engine.num_slots": (lag + 1) * PROMPTS * GROUP,
         "eval.every": args.eval_every,
@@ -119,18 +120,50 @@ def study(args: argparse.Namespace) -> None:
                 print(f"[{time.time() - begun:.0f} s] {said}", flush=True)
 
 
+def report(out: Path) -> None:
+    """`table.md` and `curve.svg` from the finished runs in `out`: final reward by lag and loss, over seeds."""
+    import runnel as rl
+    from runnel.track.plots import Series, curve_svg
+
+    rows = [json.loads(line) for line in (out / "staleness.jsonl").read_text().splitlines()]
+    final = {(r["loss"], r["lag"], r["seed"]): r["evals"][-1][1] for r in rows if r.get("evals")}
+    lags = sorted({lag for _, lag, _ in final})
+    lines = ["| lag | naive | decoupled | decoupled - naive, by seed | seeds |", "| ---: | ---: | ---: | ---: | ---: |"]
+    curves: dict[str, list[Any]] = {loss: [] for loss in LOSSES}
+    for lag in lags:
+        found = {loss: {seed: v for (o, g, seed), v in final.items() if (o, g) == (loss, lag)} for loss in LOSSES}
+        both = sorted(found["naive"].keys() & found["decoupled"].keys())
+        if not both:
+            continue
+        parts = {loss: rl.summarise([found[loss][s] for s in both]) for loss in LOSSES}
+        for loss in LOSSES:
+            curves[loss].append((lag, parts[loss]))
+        gaps = rl.summarise([found["decoupled"][s] - found["naive"][s] for s in both])
+        said = [f"{p.mean:.3f} ({p.low:.3f} to {p.high:.3f})" for p in (*parts.values(), gaps)]
+        lines.append(f"| {lag} | {' | '.join(said)} | {len(both)} |")
+    (out / "table.md").write_text("\n".join(lines) + "\n")
+    series = [
+        Series(loss, [g for g, _ in c], [p.mean for _, p in c], [p.low for _, p in c], [p.high for _, p in c], marks=True)
+        for loss, c in curves.items()
+    ]
+    title = "Final reward on unseen words by the largest lag of a sample"
+    curve_svg(series, out / "curve.svg", title=title, x_label="versions behind, at most", y_label="share of words reversed")
+    print("\n".join(lines))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="staleness")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 4, 8, 16])
-    parser.add_argument("--lrs", type=float, nargs="+", default=[3e-4])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--lags", type=int, nargs="+", default=[0, 4, 16])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[3e-5])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--warm-updates", type=int, default=60)
-    parser.add_argument("--eval-every", type=int, default=10)
-    parser.add_argument("--minibatches", type=int, default=2)
+    parser.add_argument("--eval-every", type=int, default=30)
+    parser.add_argument("--minibatches", type=int, default=4)
     parser.add_argument("--set", default="{}", help="JSON of more settings for every run")
+    parser.add_argument("--report", action="store_true", help="only the table and the figure")
     for name, kind in (("loss", str), ("lag", int), ("seed", int), ("lr", float), ("start", str), ("folder", str)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -141,7 +174,9 @@ def main() -> None:
     elif args.one:
         print(json.dumps(one(args)))
     else:
-        study(args)
+        if not args.report:
+            study(args)
+        report(Path(args.out))
 
 
 if __name__ == "__main__":
