@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.core.errors import DataError
 from runnel.core.protocols import Reply, State
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
@@ -358,3 +359,12 @@ def test_a_process_that_dies_holding_the_lock_holds_nobody_up(peers: list[subpro
     slot = TableWriter(table, 0).reserve()
     assert slot is not None
     assert slot.header.sequence == 0
+
+
+def test_a_channel_between_processes_says_which_names_have_changed() -> None:
+    shm = Shm()
+    ends = shm.params(3)
+    ends.publisher.publish(0, params_of(0))
+    with pytest.raises(DataError, match=r"version 1 differs in \['more'\]"):
+        ends.publisher.publish(1, params_of(1) | {"more": torch.ones(1)})
+    shm.close()

@@ -13,6 +13,7 @@ import runnel as rl
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import ParamSet
 from runnel.llm.engines.choose import make_engine
+from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 
@@ -92,3 +93,43 @@ def test_bad_settings_are_refused_with_the_fix() -> None:
         rl.EngineConfig(kind="sglang")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="num_slots"):
         rl.EngineConfig(num_slots=-1)
+
+
+WINDOW: dict[str, Any] = {
+    **SETTINGS,
+    "task": f"{__file__}:make_task",
+    "total_updates": 8,
+    "staleness": {"mode": "window", "max_lag": 2},
+    "learner": {"lr": 1e-2, "warmup_updates": 1},
+    "eval": {"every": 0, "episodes": 0},
+}
+
+
+@pytest.mark.parametrize("kind", ["native", "hf"])
+@pytest.mark.parametrize("placement", [{}, {"launcher": "local", "placement": {"policy_workers": 1, "threads": 1}}])
+def test_every_version_of_an_asynchronous_run_proves_itself(kind: str, placement: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**WINDOW, "total_updates": 24} if placement else WINDOW
+    run = rl.train("grpo", out=str(tmp_path), engine={"kind": kind}, **settings, **placement)
+    rows = [row["metrics"] for row in run.rows()]
+    checked = [row["mismatch/canary_version"] for row in rows if "mismatch/canary_kl" in row]
+    assert max(row["mismatch/canary_kl"] for row in rows if "mismatch/canary_kl" in row) < 1e-6
+    assert checked == sorted(checked)
+    if not placement:  # elsewhere it is a matter of timing
+        assert checked == list(range(1, 8))
+
+
+def test_an_engine_that_keeps_an_old_tensor_stops_an_asynchronous_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = NativeEngine.load_params
+
+    def forgetful(self: NativeEngine, params: ParamSet) -> None:
+        name = "model.embed_tokens.weight"
+        old = self.model.get_parameter(name).detach().clone()
+        whole(self, ParamSet(params.version, {**params.params, name: old} if self.version >= 1 else params.params))
+
+    monkeypatch.setattr(NativeEngine, "load_params", forgetful)
+    with pytest.raises(rl.RunnelError, match=r"version \d disagrees .* mismatch/canary_kl = .* load_params") as error:
+        rl.train("grpo", out=str(tmp_path), name="run", **WINDOW)
+    assert "raised by worker 'actor-0'" in error.value.__notes__[0]
+    monkeypatch.undo()
+    run = rl.resume(tmp_path / "run")
+    assert (run.status, run.version) == ("finished", 8)

@@ -56,8 +56,15 @@ SLICES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-BY_ARRIVAL = ("return", "episode_length", "episodes")
-"""Metrics that the launching process makes from episodes as they arrive; across processes that depends on timing."""
+BY_ARRIVAL = (
+    "return",
+    "episode_length",
+    "episodes",
+    "mismatch/canary_kl",
+    "mismatch/canary_max_ratio",
+    "mismatch/canary_version",
+)
+"""Metrics that the launching process makes from what arrives beside updates; across processes that depends on timing."""
 
 
 def settings(name: str, **extra: Any) -> tuple[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.proof import Proof
 from runnel.core.records import Accounting, Segment, Slot, StreamSpec
 
 State = dict[str, Any]
@@ -88,6 +89,16 @@ class Closes(Protocol):
     end of a run that finished or failed."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Provable(Protocol):
+    """An inferencer that can be asked what its parameters say of given tokens, so that a version's proof can be checked."""
+
+    def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities at temperature 1 of `tokens` behind `prompt`; what is running goes on as if never asked.
+        `[n], [m] int64 -> [m] float32`, on the host."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -230,11 +241,13 @@ class Sampler(Protocol):
 # --------------------------------------------------------------------------------------------------------- parameters
 @dataclass
 class ParamSet:
-    """One published version. `shared`: the tensors are the learner's own (in process, published in the same poll)."""
+    """One published version. `shared`: the tensors are the learner's own (in process, published in the same poll). `proof`:
+    what the learner says of some tokens under it, for whoever loads it to compare."""
 
     version: int
     params: Mapping[str, Tensor]
     shared: bool = False
+    proof: Proof | None = None
 
 
 class ParamPublisher(Protocol):
@@ -304,6 +317,15 @@ class StartsFrom(Protocol):
 
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Use `params`, published by another run, as the weights from here on."""
+        ...
+
+
+@runtime_checkable
+class Proves(Protocol):
+    """A learner whose versions prove themselves where they arrive: its proof is published with the parameters."""
+
+    def proof(self) -> Proof | None:
+        """What the parameters of now say of some tokens; None before there are any."""
         ...
 
 

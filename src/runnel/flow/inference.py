@@ -21,7 +21,7 @@ import torch
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Closes, DirectInferencer, Inferencer, ParamSet, Reply, Request, RowPolicy, State
-from runnel.flow.params import ChannelSubscriber
+from runnel.flow.params import ChannelSubscriber, load
 
 
 class Server(Protocol):
@@ -44,6 +44,7 @@ class InlineClient:
         self._replies: dict[int, Reply] = {}
         self._next = 0
         self._loaded: ParamSet | None = None
+        self._events: list[dict[str, Any]] = []
         self._answer = inferencer.answer if isinstance(inferencer, DirectInferencer) else None
         self.version = -1
 
@@ -86,13 +87,18 @@ class InlineClient:
             return True
         found = self._subscriber.poll(version)
         if found is not None:
-            self._inferencer.load_params(found)
+            self._events += load(self._inferencer, found)
             self._loaded, self.version = found, found.version
         return self.version >= 0 if version < 0 else self.version == version
 
     def newest(self) -> int:
         """Newest version published, loaded here or not; -1 before any."""
         return self._subscriber.newest()
+
+    def events(self) -> list[dict[str, Any]]:
+        """What there was to tell of loaded versions since the last call."""
+        out, self._events = self._events, []
+        return out
 
     def snapshot(self) -> State:
         """With the parameters, if the channel no longer has the version that is loaded here.
@@ -254,6 +260,10 @@ class BoardClient:
         found = self._subscriber.newest()
         self.version = max(self.version, found)
         return found >= max(version, 0)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The policy worker tells."""
+        return []
 
     def snapshot(self) -> State:
         requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}

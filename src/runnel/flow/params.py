@@ -3,6 +3,8 @@
 In one process and synchronously, the learner's own tensors are shared (`shared=True`): publication follows the update in
 the same poll, so nobody can see a half-made version, and a checksum would prove nothing. Everywhere else `publish` copies
 into one of several buffers, so that an optimiser that writes in place never changes version v under an actor.
+
+Of a language model a proof travels along (core/proof.py): a subscriber splits it off, and `load` has it checked.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from runnel.core import proof
 from runnel.core.errors import DataError
-from runnel.core.protocols import ParamSet, State
+from runnel.core.protocols import Inferencer, ParamSet, Provable, State
 
 WORDS = 1 << 22
 """Words of eight bytes that are summed at once on a device."""
@@ -166,7 +170,8 @@ class ChannelSubscriber:
             self.num_refused += int(self._channel.has(wanted))
             return None
         self._seen = max(self._seen, wanted)
-        return found
+        params, given = proof.split(found.params)
+        return replace(found, params=params, proof=given)
 
     def newest(self) -> int:
         """Newest version published; -1 before any."""
@@ -175,3 +180,16 @@ class ChannelSubscriber:
     def available(self, version: int) -> bool:
         """Whether exactly `version` can still be had."""
         return self._channel.has(version)
+
+
+def load(inferencer: Inferencer, params: ParamSet) -> list[dict[str, Any]]:
+    """Load a version, and if it has a proof have it checked; returns what there is to tell of that (events).
+
+    Raises a `RunnelError` if the inferencer does not compute what the learner computes.
+    """
+    inferencer.load_params(params)
+    given = params.proof
+    if given is None or not isinstance(inferencer, Provable):
+        return []
+    found = given.check(inferencer.logprobs(given.prompt, given.tokens), params.version)
+    return [{"kind": "proof", "version": params.version, "metrics": found}]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import RunnelError
+from runnel.core.proof import ONCE
 from runnel.core.protocols import Metrics
 from runnel.llm.batches import MicroBatch
 from runnel.ops.ragged import row_index
@@ -63,7 +64,7 @@ class Drift:
 class Mismatch:
     """Engine against learner over the last `UPDATES` updates: one batch is a small sample of a heavy-tailed number."""
 
-    UPDATES, ONCE = 8, 10.0
+    UPDATES = 8
 
     def __init__(self) -> None:
         self.recent: deque[tuple[float, float]] = deque(maxlen=self.UPDATES)
@@ -76,7 +77,7 @@ class Mismatch:
         kl, max_ratio = totals["mismatch/kl"] / num, math.exp(min(float(worst), 80.0))
         self.recent.append((totals["mismatch/kl"], num))
         mean = sum(k for k, _ in self.recent) / sum(n for _, n in self.recent)
-        if not (mean <= bound and kl <= self.ONCE * bound):
+        if not (mean <= bound and kl <= ONCE * bound):
             raise RunnelError(
                 f"engine and learner disagree at version {version}: mismatch/kl = {kl:.3g} (largest ratio {max_ratio:.3g}), "
                 f"{mean:.3g} over the last {len(self.recent)} updates, is above learner.max_mismatch = {bound:g}. Check that "

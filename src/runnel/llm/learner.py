@@ -18,12 +18,14 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.memory import memory_for
+from runnel.core.proof import Proof
 from runnel.core.protocols import Collective, Metrics, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.rng import make_seed
 from runnel.core.schedule import at, parse
 from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split_units
+from runnel.llm.canary import Canary
 from runnel.llm.drift import Drift, Mismatch, version_stats
 from runnel.llm.trained import ScalarModel, TrainedModel
 from runnel.nets.decoder import Recompute
@@ -71,7 +73,8 @@ class TokenLearnerConfig:
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
     max_mismatch: float | None = None
     """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
-    updates, before the run stops (ten times as much in a single one); by default 1e-3 in bfloat16, else 1e-5."""
+    updates, before the run stops (ten times as much in a single one, or on the canary); by default 1e-3 in bfloat16, else
+    1e-5."""
 
     def mismatch_on(self, device: str) -> float:
         """`max_mismatch`, chosen for a device."""
@@ -124,7 +127,7 @@ class TokenLearner:
         self.version = 0
         self._device = device
         self._collective: Collective = collective or OneProcess()
-        self._seen, self._mismatch = dict.fromkeys(self.algorithms, 0), Mismatch()
+        self._seen, self._mismatch, self._canary = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
         self._components, self._reader_of = _name_components(self.algorithms)
 
     # --------------------------------------------------------------------------------------------------------- prepare
@@ -217,6 +220,7 @@ class TokenLearner:
             self._seen[name] += 1
         self.version += 1
         self._follow()
+        self._canary.take(batch)
         return Update(metrics)
 
     def _step(self, batch: Batch, rows: Tensor, rates: Metrics, *, first: bool, first_pass: bool) -> Metrics:
@@ -364,6 +368,10 @@ class TokenLearner:
         """Live weights, tied ones once."""
         return self.policy.params()
 
+    def proof(self) -> Proof | None:
+        """What the policy says of the canary's tokens now; it is published with the weights, for engines to compare."""
+        return self._canary.proof(self.policy, self.config.mismatch_on(self._device))
+
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Start from the weights of another run, with fresh moments."""
         self.policy.start_from(params)
@@ -376,6 +384,7 @@ class TokenLearner:
             "version": self.version,
             "seen": dict(self._seen),
             "mismatch": [list(one) for one in self._mismatch.recent],
+            "canary": self._canary.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -383,6 +392,7 @@ class TokenLearner:
         self.version, self._seen = state["version"], dict(state["seen"])
         self._mismatch.recent.clear()
         self._mismatch.recent.extend((kl, num) for kl, num in state["mismatch"])
+        self._canary.load_state_dict(state.get("canary", {}))  # older checkpoints have none
         self.critic = self.reference = None
         if state["critic"] is not None:
             self._critic().load_state_dict(state["critic"])

@@ -73,6 +73,8 @@ class Ledger:
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._num_episodes = 0
         self._faults: dict[str, int] = {}
+        self._proved: tuple[int, dict[str, float]] = (-1, {})
+        """The newest version that an engine has checked, and the largest numbers that any of them found."""
         self._log_every, self._sums = log_every, dict[str, tuple[float, int]]()
         self._stages: dict[str, float] = {}
         self._start = clock.now()
@@ -108,6 +110,8 @@ class Ledger:
                 self._update(event)
             elif kind == "eval":
                 self._eval(event)
+            elif kind == "proof":
+                self._proof(event["version"], event["metrics"])
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
             elif kind == "failure":
@@ -125,6 +129,12 @@ class Ledger:
         self._num_episodes += 1
         self._call(self._callbacks.on_episode, event)
 
+    def _proof(self, version: int, found: Mapping[str, float]) -> None:
+        known, before = self._proved
+        if version >= known:
+            worst = {name: max(value, before[name]) for name, value in found.items()} if version == known else dict(found)
+            self._proved = version, worst
+
     def _update(self, event: Row) -> None:
         self.version, self.steps, self.tokens = event["version"], event["steps"], event["tokens"]
         self.progress, self.streams = event["progress"], event["streams"]
@@ -135,6 +145,9 @@ class Ledger:
             metrics["episode_length"] = sum(self._lengths) / len(self._lengths)
             metrics["episodes"] = float(self._num_episodes)
         metrics |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
+        proved, found = self._proved
+        if found:
+            metrics |= {**found, "mismatch/canary_version": float(proved)}
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         if due:
             self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time()})
@@ -244,6 +257,7 @@ class Ledger:
             "lengths": list(self._lengths),
             "num_episodes": self._num_episodes,
             "faults": dict(self._faults),
+            "proved": [self._proved[0], dict(self._proved[1])],
             "sums": {name: list(pair) for name, pair in self._sums.items()},
             "wall_s": self.wall_s(),
             "offsets": {"metrics": self._metrics.offset(), "samples": self._samples.offset()},
@@ -257,6 +271,8 @@ class Ledger:
         self._lengths.extend(state["lengths"])
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
         self._faults = dict(state["faults"])
+        version, found = state.get("proved", (-1, {}))  # older checkpoints have none
+        self._proved = int(version), dict(found)
         self._sums = {name: (float(total), int(count)) for name, (total, count) in state["sums"].items()}
         self._metrics.truncate(state["offsets"]["metrics"])
         self._samples.truncate(state["offsets"]["samples"])

@@ -6,13 +6,16 @@ Log-probabilities are compared with a plain forward pass, where the caller gives
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from runnel.core.errors import DataError
 from runnel.core.protocols import Reply
 from runnel.llm.engines.requests import SamplingConfig, stream
 from runnel.testing.engine_case import MAX_TOKENS, EngineCase, answer, ask, drain, long_seed, tokens_of
+from runnel.testing.expect import raises
 
 SLACK = 1e-4
 """Relative room for rounding where a token lies on the edge of a limit."""
@@ -183,6 +186,37 @@ def check_new_weights(case: EngineCase) -> None:
         assert tokens_of(again) == tokens_of(first), "the old weights must give the old completion again"
 
 
+def check_given_tokens(case: EngineCase) -> None:
+    """`logprobs` tells those of any tokens, by the weights of now, and nobody who runs notices."""
+    version, prompts = case.params.version, case.prompts
+    with case.engine() as engine:
+        seed = long_seed(engine, prompts[0])
+        alone = answer(engine, [ask(0, prompts[0], seed=seed), ask(1, prompts[1])])
+        engine.submit([ask(0, prompts[0], seed=seed), ask(1, prompts[1])])
+        replies = engine.step()
+        tokens, made = alone[0].rows["tokens"], engine.num_tokens
+        found = engine.logprobs(torch.tensor(prompts[0]), tokens)
+        assert found.shape == tokens.shape, "logprobs must have one entry a token"
+        assert (found.dtype, found.device.type) == (torch.float32, "cpu")
+        assert engine.num_tokens == made, "num_tokens counts tokens that were made, not those that were given"
+        gap = float((found - alone[0].rows["logprob"]).abs().max())
+        assert gap <= case.tolerance, f"logprobs of a completion's own tokens differ from the completion's by {gap:.2g}"
+        again = sorted([*replies, *drain(engine)], key=lambda r: r.id)
+        assert all(case.same(a, b) for a, b in zip(alone, again, strict=True)), "logprobs must not disturb who is running"
+        row = torch.tensor([1 + i % 7 for i in range(engine.max_length)])
+        full = engine.logprobs(row[:1], row[1:])
+        assert full.shape == (engine.max_length - 1,), "a row may be as long as max_length"
+        if case.logprobs is not None:
+            other = case.others(version + 1)
+            engine.load_params(other)
+            for params, now in ((case.params.params, full), (other.params, engine.logprobs(row[:1], row[1:]))):
+                expected = case.reference(params, row[:1].tolist(), row[1:].tolist(), 1.0).gather(1, row[1:, None])[:, 0]
+                gap = float((now - expected).abs().max())
+                assert gap <= 4 * case.tolerance, f"logprobs of given tokens are off by {gap:.2g}"
+        for prompt, rest in ((row, row[:1]), (row[:0], row[:1]), (row[:1], row[:0])):
+            raises(DataError, partial(engine.logprobs, prompt, rest), "a row that cannot fit")
+
+
 def check_close(case: EngineCase) -> None:
     """`close` may come at any moment, and twice."""
     with case.engine() as engine:
@@ -200,6 +234,7 @@ SAMPLING: Mapping[str, Callable[[EngineCase], None]] = {
     "stop texts": check_stop_texts,
     "streaming": check_streaming,
     "new weights": check_new_weights,
+    "given tokens": check_given_tokens,
     "close": check_close,
 }
 """The single properties by name: distributions, stops, streaming, weights, the end."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import DataError
+from runnel.core.proof import Proof, pack
 from runnel.core.protocols import ParamSet
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.testing.expect import equal, raises, same_arrays, true
@@ -132,6 +133,24 @@ def older_versions_come_back_from_a_snapshot(make: MakeParams) -> None:
         _got(twin.subscriber.poll(version), version, "a restored version")
 
 
+def a_proof_travels_with_its_version(make: MakeParams) -> None:
+    """A proof arrives apart from the parameters, is empty before there is one, and stays with its version."""
+    ends = make(3)
+    given = [None, *(Proof(torch.arange(v), torch.arange(2 * v), torch.full((2 * v,), -0.5 * v), 0.1 * v) for v in (1, 2))]
+    for version, proof in enumerate(given):
+        ends.publisher.publish(version, {**params_of(version), **pack(proof)})
+    for version in (2, 0, 1):
+        found = _got(ends.subscriber.poll(version), version, "a version with a proof").proof
+        wanted = given[version]
+        equal(found is None, wanted is None, "whether there is a proof")
+        if found is not None and wanted is not None:
+            for name in ("prompt", "tokens", "logprobs"):
+                same_arrays({name: getattr(found, name)}, {name: getattr(wanted, name)}, "the proof")
+            equal(found.bound, wanted.bound, "the bound of the proof")
+    ends.publisher.publish(3, {**params_of(3), **pack(None)})
+    true(_got(ends.subscriber.poll(), 3, "a version without one").proof is None, "an old proof came with a new version")
+
+
 PARAMS: dict[str, Callable[[MakeParams], None]] = {
     f.__name__: f
     for f in (
@@ -142,5 +161,6 @@ PARAMS: dict[str, Callable[[MakeParams], None]] = {
         a_damaged_version_is_refused_and_counted,
         copies_do_not_change_with_the_learner,
         older_versions_come_back_from_a_snapshot,
+        a_proof_travels_with_its_version,
     )
 }

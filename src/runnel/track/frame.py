@@ -240,6 +240,10 @@ def _data(p: Picture, width: int) -> list[Line]:
         lines.append(_cut([_label("staleness"), *_staleness(metrics)], width))
     if "version_span" in metrics:
         lines.append(_cut([_label("samples"), (_samples(p), "bold")], width))
+    if "mismatch/canary_kl" in metrics:
+        kl, version = metrics["mismatch/canary_kl"], metrics["mismatch/canary_version"]
+        canary: Line = [(f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)]
+        lines.append(_cut([_label("canary"), *canary], width))
     idle = _idle(p)
     if idle:
         lines.append(_cut([_label("idle"), (idle, "bold")], width))

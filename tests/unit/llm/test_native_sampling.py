@@ -29,8 +29,8 @@ def sharp_model(seed=1):
     return model
 
 
-def engine_of(model, num_slots=4, eos_id=-5, **kwargs):
-    engine = NativeEngine(model, num_slots=num_slots, max_length=64, eos_id=eos_id, **kwargs)
+def engine_of(model, num_slots=4, eos_id=-5, max_length=64, **kwargs):
+    engine = NativeEngine(model, num_slots=num_slots, max_length=max_length, eos_id=eos_id, **kwargs)
     engine.version = 0
     return engine
 
@@ -295,7 +295,7 @@ def test_prompts_in_shapes_of_a_few_sizes_give_the_same_completions(chunk, monke
     expected = generate(engine_of(model, num_slots=4), asked)
     monkeypatch.setattr(cache_kernels, "prefill_attention", block_attention)
     engine = engine_of(model, num_slots=4, prefill_tokens=chunk)
-    engine._runner.prefill = engine._runner._prefill_recorded
+    engine._runner._prefill = engine._runner._prefill_recorded
     for a, b in zip(expected, generate(engine, asked), strict=True):
         assert a.rows["tokens"].tolist() == b.rows["tokens"].tolist()
         torch.testing.assert_close(a.rows["logprob"], b.rows["logprob"], atol=1e-5, rtol=0)
@@ -313,3 +313,19 @@ def test_a_cuda_engine_completes_as_the_cpu_does(chunk):
     for a, b in zip(expected, generate(engine, asked), strict=True):
         assert a.rows["tokens"].tolist() == b.rows["tokens"].tolist()
         torch.testing.assert_close(a.rows["logprob"], b.rows["logprob"], atol=1e-4, rtol=0)
+    for request, reply in zip(asked, expected, strict=True):
+        found = engine.logprobs(request.rows["tokens"], reply.rows["tokens"])
+        torch.testing.assert_close(found, reply.rows["logprob"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("max_length", [64, 40])
+def test_given_tokens_in_a_recorded_shape_that_is_longer_than_a_slot(max_length, monkeypatch):
+    """What fills the shape up must not touch the row that is asked about: both lie in the spare slot."""
+    from runnel.ops import cache_kernels
+
+    model = build_model(SIZES, VOCAB, seed=2)
+    row = torch.tensor(prompts(1, low=max_length, high=max_length + 1)[0])
+    plain, engine = (engine_of(model, num_slots=2, max_length=max_length) for _ in range(2))
+    monkeypatch.setattr(cache_kernels, "prefill_attention", block_attention)
+    engine._runner._prefill = engine._runner._prefill_recorded
+    torch.testing.assert_close(engine.logprobs(row[:3], row[3:]), plain.logprobs(row[:3], row[3:]), atol=1e-5, rtol=0)

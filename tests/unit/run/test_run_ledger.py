@@ -236,3 +236,19 @@ def test_restore_drops_half_a_line_of_a_killed_run(tmp_path: Path) -> None:
     again.restore(state)
     again.add([update(2)])
     assert [r["version"] for r in rows_of(tmp_path)] == [1, 2]
+
+
+def proof(version: int, kl: float) -> dict[str, Any]:
+    return {"kind": "proof", "worker": "actor-0", "version": version, "metrics": {"mismatch/canary_kl": kl}}
+
+
+def test_rows_say_what_engines_found_about_the_newest_version_that_any_has_checked(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    ledger.add([update(1), proof(1, 0.5), proof(1, 0.25), update(2), proof(2, 0.125), proof(1, 9.0), update(3)])
+    again, _ = ledger_of(tmp_path)
+    again.restore(ledger.snapshot())
+    again.add([update(4)])
+    again.close()
+    found = [{k: v for k, v in row["metrics"].items() if "canary" in k} for row in rows_of(tmp_path)]
+    two, three = ({"mismatch/canary_kl": kl, "mismatch/canary_version": v} for kl, v in ((0.5, 1.0), (0.125, 2.0)))
+    assert found == [{}, two, three, three]

@@ -125,6 +125,9 @@ def test_the_picture_of_a_language_model_says_how_old_and_how_far_off_its_sample
         "actor 30%   trainer 10%",
     ):
         assert part in text, part
+    assert "canary" not in text
+    picture.take(language_update(11, **{"mismatch/canary_kl": 1.5e-13, "mismatch/canary_version": 10.0}))
+    assert "canary       mismatch 1.50e-13   checked at version 10" in "\n".join(drawn(picture))
     assert max(map(len, lines)) <= 80
     assert sum("ess" in line.split() for line in lines) == 1, "shown once, not among what is learned too"
 

@@ -162,6 +162,9 @@ class ShmChannel:
             self._create(params)
         if version < self.newest():
             raise DataError(f"parameters {self.name!r}: version {version} published after {self.newest()}")
+        if odd := sorted(params.keys() ^ self._buffers[0].keys()):
+            fix = "a channel keeps the names of its first publication; does the checkpoint come from another release?"
+            raise DataError(f"parameters {self.name!r}: version {version} differs in {odd[:3]}: {fix}")
         slot = int(np.argmin(self._versions())) if not self.has(version) else int(np.argmax(self._versions() == version))
         with self._lock:
             self._numbers[1 + 2 * slot] = -2

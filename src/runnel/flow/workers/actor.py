@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Any, Protocol
 
 from runnel.core.clock import Clock
 from runnel.core.protocols import InferenceClient, Sampler, SampleWriter, State
@@ -12,7 +12,9 @@ from runnel.flow.workers.base import Worker
 
 
 class SavedClient(InferenceClient, Protocol):
-    """An inference client that can be part of a checkpoint, and lets go of its policy."""
+    """An inference client that can be part of a checkpoint, tells of the versions it loads, and lets go of its policy."""
+
+    def events(self) -> list[dict[str, Any]]: ...
 
     def snapshot(self) -> State: ...
 
@@ -45,6 +47,8 @@ class ActorWorker(Worker):
     def poll(self) -> int:
         with self.timer.stage("sample"):
             work = self.sampler.step(self.clients, self.writers)
+        for client in self.clients.values():
+            self._events.extend(client.events())
         self._events.extend(self.sampler.events())
         return work
 

@@ -37,7 +37,9 @@ class EvaluatorWorker(Worker):
 
     def evaluate(self) -> None:
         """Measure the newest version now, unless it has just been measured."""
-        if not self._client.sync() or self._client.version == self._last:
+        ready = self._client.sync()
+        self._events.extend(self._client.events())
+        if not ready or self._client.version == self._last:
             return
         with self.timer.stage("evaluate"):
             result = self._evaluation.run(self._client, round_index=self._round, progress=self._progress)

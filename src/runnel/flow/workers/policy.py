@@ -5,7 +5,7 @@ from __future__ import annotations
 from runnel.core.clock import Clock
 from runnel.core.protocols import Closes, Inferencer, Request
 from runnel.flow.inference import Server
-from runnel.flow.params import ChannelSubscriber
+from runnel.flow.params import ChannelSubscriber, load
 from runnel.flow.workers.base import Worker
 
 
@@ -66,7 +66,7 @@ class PolicyWorker(Worker):
             found = self._subscriber.poll()
         if found is not None:
             with self.timer.stage("load"):
-                self._inferencer.load_params(found)
+                self._events.extend(load(self._inferencer, found))
             self._version = found.version
         elif (exact and not is_open) or self._version < 0:
             self._waiting = f"parameters of version {exact[0] if exact else 0}"

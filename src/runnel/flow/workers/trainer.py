@@ -12,7 +12,8 @@ from torch.nn.utils import get_total_norm
 
 from runnel.core.clock import Clock
 from runnel.core.errors import NonFiniteError
-from runnel.core.protocols import Learner, ParamPublisher, SampleReader, State
+from runnel.core.proof import pack
+from runnel.core.protocols import Learner, ParamPublisher, Proves, SampleReader, State
 from runnel.core.records import Segment
 from runnel.flow.workers.base import Worker
 
@@ -74,7 +75,7 @@ class TrainerWorker(Worker):
         return self.progress >= 1.0
 
     def setup(self) -> None:
-        self.publisher.publish(self.version, self.learner.params())
+        self._publish()
         for reader in self.readers.values():
             reader.advance(self.version)
 
@@ -109,9 +110,8 @@ class TrainerWorker(Worker):
             else:
                 self.steps += num
         with self.timer.stage("publish"):
-            params = self.learner.params()
-            _check_finite(params, self.version)
-            self.publisher.publish(self.version, params)
+            _check_finite(self.learner.params(), self.version)
+            self._publish()
         for name, group in segments.items():
             self.readers[name].release(group, feedback=update.feedback.get(name))
         for reader in self.readers.values():
@@ -130,6 +130,12 @@ class TrainerWorker(Worker):
                 "sample_ids": {name: [s.header.sample_id for s in group] for name, group in segments.items()},
             }
         )
+
+    def _publish(self) -> None:
+        params = self.learner.params()
+        if isinstance(self.learner, Proves):
+            params = {**params, **pack(self.learner.proof())}
+        self.publisher.publish(self.version, params)
 
     def waits_for(self) -> str:
         return self._waiting

@@ -16,7 +16,7 @@ from torch import Tensor
 from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
 from runnel.llm.engines.completions import Completion
-from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_requests, check_sizes
+from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_requests, check_row, check_sizes
 from runnel.nets.causal_lm import load_model_params, model_params
 
 
@@ -72,6 +72,13 @@ class HfEngine:
 
     def resume(self) -> None:
         self.paused = False
+
+    @torch.no_grad()
+    def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
+        check_row(prompt, tokens, self.max_length)
+        row = torch.cat((prompt, tokens))[None].to(self.model.device)
+        logits: Tensor = self.model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        return torch.log_softmax(logits, dim=-1).gather(1, row[0, len(prompt) :, None])[:, 0].cpu()
 
     def close(self) -> None:
         """Nothing is held outside this process."""

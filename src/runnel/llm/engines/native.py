@@ -16,7 +16,16 @@ from torch import Tensor
 from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.memory import memory_for
 from runnel.core.protocols import ParamSet, Reply, Request, State
-from runnel.llm.engines.requests import Decode, LogitsHook, check_requests, check_sizes, reply_rows, request_data, request_of
+from runnel.llm.engines.requests import (
+    Decode,
+    LogitsHook,
+    check_requests,
+    check_row,
+    check_sizes,
+    reply_rows,
+    request_data,
+    request_of,
+)
 from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
 from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
 from runnel.nets.causal_lm import load_model_params
@@ -117,6 +126,13 @@ class NativeEngine:
         """The tokens that request `id` has got until now."""
         found = [r for r in self._running if r.request.id == id]
         return self._rows.tokens[found[0].row, : found[0].made].tolist() if found else []
+
+    @torch.no_grad()
+    def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
+        check_row(prompt, tokens, self.max_length)
+        hidden = self._runner.states(torch.cat((prompt, tokens[:-1])))[len(prompt) - 1 :]
+        logp = torch.log_softmax(self._runner.logits(hidden), dim=-1)
+        return logp.gather(1, tokens[:, None].to(logp.device))[:, 0].cpu()
 
     def close(self) -> None:
         """Nothing is held outside this process."""

@@ -155,6 +155,11 @@ class Engine(Inferencer, Protocol):
         """The tokens that request `id`, still running, has got until now: streaming."""
         ...
 
+    def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities at temperature 1 of `tokens` behind `prompt`, by the loaded weights; what is running goes on as if
+        never asked. `[n], [m] int64 -> [m] float32`, on the host."""
+        ...
+
     def close(self) -> None:
         """Give back what the engine holds outside this process."""
         ...
@@ -180,6 +185,13 @@ def check_requests(requests: Sequence[Request], max_length: int, decode: Decode 
             )
         if decode is None and "stop_text" in request.rows:
             raise DataError(f"request {request.id} has stop texts; give the engine decode_text to read its tokens")
+
+
+def check_row(prompt: Tensor, tokens: Tensor, max_length: int) -> None:
+    """Raise a `DataError` for a row whose log-probabilities an engine cannot tell."""
+    n, m = len(prompt), len(tokens)
+    if n == 0 or m == 0 or n + m > max_length:
+        raise DataError(f"a prompt of {n} tokens and {m} behind it: both must be at least 1, their sum at most {max_length}")
 
 
 def request_data(request: Request) -> State:

@@ -51,6 +51,11 @@ class Runner(Protocol):
         """Put the pieces into the cache; the hidden state behind each piece's last token. `-> [pieces, width]`"""
         ...
 
+    def states(self, tokens: Tensor) -> Tensor:
+        """Hidden states of a row beside those in slots, which stay as they are; at least one token shorter than a slot.
+        `[n] -> [n, width]`"""
+        ...
+
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         """One token in each of the slots `0 ... n - 1`, at `positions`, all below `longest`. `[n], [n] -> [n, width]`"""
         ...
@@ -87,7 +92,9 @@ class DecoderRunner:
         self.decoder = decoder
         shape = (decoder.num_layers, 2, num_slots + 1, decoder.kv_heads, max_length, decoder.head_dim)
         weight, other = decoder.embed.value, ", or lower max_tokens"
-        check_room(math.prod(shape) * weight.element_size(), weight.device, field="engine.num_slots", value=num_slots, other=other)
+        check_room(
+            math.prod(shape) * weight.element_size(), weight.device, field="engine.num_slots", value=num_slots, other=other
+        )
         self.cache = torch.zeros(shape, dtype=decoder.embed.value.dtype, device=decoder.embed.value.device)
         self.records = self.cache.is_cuda
         self._rows = torch.arange(num_slots, device=self.cache.device)
@@ -98,8 +105,15 @@ class DecoderRunner:
 
     # ---------------------------------------------------------------------------------------------------------- prefill
     def prefill(self, pieces: Sequence[Piece]) -> Tensor:
-        if self.records:
-            return self._prefill_recorded(pieces)
+        hidden = self._prefill_recorded(pieces) if self.records else self._prefill(pieces)
+        return hidden[torch.tensor(list(accumulate(len(p.tokens) for p in pieces)), device=hidden.device) - 1]
+
+    def states(self, tokens: Tensor) -> Tensor:
+        pieces = [Piece(self._spare, tokens, 0)]
+        return (self._prefill_recorded(pieces) if self.records else self._prefill(pieces))[: len(tokens)]
+
+    def _prefill(self, pieces: Sequence[Piece]) -> Tensor:
+        """Hidden states behind all tokens of the pieces. `-> [N, width]`"""
         device = self.cache.device
         packed = PackedRows([len(p.tokens) for p in pieces], device=device)
         tokens = torch.cat([p.tokens for p in pieces]).to(device)
@@ -112,17 +126,17 @@ class DecoderRunner:
             values[slots, :, positions] = value
             return self._attend_pieces(turned, keys, values, pieces)
 
-        hidden = self.decoder(tokens, positions, attend)
-        return hidden[packed.starts + torch.tensor(packed.lengths, device=device) - 1]
+        return self.decoder(tokens, positions, attend)
 
     def _prefill_recorded(self, pieces: Sequence[Piece]) -> Tensor:
-        """In shapes of a few sizes, so that the host launches one graph: what is left over goes into the spare slot."""
+        """In shapes of a few sizes, so that the host launches one graph: what is left over goes to the end of the spare slot.
+        `-> [N or more, width]`"""
         sizes = [len(p.tokens) for p in pieces]
         blocks = [b for p, first in zip(pieces, accumulate(sizes, initial=0), strict=False) for b in _blocks(p, first)]
         size = _bucket(max(sum(sizes), (len(blocks) - SPARE_BLOCKS) * cache_kernels.PREFILL_BLOCK))
         flat = np.zeros((3, size), dtype=np.int64)
         flat[0, : sum(sizes)] = torch.cat([p.tokens for p in pieces]).numpy()
-        flat[1], flat[2] = self._spare, np.arange(size) % self._max_length
+        flat[1], flat[2] = self._spare, self._max_length - 1
         for piece, first in zip(pieces, accumulate(sizes, initial=0), strict=False):
             part = slice(first, first + len(piece.tokens))
             flat[1, part], flat[2, part] = piece.slot, np.arange(piece.start, piece.start + len(piece.tokens))
@@ -131,8 +145,7 @@ class DecoderRunner:
         stage = self._stage(size, table.shape[0])
         stage[0].copy_(torch.from_numpy(flat))
         stage[1].copy_(torch.from_numpy(table))
-        hidden = self._recorded(*stage)
-        return hidden[torch.tensor(list(accumulate(sizes)), device=hidden.device) - 1]
+        return self._recorded(*stage)
 
     def _stage(self, size: int, num_blocks: int) -> tuple[Tensor, Tensor]:
         """Fixed memory from which a prefill of `size` tokens reads: tokens, slots, positions `[3, N]`, blocks `[b, 4]`."""
@@ -279,6 +292,9 @@ class ModuleRunner:
         steps = torch.arange(end, device=self._device)
         mask = (steps[None] <= steps[piece.start :, None])[None, None]
         return self._forward(piece.tokens[None], steps[None, piece.start :], mask)[:, -1]
+
+    def states(self, tokens: Tensor) -> Tensor:
+        return hidden_states(self.model, tokens[None].to(self._device))[0]
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         rows = torch.arange(tokens.shape[0], device=self._device)

@@ -18,10 +18,12 @@ from torch import Tensor
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
 from runnel.llm.engines.completions import Completion
-from runnel.llm.engines.requests import Decode, check_requests
+from runnel.llm.engines.requests import Decode, check_requests, check_row
 from runnel.llm.engines.vllm_process import VllmProcess
 from runnel.llm.engines.vllm_server import NOT_FINITE, Message
 
+FORCED: Message = {"seed": 0, "skip": 0, "max_tokens": 1, "heat": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""How a token is drawn that is not drawn at all."""
 MAX_TRIES = 3
 """How often weights are sent before a wrong checksum is an error."""
 
@@ -195,6 +197,23 @@ class VllmEngine:
                 self._new.remove(key)
             elif len(completion.tokens) < completion.max_tokens:
                 self._gone.append(key)
+
+    def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
+        """A request for one forced token behind each beginning of the row; running completions are given to vLLM again."""
+        check_row(prompt, tokens, self.max_length)
+        running = list(self._running.values())
+        self._drop(list(self._running))
+        self._num_keys += 1
+        row, found = [*prompt.tolist(), *tokens.tolist()], dict[str, float]()
+        keys = {i: f"logprobs.{self._num_keys}.{i}" for i in range(len(prompt), len(row))}
+        add = [{"key": key, "tokens": row[:i], "left": 1, "draw": {**FORCED, "force": row[i]}} for i, key in keys.items()]
+        while len(found) < len(keys):
+            answer = self.process.ask({"op": "step", "add": add, "abort": self._gone})
+            add, self._gone = [], []
+            found |= {key: logprob for key, _, logprob, _ in answer["made"]}
+        for completion in running:
+            self._give(completion)
+        return torch.tensor([found[key] for key in keys.values()]).clamp(max=0.0)
 
     # ------------------------------------------------------------------------------------------------------ parameters
     def load_params(self, params: ParamSet) -> None:

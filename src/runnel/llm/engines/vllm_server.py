@@ -67,7 +67,8 @@ class Wire:
 def draw(logits: Any, rows: list[Message]) -> tuple[Any, Any, Any]:
     """A token a row, its log-probability, and the one it was drawn from. `[n, V] -> 3 x [n]`
 
-    A row has `heat`, `uniform`, `top_k`, `top_p`, `min_p`. Limits are applied in this order, each to what the last one left.
+    A row has `heat`, `uniform`, `top_k`, `top_p`, `min_p`. Limits are applied in this order, each to what the last one left. A
+    row with `force` gets that token: its log-probability is asked for.
     """
     import torch
 
@@ -85,6 +86,9 @@ def draw(logits: Any, rows: list[Message]) -> tuple[Any, Any, Any]:
     places = torch.arange(logits.shape[1], device=logits.device)
     token = token.minimum(places.where(allowed > -torch.inf, 0).amax(dim=-1, keepdim=True))
     token = token.where(heat > 0, allowed.argmax(dim=-1, keepdim=True))
+    if any("force" in r for r in rows):
+        force = torch.tensor([[r.get("force", -1)] for r in rows], device=logits.device)
+        token = force.where(force >= 0, token)
     sampled = allowed.gather(1, token).where(heat > 0, 0.0)
     return token[:, 0], logp.gather(1, token)[:, 0], sampled[:, 0]
 

@@ -1,0 +1,55 @@
+"""The canary: some sampled tokens that the learner keeps, and about which every engine must agree with it on every version."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.proof import MAX_TOKENS, Proof
+from runnel.core.protocols import State
+from runnel.nets.token_model import TokenModel
+from runnel.ops.attention import PackedRows
+from runnel.ops.ragged import row_index, row_sum
+
+ENOUGH = MAX_TOKENS // 2
+"""Sampled tokens from which on a row is as good as any other."""
+
+
+class Canary:
+    """Tokens of one row of the first batch that an engine made: the end of its prompt, and what was sampled behind it."""
+
+    def __init__(self) -> None:
+        self._prompt: Tensor | None = None
+        self._tokens: Tensor | None = None
+
+    def take(self, batch: Batch) -> None:
+        """Choose a row of an annotated batch, once: the first with enough sampled tokens, else the one with most."""
+        if self._tokens is not None or "logprob" not in batch:
+            return
+        sampled, length = batch["policy_version"] >= 0, batch["row_length"]
+        row = int(row_sum(sampled.float(), row_index(length), len(length)).clamp(max=ENOUGH).argmax())
+        where = slice(start := int(batch["row_start"][row]), start + int(length[row]))
+        tokens, made = batch["tokens"][where], sampled[where].long()
+        first = max(int(made.argmax()), 1)  # the first token of a row has no log-probability
+        count = int(made[first:].cumprod(dim=0).sum())  # up to where someone else speaks
+        if count:
+            begin = max(0, first - MAX_TOKENS // 2)
+            self._prompt = tokens[begin:first].clone()
+            self._tokens = tokens[first : first + min(count, MAX_TOKENS - len(self._prompt))].clone()
+
+    @torch.no_grad()
+    def proof(self, model: TokenModel, bound: float) -> Proof | None:
+        """What `model` says of the tokens now; None before there are any."""
+        if self._prompt is None or self._tokens is None:
+            return None
+        n, row = len(self._prompt), torch.cat((self._prompt, self._tokens)).to(model.device)
+        hidden = model.packed_hidden(row[:-1], PackedRows([len(row) - 1], device=model.device))
+        logprobs, _ = model.target_logprobs(hidden[n - 1 :], row[n:], temperature=1.0)
+        return Proof(self._prompt, self._tokens, logprobs.float().cpu(), bound)
+
+    def state_dict(self) -> State:
+        return {"prompt": self._prompt, "tokens": self._tokens}
+
+    def load_state_dict(self, state: State) -> None:
+        self._prompt, self._tokens = state.get("prompt"), state.get("tokens")
