@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
@@ -134,7 +133,7 @@ class Decoder:
         """Scores of every token, in float32. `[N, width] -> [N, vocabulary]`"""
         if hidden.is_cuda and hidden.dtype != torch.float32:
             return torch.mm(hidden, self.head.value.t(), out_dtype=torch.float32)
-        return linear(hidden, self.head.value).float()
+        return project(hidden, self.head).float()
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every position's angles. `[N] -> 2 x [N, D/2]`"""

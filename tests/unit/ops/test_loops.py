@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 pytest.importorskip("numba")
 
 from runnel.llm.engines import slots
-from runnel.ops import attention, attention_loops, block_host, block_loops, cache_loops, logprobs, sampling, token_loops
+from runnel.ops import attention, attention_loops, block_host, block_loops, blocks, cache_loops, logprobs, sampling, token_loops
 from runnel.ops.attention import PackedRows, packed_attention
 from runnel.ops.loop_maths import exp, floats, take
 from runnel.ops.loops import Loop, loops
@@ -103,6 +103,16 @@ def test_gated_units_and_their_gradients(rows, width):
     torch.testing.assert_close(block_loops.swiglu_forward(x), block_host.swiglu_forward(x), atol=1e-5, rtol=1e-5)
     found, expected = block_loops.swiglu_backward(grad, x), block_host.swiglu_backward(grad, x)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 63, 64])
+def test_products_of_any_number_of_rows(rows):
+    x, weight, bias = torch.randn(rows, 24), torch.randn(40, 24), torch.randn(40)
+    for given in (None, bias):
+        with torch.no_grad():
+            found = blocks.project(x, blocks.Weight(weight), None if given is None else blocks.Weight(given))
+        torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, given), atol=1e-5, rtol=1e-5)
+        assert found.is_contiguous()
 
 
 @pytest.mark.parametrize("heads", HEADS)

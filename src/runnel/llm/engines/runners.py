@@ -101,7 +101,7 @@ class DecoderRunner:
         self._spare, self._max_length = num_slots, max_length
         self._stages: dict[int, tuple[Tensor, Tensor]] = {}
         self._recorded = Captured(self._prefill_blocks, name="a prefill")
-        self._step: Any = None
+        self._step: Callable[[Tensor, Tensor], Tensor] | None = None
 
     # ---------------------------------------------------------------------------------------------------------- prefill
     def prefill(self, pieces: Sequence[Piece]) -> Tensor:
