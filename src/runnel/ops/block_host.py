@@ -1,4 +1,4 @@
-"""What `block_kernels.py` does on CUDA, in plain torch for every other device: few passes over memory."""
+"""What `block_kernels.py` does on CUDA and `block_loops.py` in float32 on the CPU, in plain torch for everything else."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The parts of a transformer block: embedding, projections, normalisation, rotary positions, gated units. One definition for
 learner and engine.
 
-Each small part is one kernel on CUDA (`block_kernels.py`), since a block of plain torch operations spends more time on launches
-and memory than on its products; elsewhere a few passes of torch (`block_host.py`). Backward passes are our own: gradients of
-weights go straight into their float32 sums, whatever the precision of the products.
+Each small part is one kernel on CUDA (`block_kernels.py`) or one compiled loop in float32 on the CPU (`block_loops.py`), since
+a block of plain torch operations spends more time on launches and memory than on its products; elsewhere a few passes of torch
+(`block_host.py`). Backward passes are our own: gradients of weights go straight into their float32 sums, whatever the precision
+of the products.
 """
 
 from __future__ import annotations
