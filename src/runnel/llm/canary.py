@@ -1,4 +1,4 @@
-"""The canary: some sampled tokens that the learner keeps, and about which every engine must agree with it on every version."""
+"""The canary: some tokens of the last rollouts, about which every engine must agree with the learner on every version."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ ENOUGH = MAX_TOKENS // 2
 
 
 class Canary:
-    """Tokens of one row of the first batch that an engine made: the end of its prompt, and what was sampled behind it."""
+    """Tokens of one row of the last batch that an engine made: the end of its prompt, and what was sampled behind it.
+
+    Not of an older one: what the policy has unlearnt is improbable, and rounding is largest there.
+    """
 
     def __init__(self) -> None:
         self._prompt: Tensor | None = None
         self._tokens: Tensor | None = None
 
     def take(self, batch: Batch) -> None:
-        """Choose a row of an annotated batch, once: the first with enough sampled tokens, else the one with most."""
-        if self._tokens is not None or "logprob" not in batch:
+        """Choose a row of an annotated batch: the first with enough sampled tokens, else the one with most."""
+        if "logprob" not in batch:
             return
         sampled, length = batch["policy_version"] >= 0, batch["row_length"]
         row = int(row_sum(sampled.float(), row_index(length), len(length)).clamp(max=ENOUGH).argmax())

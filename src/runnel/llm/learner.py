@@ -73,8 +73,8 @@ class TokenLearnerConfig:
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
     max_mismatch: float | None = None
     """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
-    updates, before the run stops (ten times as much in a single one, or on the canary); by default 1e-3 in bfloat16, else
-    1e-5."""
+    updates, before the run stops (ten times as much in a single one, a hundred times on the canary); by default 1e-3 in
+    bfloat16, else 1e-5."""
 
     def mismatch_on(self, device: str) -> float:
         """`max_mismatch`, chosen for a device."""

@@ -35,6 +35,6 @@ def test_the_mismatch_by_hand() -> None:
 def test_an_engine_that_is_off_is_named_with_version_number_and_bound(off: float) -> None:
     proof = proof_of()
     proof.check(proof.logprobs + 1e-3, 7)
-    text = r"version 7 disagrees.*4 canary tokens: mismatch/canary_kl = .* above 10 times learner\.max_mismatch = 1e-05"
+    text = r"version 7 disagrees.*4 canary tokens: mismatch/canary_kl = .* above 100 times learner\.max_mismatch = 1e-05"
     with pytest.raises(RunnelError, match=text):
         proof.check(proof.logprobs + off, 7)

@@ -77,15 +77,16 @@ def test_long_rows_are_cut_and_another_speaker_ends_it() -> None:
     assert taken(batch_of((0, [4]))) == ([0], [1, 2, 3])
 
 
-def test_it_is_chosen_once_and_never_from_rows_that_no_engine_made() -> None:
+def test_it_is_of_the_last_batch_and_never_of_rows_that_no_engine_made() -> None:
     canary = Canary()
     demonstrated = batch_of((2, [3]))
     del demonstrated["logprob"]
     for batch in (batch_of((5, [])), batch_of((0, [1])), demonstrated):
         canary.take(batch)
         assert canary.state_dict() == {"prompt": None, "tokens": None}
-    canary.take(batch_of((2, [3])))
     canary.take(batch_of((9, [ENOUGH])))
+    canary.take(batch_of((2, [3])))
+    canary.take(demonstrated)
     assert canary.state_dict()["tokens"].tolist() == [2, 3, 4]
 
 
