@@ -18,8 +18,8 @@ from runnel.core.errors import RunnelError
 MAX_TOKENS = 32
 """Most tokens of a proof, its prompt included: a channel's layout is fixed by the first publication."""
 ONCE = 100.0
-"""How far past its bound the mismatch of so few tokens may be: in half precision one of them alone can be off by half. What stayed
-behind, or was put elsewhere, is off by more."""
+"""How far past its bound the mismatch of so few tokens may be: in half precision one of them alone can be off by half. What
+stayed behind, or was put elsewhere, is off by more."""
 PREFIX = "proof/"
 
 
