@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -22,12 +23,10 @@ class Line:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
+        """If the other end is gone nothing happens: `receive` tells, once what it sent before has been read."""
         data = json.dumps(message).encode() + b"\n"
-        with self._lock:
-            try:
-                self._socket.sendall(data)
-            except (BrokenPipeError, ConnectionResetError):
-                self.closed = True
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
 
     def receive(self) -> list[Message]:
         """Messages that are there; sets `closed` when the other end is gone."""
