@@ -121,33 +121,34 @@ def study(args: argparse.Namespace) -> None:
 
 
 def report(out: Path) -> None:
-    """`table.md` and `curve.svg` from the finished runs in `out`: final reward by lag and loss, over seeds."""
+    """`table.md` and `curve.svg` from the finished runs in `out`: final reward by lag and loss, and the way there."""
     import runnel as rl
     from runnel.track.plots import Series, curve_svg
 
     rows = [json.loads(line) for line in (out / "staleness.jsonl").read_text().splitlines()]
-    final = {(r["loss"], r["lag"], r["seed"]): r["evals"][-1][1] for r in rows if r.get("evals")}
-    lags = sorted({lag for _, lag, _ in final})
-    lines = ["| lag | naive | decoupled | decoupled - naive, by seed | seeds |", "| ---: | ---: | ---: | ---: | ---: |"]
-    curves: dict[str, list[Any]] = {loss: [] for loss in LOSSES}
-    for lag in lags:
-        found = {loss: {seed: v for (o, g, seed), v in final.items() if (o, g) == (loss, lag)} for loss in LOSSES}
-        both = sorted(found["naive"].keys() & found["decoupled"].keys())
-        if not both:
-            continue
-        parts = {loss: rl.summarise([found[loss][s] for s in both]) for loss in LOSSES}
-        for loss in LOSSES:
-            curves[loss].append((lag, parts[loss]))
-        gaps = rl.summarise([found["decoupled"][s] - found["naive"][s] for s in both])
-        said = [f"{p.mean:.3f} ({p.low:.3f} to {p.high:.3f})" for p in (*parts.values(), gaps)]
-        lines.append(f"| {lag} | {' | '.join(said)} | {len(both)} |")
-    (out / "table.md").write_text("\n".join(lines) + "\n")
-    series = [
-        Series(loss, [g for g, _ in c], [p.mean for _, p in c], [p.low for _, p in c], [p.high for _, p in c], marks=True)
-        for loss, c in curves.items()
+    evals = {(r["loss"], r["lag"], r["seed"]): r["evals"] for r in rows if r.get("evals")}
+    lines = [
+        "| lag | naive | decoupled | decoupled - naive | naive against lag 0 | decoupled against lag 0 | seeds |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    title = "Final reward on unseen words by the largest lag of a sample"
-    curve_svg(series, out / "curve.svg", title=title, x_label="versions behind, at most", y_label="share of words reversed")
+    series = []
+    for lag in sorted({lag for _, lag, _ in evals}):
+        seeds = [s for s in range(100) if all((loss, g, s) in evals for loss in LOSSES for g in (0, lag))]
+        if not seeds:
+            continue
+        final = {(loss, g): [evals[loss, g, s][-1][1] for s in seeds] for loss in LOSSES for g in (0, lag)}
+        gaps = [b - a for a, b in zip(final["naive", lag], final["decoupled", lag], strict=True)]
+        lost = [[b - a for a, b in zip(final[loss, 0], final[loss, lag], strict=True)] for loss in LOSSES]
+        parts = [final["naive", lag], final["decoupled", lag], gaps, *(lost if lag else [])]
+        said = [f"{p.mean:.3f} ({p.low:.3f} to {p.high:.3f})" for p in map(rl.summarise, parts)]
+        lines.append(f"| {lag} | {' | '.join(said + [''] * (5 - len(said)))} | {len(seeds)} |")
+        for loss in LOSSES:
+            steps = [version for version, _ in evals[loss, lag, seeds[0]]]
+            means = [rl.summarise([evals[loss, lag, s][i][1] for s in seeds]).mean for i in range(len(steps))]
+            series.append(Series(f"{loss}, lag {lag}", steps, means, marks=True))
+    (out / "table.md").write_text("\n".join(lines) + "\n")
+    title = "Unseen words reversed, mean over seeds, by loss and largest lag of a sample"
+    curve_svg(series, out / "curve.svg", title=title, x_label="updates", y_label="share of 256 words")
     print("\n".join(lines))
 
 
