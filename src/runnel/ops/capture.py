@@ -87,14 +87,15 @@ class Captured(Generic[R]):
         try:
             with recording(self._name, pool=_shared_pool(device), generators=self._generators) as graph:
                 return graph, self._function(*args)
-        except CaptureError:
+        except (CaptureError, torch.OutOfMemoryError):
             del _pools[device]  # it still believes that a recording is under way
             raise
 
 
 @contextmanager
 def recording(name: str, *, pool: Any, generators: Sequence[torch.Generator] = ()) -> Iterator[torch.cuda.CUDAGraph]:
-    """Record what is launched inside into the graph it yields, with inner memory from `pool`."""
+    """Record what is launched inside into the graph it yields, with inner memory from `pool`. What cannot be recorded is a
+    `CaptureError`; memory that runs out stays what it is, for who knows what to lower."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
@@ -102,6 +103,9 @@ def recording(name: str, *, pool: Any, generators: Sequence[torch.Generator] = (
         with _no_collection(), torch.cuda.graph(graph, pool=pool):
             yield graph
     except RuntimeError as error:
+        for cause in (error, error.__context__):  # the end of a broken recording raises once more
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
         raise CaptureError(name, str(error).splitlines()[0]) from error
 
 

@@ -1,10 +1,12 @@
 """Captured functions: plain calls on the host; on a device, each call runs once, whichever way."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from runnel.core.batch import Batch
-from runnel.ops.capture import Captured, CaptureError, cuda_device, signature
+from runnel.ops.capture import Captured, CaptureError, cuda_device, recording, signature
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -86,3 +88,27 @@ def test_a_wait_inside_is_named():
         captured(x)
     torch.cuda.synchronize()
     assert torch.ones(2, device="cuda").sum().item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("inside", "at_end", "expected"),
+    [
+        (RuntimeError("operation not permitted"), None, CaptureError),
+        (torch.OutOfMemoryError("CUDA out of memory"), None, torch.OutOfMemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("a previous error during capture"), torch.OutOfMemoryError),
+    ],
+)
+def test_memory_that_runs_out_while_recording_is_not_taken_for_what_cannot_be_recorded(monkeypatch, inside, at_end, expected):
+    @contextmanager
+    def graph(found, pool):
+        try:
+            yield
+        except RuntimeError:
+            if at_end is not None:
+                raise at_end  # noqa: B904 (as torch does)
+            raise
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(expected), recording("a pass", pool=None):
+        raise inside
