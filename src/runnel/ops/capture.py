@@ -103,10 +103,16 @@ def recording(name: str, *, pool: Any, generators: Sequence[torch.Generator] = (
         with _no_collection(), torch.cuda.graph(graph, pool=pool):
             yield graph
     except RuntimeError as error:
+        for generator in (*_default_generators(), *generators):
+            generator.graphsafe_set_state(generator.clone_state())  # its state still believes that it is being recorded
         for cause in (error, error.__context__):  # the end of a broken recording raises once more
             if isinstance(cause, torch.OutOfMemoryError):
                 raise cause from None
         raise CaptureError(name, str(error).splitlines()[0]) from error
+
+
+def _default_generators() -> Sequence[torch.Generator]:
+    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def test_a_wait_inside_is_named():
         captured(x)
     torch.cuda.synchronize()
     assert torch.ones(2, device="cuda").sum().item() == 2.0
+    assert torch.rand(2, device="cuda").max().item() < 1.0  # the device's generator is free again
 
 
 @pytest.mark.parametrize(
