@@ -122,7 +122,7 @@ def build(c: Config) -> rl.Experiment:
         staleness={"trajectories": lag},
         actors=task.actors(c.num_envs, noise_size=task.spec.action.noise_size),
         inference=(rl.InferenceStream(lambda: rl.TorchInferencer(network()), num_workers=c.placement.policy_workers),),
-        learner=lambda: A2C(c, network()),
+        learner=lambda ranks: A2C(c, network()),
         phases=(rl.Phase({"trajectories": c.num_actors}),),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),

@@ -53,6 +53,6 @@ def build(c: Config) -> rl.Experiment:
     def network() -> rl.ActorCritic:
         return rl.ActorCritic(task.spec, rl.build_body(task.spec, c.net, seed=c.seed))
 
-    graph = rl.on_policy_graph(c, task, network=network, learner=lambda: Idle(network()))
+    graph = rl.on_policy_graph(c, task, network=network, learner=lambda ranks: Idle(network()))
     # every group of the ring may have a request under way
     return replace(graph, inference=tuple(replace(s, depth=max(s.depth, c.ring)) for s in graph.inference))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -58,6 +59,20 @@ class WorkerFailure(RunnelError):
     def __init__(self, worker: str, detail: str) -> None:
         super().__init__(f"worker {worker!r} {detail}")
         self.worker, self.detail = worker, detail
+
+
+class RankError(RunnelError):
+    """Ranks of a trainer that are gone, late, or no longer the same: names them, and the stage in which it was seen.
+
+    >>> str(RankError([1], "update", "are gone"))
+    'rank 1 (worker trainer-1) is gone, seen in stage update'
+    """
+
+    def __init__(self, ranks: Sequence[int], stage: str, what: str, detail: str = "") -> None:
+        names = [f"rank {r} (worker {f'trainer-{r}' if r else 'trainer'})" for r in ranks]
+        verb = what.replace("are ", "is ", 1) if len(ranks) == 1 else what
+        super().__init__(f"{' and '.join(names)} {verb}, seen in stage {stage}{': ' + detail if detail else ''}")
+        self.ranks, self.stage = list(ranks), stage
 
 
 class DeadlockError(RunnelError):

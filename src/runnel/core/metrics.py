@@ -22,18 +22,40 @@ class StageTimer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seconds: dict[str, float] = {}
+        self._waited = 0.0
         self.current: tuple[str, float] = ("idle", clock.now())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        outer, start = self.current, self._clock.now()
+        outer, start, waited = self.current, self._clock.now(), self._waited
         self.current = (name, start)
         try:
             yield
         finally:
             end = self._clock.now()
-            self._seconds[name] = self._seconds.get(name, 0.0) + end - start
+            self._seconds[name] = self._seconds.get(name, 0.0) + end - start - (self._waited - waited)
             self.current = (outer[0], end)
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Inside a stage: time that goes by for others, which is none of the stage's; nobody who waits here hangs."""
+        outer, start = self.current, self._clock.now()
+        self.current = ("idle", start)
+        try:
+            yield
+        finally:
+            end = self._clock.now()
+            self._waited += end - start
+            self.current = (outer[0], end)
+
+    def spent(self, name: str) -> float:
+        """Seconds in a stage since the last `drain`."""
+        return self._seconds.get(name, 0.0)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in `wait` since the start."""
+        return self._waited
 
     def touch(self) -> None:
         """The running stage has made progress: its deadline starts anew."""

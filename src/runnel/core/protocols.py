@@ -215,6 +215,34 @@ class SampleReader(Protocol):
     def accounting(self) -> Accounting: ...
 
 
+class SharedReader(SampleReader, Protocol):
+    """The consuming end of a stream that several ranks read: rank 0 takes and releases, the others are given their part."""
+
+    def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
+        """As for one reader; every rank is given its part (`core.shares`) of what is taken."""
+        ...
+
+    def given(self, rank: int, ranks: int) -> list[Segment]:
+        """The part of `rank` in what rank 0 has taken and not yet released."""
+        ...
+
+    def answer(self, segments: Sequence[Segment], feedback: Sequence[Mapping[str, Tensor]], *, rank: int) -> None:
+        """Leave a rank's word on its part; rank 0 hands it over when it releases."""
+        ...
+
+    def version(self) -> int:
+        """How far the learner is: the last `advance`."""
+        ...
+
+    def announce(self, address: str) -> None:
+        """Rank 0: where the ranks meet (IPv4 host:port)."""
+        ...
+
+    def meeting(self) -> str:
+        """Where they meet; empty before it is announced."""
+        ...
+
+
 @runtime_checkable
 class Sampler(Protocol):
     """What an actor runs: environments, conversations, or a data set."""
@@ -268,7 +296,8 @@ class Collective(Protocol):
     world_size: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of `x` over ranks."""
+        """The sum of `x` over ranks, the same bits on each; it may be made in the memory of `x`, so hand over what you can
+        spare. Every rank calls it as often, with as many numbers."""
         ...
 
 
@@ -326,6 +355,18 @@ class Proves(Protocol):
 
     def proof(self) -> Proof | None:
         """What the parameters of now say of some tokens; None before there are any."""
+        ...
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """A learner that draws random numbers: each rank has a generator of its own, all else is the same on every rank."""
+
+    own_state: tuple[str, ...]
+    """Entries of `state_dict` that are the rank's own."""
+
+    def reseed(self, version: int) -> None:
+        """A rank that joins at `version`: draw as no other rank does, and not what it drew at the start."""
         ...
 
 

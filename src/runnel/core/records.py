@@ -52,6 +52,8 @@ class StreamSpec:
     device: str = "cpu"
     feedback: Mapping[str, FieldSpec] = field(default_factory=dict)
     """What readers send back about each segment (priorities, success); its memory lies beside the segment."""
+    unit_rows: int = 1
+    """Neighbouring rows that are trained on together (a pair, a group); ranks that share a batch never part them."""
 
     @property
     def num_rows(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from operator import attrgetter
 from typing import Any
 
@@ -25,10 +26,13 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.protocols import Feedback, State
 from runnel.core.records import Accounting, Header, Segment, Slot, StreamSpec, check_used, trim
+from runnel.core.shares import cut
 from runnel.flow.staleness import Counters, StalenessPolicy
 
 FREE, RESERVED, FINISHED, FEEDBACK = range(4)
 UNREAD, TAKEN, RELEASED, ANSWERED = range(4)
+SHARED, GIVEN = -1, -2
+"""Marks of what several ranks have taken: each has a part of its rows, or (`GIVEN - rank`) one of them has all."""
 REASONS = (
     "stale",
     "evicted_unused",
@@ -80,7 +84,7 @@ class SlotMemory:
     @staticmethod
     def control_size(spec: StreamSpec) -> int:
         per_slot = 1 + len(HEADER) + len(spec.variable) + len(spec.readers)
-        return GLOBALS + PER_READER * len(spec.readers) + spec.num_writers + per_slot * spec.capacity
+        return GLOBALS + PER_READER * len(spec.readers) + spec.num_writers + per_slot * spec.capacity + 1
 
     @staticmethod
     def local(spec: StreamSpec) -> SlotMemory:
@@ -122,7 +126,9 @@ class SlotTable:
         offset += PER_READER * num_readers
         self.writer_count = c[offset : offset + w]
         offset += w
-        slots = c[offset:].reshape(spec.capacity, -1)
+        self.meeting = c[-1:]
+        """Where the ranks that share the stream meet: IPv4 address and port in one number; no part of a checkpoint."""
+        slots = c[offset:-1].reshape(spec.capacity, -1)
         self.state = slots[:, 0]
         self.headers = slots[:, 1 : 1 + len(HEADER)]
         self.used = slots[:, 1 + len(HEADER) : 1 + len(HEADER) + len(spec.variable)]
@@ -239,14 +245,33 @@ class SlotTable:
             run.append(i)
         return run
 
-    def take(self, reader: int, num: int) -> list[Segment]:
+    def take(self, reader: int, num: int, ranks: int = 1) -> list[Segment]:
         with self.lock:
             indices = self.ready(reader)[:num]
             if len(indices) < num:
                 return []
-            self.read[indices, reader] = TAKEN
+            self.read[indices, reader] = TAKEN if ranks == 1 else _rank_marks(num, ranks)
             self.readers[reader, CURSOR] += num
-            return [self._segment(i) for i in indices]
+            segments = [self._segment(i) for i in indices]
+        if ranks > 1:
+            self.ring()
+        return segments
+
+    def given(self, reader: int, rank: int, ranks: int) -> list[Segment]:
+        """The part of `rank` in what `take` marked."""
+        with self.lock:
+            marks = self.read[:, reader].tolist()
+            mine = [i for i in self._where(FINISHED) if marks[i] in (SHARED, GIVEN - rank)]
+            return [cut(s, rank, ranks) if marks[s.index] == SHARED else s for s in map(self._segment, mine)]
+
+    def answer(self, segments: Sequence[Segment], feedback: Sequence[Mapping[str, Tensor]], rank: int) -> None:
+        """Write a rank's feedback beside the segments, each at the rows that the rank had."""
+        for segment, values in zip(segments, feedback, strict=True):
+            num, is_part = segment.num_rows, segment.num_rows < self.spec.num_rows
+            for key, value in values.items():
+                place = self.memory.feedback[segment.index][key]
+                axis = self.spec.feedback[key].dims.index(self.spec.rows) if is_part else 0
+                (place.narrow(axis, rank * num, num) if is_part else place).copy_(value)
 
     def available(self, reader: int) -> int:
         with self.lock:
@@ -263,7 +288,7 @@ class SlotTable:
         """A reader is done with `segments`; `outcome` is the column of its account that the rows go to."""
         with self.lock:
             for n, segment in enumerate(segments):
-                assert self.read[segment.index, reader] == TAKEN, "only a taken segment can be released"
+                assert UNREAD != self.read[segment.index, reader] < RELEASED, "only a taken segment can be released"
                 if feedback is not None:
                     for key, value in feedback[n].items():
                         self.memory.feedback[segment.index][key].copy_(value)
@@ -312,13 +337,13 @@ class SlotTable:
         """Every number, and the contents of every slot that is not free. Taken at a barrier: nobody is writing."""
         busy = np.flatnonzero(self.state != FREE).tolist()
         return {
-            "control": self.memory.control.copy(),
+            "control": self.memory.control[:-1].copy(),
             "arrays": {str(i): {k: v.clone() for k, v in self.memory.arrays[i].items()} for i in busy},
             "feedback": {str(i): {k: v.clone() for k, v in self.memory.feedback[i].items()} for i in busy},
         }
 
     def restore(self, state: State) -> None:
-        self.memory.control[:] = np.asarray(state["control"])
+        self.memory.control[:-1] = np.asarray(state["control"])
         for part, memory in (("arrays", self.memory.arrays), ("feedback", self.memory.feedback)):
             for i, values in state[part].items():
                 for key, value in values.items():
@@ -349,6 +374,10 @@ def _by_reason(counts: list[int]) -> dict[str, int]:
     return {name: n for name, n in zip(REASONS, counts, strict=True) if n}
 
 
+def _rank_marks(num: int, ranks: int) -> list[int]:
+    return [SHARED] * num if num % ranks else [GIVEN - i * ranks // num for i in range(num)]
+
+
 class TableWriter:
     """`SampleWriter` on a slot table."""
 
@@ -377,7 +406,7 @@ class TableWriter:
 
 
 class TableReader:
-    """`SampleReader` on a slot table."""
+    """`SampleReader` and `SharedReader` on a slot table."""
 
     def __init__(self, table: SlotTable, reader: str) -> None:
         self._table, self.spec = table, table.spec
@@ -386,8 +415,25 @@ class TableReader:
     def available(self) -> int:
         return self._table.available(self._index)
 
-    def take(self, num_segments: int) -> list[Segment]:
-        return self._table.take(self._index, num_segments)
+    def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
+        return self._table.take(self._index, num_segments, ranks)
+
+    def given(self, rank: int, ranks: int) -> list[Segment]:
+        return self._table.given(self._index, rank, ranks)
+
+    def answer(self, segments: Sequence[Segment], feedback: Sequence[Mapping[str, Tensor]], *, rank: int) -> None:
+        self._table.answer(segments, feedback, rank)
+
+    def version(self) -> int:
+        return int(self._table.globals[VERSION])
+
+    def announce(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._table.meeting[0] = int(IPv4Address(host)) << 16 | int(port)
+
+    def meeting(self) -> str:
+        number = int(self._table.meeting[0])
+        return f"{IPv4Address(number >> 16)}:{number & 0xFFFF}" if number else ""
 
     def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
         self._table.finish(self._index, segments, outcome=CONSUMED, feedback=feedback)

@@ -6,6 +6,7 @@ Rows are ragged: the tokens of all rows of a segment lie one after another along
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ def rollout_stream(
         fields=fields,
         sizes={"N": group_size * (max_prompt + max_tokens), "B": group_size},
         variable=("N",),
+        unit_rows=group_size,
         capacity=capacity,
         batch_segments=groups_per_batch,
         num_writers=num_writers,
@@ -90,9 +92,9 @@ def pair_stream(
 ) -> StreamSpec:
     """A stream of preferences: one segment is `num_pairs` pairs of rows, the chosen answer to a prompt and then the rejected
     one."""
-    return demo_stream(
-        rows=2 * num_pairs, max_length=max_length, capacity=capacity, num_writers=num_writers, name=name, reader=reader
-    )
+    rows = 2 * num_pairs
+    spec = demo_stream(rows=rows, max_length=max_length, capacity=capacity, num_writers=num_writers, name=name, reader=reader)
+    return replace(spec, unit_rows=2)
 
 
 def _ragged() -> dict[str, FieldSpec]:

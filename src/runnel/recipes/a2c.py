@@ -42,7 +42,7 @@ def build(c: Config) -> rl.Experiment:
         )
         return rl.ActorCritic(task.spec, body, normalise_obs=c.a2c.normalise_obs)
 
-    def learner() -> rl.A2CLearner:
-        return rl.A2CLearner(c.a2c, network(), device=c.device)
+    def learner(ranks: rl.Collective) -> rl.A2CLearner:
+        return rl.A2CLearner(c.a2c, network(), collective=ranks, device=c.device)
 
     return rl.on_policy_graph(c, task, network=network, learner=learner)

@@ -48,7 +48,7 @@ def build(c: Config) -> rl.Experiment:
         )
         return rl.ActorCritic(task.spec, body, normalise_obs=c.appo.normalise_obs, fused=c.fuses)
 
-    def learner() -> rl.APPOLearner:
-        return rl.APPOLearner(c.appo, network(), seed=c.seed, device=c.device)
+    def learner(ranks: rl.Collective) -> rl.APPOLearner:
+        return rl.APPOLearner(c.appo, network(), seed=c.seed, collective=ranks, device=c.device)
 
     return rl.on_policy_graph(c, task, network=network, learner=learner, batch_segments=c.num_segments)

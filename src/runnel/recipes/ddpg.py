@@ -41,8 +41,8 @@ def build(c: Config) -> rl.Experiment:
     def network() -> rl.DeterministicActor:
         return rl.DeterministicActor(task.spec, c.net, seed=c.seed)
 
-    def learner() -> rl.DDPGLearner:
+    def learner(ranks: rl.Collective) -> rl.DDPGLearner:
         critic = rl.QEnsemble(task.spec, c.net, copies=1, seed=c.seed)
-        return rl.DDPGLearner(c.ddpg, network(), critic, seed=c.seed, device=c.device)
+        return rl.DDPGLearner(c.ddpg, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.ddpg.batch_size, gamma=c.ddpg.gamma)

@@ -44,7 +44,7 @@ def build(c: Config) -> rl.Experiment:
     def network() -> rl.QNet:
         return c.dqn.network(task.spec, c.net, seed=c.seed, fused=c.fuses)
 
-    def learner() -> rl.DQNLearner:
-        return rl.DQNLearner(c.dqn, network(), device=c.device)
+    def learner(ranks: rl.Collective) -> rl.DQNLearner:
+        return rl.DQNLearner(c.dqn, network(), collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.dqn.batch_size, gamma=c.dqn.gamma)

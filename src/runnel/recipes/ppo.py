@@ -41,15 +41,15 @@ class Config(rl.EnvConfig):
 def build(c: Config) -> rl.Experiment:
     """Actors play and write `trajectories`; an update takes one segment of each actor."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
-    c.ppo.check(c.batch_steps)
+    c.ppo.check(c.batch_steps // c.placement.trainers)
     fused = c.fuses and c.ppo.target_kl is None
 
     def network(seed: int = c.seed) -> rl.ActorCritic:
         body = rl.resolve(c.network, "network")(task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)
         return rl.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs, fused=fused)
 
-    def learner() -> rl.PPOLearner:
-        return rl.PPOLearner(c.ppo, network(), seed=c.seed, device=c.device)
+    def learner(ranks: rl.Collective) -> rl.PPOLearner:
+        return rl.PPOLearner(c.ppo, network(), seed=c.seed, collective=ranks, device=c.device)
 
     if c.population == 1:
         return rl.on_policy_graph(c, task, network=network, learner=learner)
@@ -58,7 +58,7 @@ def build(c: Config) -> rl.Experiment:
         members = [network(c.seed + i) for i in range(c.population)]
         return rl.Population(members, num_envs=c.num_envs, chosen=chosen)
 
-    def learners() -> rl.Learner:
+    def learners(ranks: rl.Collective) -> rl.Learner:
         return rl.population_learner(c.ppo, networks(), seed=c.seed, device=c.device)
 
     return rl.population_graph(c, task, members=c.population, network=networks, learner=learners, chosen=c.member)

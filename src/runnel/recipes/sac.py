@@ -42,8 +42,8 @@ def build(c: Config) -> rl.Experiment:
     def network() -> rl.CategoricalActor | rl.SquashedGaussianActor:
         return (rl.CategoricalActor if discrete else rl.SquashedGaussianActor)(task.spec, c.net, seed=c.seed)
 
-    def learner() -> rl.SACLearner:
+    def learner(ranks: rl.Collective) -> rl.SACLearner:
         critic = rl.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
-        return rl.SACLearner(c.sac, network(), critic, seed=c.seed, device=c.device)
+        return rl.SACLearner(c.sac, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.sac.batch_size, gamma=c.sac.gamma)

@@ -41,7 +41,7 @@ def build(c: Config) -> rl.Experiment:
         staleness={"demos": policy},
         actors=(task.demo_actor(),),
         inference=(),
-        learner=lambda: task.learner(c.learner, {"demos": rl.SupervisedFineTuning()}),
+        learner=lambda ranks: task.learner(c.learner, {"demos": rl.SupervisedFineTuning()}, ranks),
         phases=(rl.Phase({"demos": 1}),),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),

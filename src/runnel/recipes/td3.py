@@ -41,8 +41,8 @@ def build(c: Config) -> rl.Experiment:
     def network() -> rl.DeterministicActor:
         return rl.DeterministicActor(task.spec, c.net, seed=c.seed)
 
-    def learner() -> rl.TD3Learner:
+    def learner(ranks: rl.Collective) -> rl.TD3Learner:
         critic = rl.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
-        return rl.TD3Learner(c.td3, network(), critic, seed=c.seed, device=c.device)
+        return rl.TD3Learner(c.td3, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.td3.batch_size, gamma=c.td3.gamma)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Evaluation, Inferencer, Learner, Policy, Sampler, Store
+from runnel.core.protocols import Collective, Evaluation, Inferencer, Learner, Policy, Sampler, Store
 from runnel.core.records import StreamSpec
+from runnel.core.shares import check_shares
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 
@@ -57,6 +58,9 @@ class PlacementConfig:
     groups: tuple[str, ...] = ()
     """Process groups, each a list of worker names or patterns ("actor-*", "trainer evaluator"). Default: each actor and
     each policy worker alone, all the rest with the trainer."""
+    trainers: int = 1
+    """Ranks that share each training batch (data parallel), each in a process of its own; together they take the very step
+    that one would take."""
     policy_workers: int = 0
     """Policy workers that serve inference for all actors; 0 keeps inference inline in each actor."""
     threads: int = 1
@@ -134,7 +138,15 @@ class RunConfig:
         self.staleness.check()
         if self.total_steps is None and self.total_updates is None and self.total_tokens is None:
             raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")
-        positive = ("total_steps", "total_updates", "total_tokens", "num_actors", "log_every", "placement.threads")
+        positive = (
+            "total_steps",
+            "total_updates",
+            "total_tokens",
+            "num_actors",
+            "log_every",
+            "placement.threads",
+            "placement.trainers",
+        )
         for name in positive:
             value: Any = self
             for part in name.split("."):
@@ -158,7 +170,9 @@ class RunConfig:
         for name in ("stage_timeout_s", "stall_timeout_s"):
             if not (seconds := getattr(self.placement, name)) > 0:
                 raise ConfigError(f"placement.{name}", seconds, "use a number of seconds above 0")
-        _check_device(self.device)
+        if self.placement.trainers > 1 and self.launcher == "inproc":
+            raise ConfigError("placement.trainers", self.placement.trainers, "ranks are processes; use launcher local, or 1")
+        _check_device(self.device, self.placement.trainers)
         if self.checkpoint.keep < 1:
             raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
         if self.deterministic and self.launcher == "local" and self.staleness.mode == "window":
@@ -169,7 +183,7 @@ class RunConfig:
             )
 
 
-def _check_device(name: str) -> None:
+def _check_device(name: str, trainers: int) -> None:
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -178,6 +192,10 @@ def _check_device(name: str) -> None:
         raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError("device", name, f"torch sees {torch.cuda.device_count()} CUDA devices here; use cpu")
+    if device.type == "cuda" and device.index is None and trainers > torch.cuda.device_count():
+        raise ConfigError(
+            "placement.trainers", trainers, f"each rank has a GPU of its own; torch sees {torch.cuda.device_count()} here"
+        )
 
 
 BUDGETS = ("total_steps", "total_updates", "total_tokens")
@@ -244,7 +262,8 @@ class Experiment:
     staleness: Mapping[str, StalenessPolicy]
     actors: tuple[ActorSpec, ...]
     inference: tuple[InferenceStream, ...]
-    learner: Callable[[], Learner]
+    learner: Callable[[Collective], Learner]
+    """The learner of one rank; all ranks start from the same parameters."""
     phases: tuple[Phase, ...]
     policy: Callable[[], tuple[Policy, Inferencer]]
     """For `rl.load`: what acts, and the inferencer inside it that takes the parameters."""
@@ -272,11 +291,20 @@ class Experiment:
         """All workers, in the order in which one round polls them."""
         policies = [f"{s.name}-{i}" for s in self.inference for i in range(s.num_workers)]
         tail = [self.buffer.name] if self.buffer else []
-        return [a.name for a in self.actors] + policies + tail + ["trainer"] + (["evaluator"] if self.evaluation else [])
+        tail += self.trainer_names() + (["evaluator"] if self.evaluation else [])
+        return [a.name for a in self.actors] + policies + tail
+
+    def trainer_names(self) -> list[str]:
+        """The ranks of the trainer: `trainer` leads, the others follow."""
+        return ["trainer", *(f"trainer-{rank}" for rank in range(1, self.config.placement.trainers))]
 
     def reader_of(self, stream: str) -> str:
         """The worker that reads `stream`."""
         return self.buffer.name if self.buffer and self.buffer.reads == stream else "trainer"
+
+    def readers_of(self, stream: str) -> list[str]:
+        """The workers that see its segments: the reader, and the ranks that it shares them with."""
+        return self.trainer_names() if self.reader_of(stream) == "trainer" else [self.reader_of(stream)]
 
     def writers_of(self, stream: str) -> list[str]:
         """The workers that write `stream`, in the order of their writer numbers."""
@@ -287,6 +315,9 @@ class Experiment:
         self.config.check()
         if self.phases[-1].until is not None:
             raise ConfigError("phases", self.phases[-1], "the last phase must have no end")
+        for phase in self.phases:
+            for name, num in phase.segments.items():
+                check_shares(self.stream(name), num, self.config.placement.trainers)
         for spec in self.streams:
             spec.check()
             check_capacity(self.staleness[spec.name], spec)
@@ -303,15 +334,17 @@ def describe(experiment: Experiment, groups: Mapping[str, list[str]]) -> str:
         lines.append(f"  process {g}: {', '.join(workers)}")
     lines.append("streams")
     for spec in experiment.streams:
-        writers, reader = experiment.writers_of(spec.name), experiment.reader_of(spec.name)
-        kind = "inproc" if len({group_of[w] for w in (*writers, reader)}) == 1 else "shm"
+        writers, readers = experiment.writers_of(spec.name), experiment.readers_of(spec.name)
+        kind = "inproc" if len({group_of[w] for w in (*writers, *readers)}) == 1 else "shm"
         size = " x ".join(f"{k}={v}" for k, v in spec.sizes.items())
-        lines.append(f"  {', '.join(writers)} --{spec.name}[{size}; {spec.capacity} slots; {kind}]--> {reader}")
+        lines.append(f"  {', '.join(writers)} --{spec.name}[{size}; {spec.capacity} slots; {kind}]--> {', '.join(readers)}")
     for stream in experiment.inference:
         askers = [a.name for a in experiment.actors if stream.name in a.asks]
         where = ", ".join(f"{stream.name}-{i}" for i in range(stream.num_workers)) or "inline"
         lines.append(f"  {', '.join(askers)} ==ask {stream.name}==> {where}")
-    lines.append(f"  trainer ~~versions~~> {', '.join(w for w in experiment.worker_names() if w != 'trainer')}")
+    lines.append(
+        f"  trainer ~~versions~~> {', '.join(w for w in experiment.worker_names() if w not in experiment.trainer_names())}"
+    )
     for name, policy in experiment.staleness.items():
         lines.append(f"staleness of {name}: {policy}")
     return "\n".join(lines)

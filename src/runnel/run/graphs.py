@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Learner
+from runnel.core.protocols import Collective, Learner
 from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import ReplayStore, replay_stream
@@ -29,7 +29,7 @@ def on_policy_graph(
     task: EnvTask,
     *,
     network: Callable[[], AgentNet],
-    learner: Callable[[], Learner],
+    learner: Callable[[Collective], Learner],
     batch_segments: int | None = None,
 ) -> Experiment:
     """Actors play and write `trajectories`; an update takes `batch_segments` of them (default: one round of all)."""
@@ -66,7 +66,7 @@ def replay_graph(
     task: EnvTask,
     *,
     network: Callable[[], AgentNet],
-    learner: Callable[[], Learner],
+    learner: Callable[[Collective], Learner],
     batch_size: int,
     gamma: float,
 ) -> Experiment:

@@ -20,6 +20,7 @@ from runnel.flow.slots import SlotTable
 from runnel.flow.workers.base import Worker
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
+from runnel.flow.workers.ranks import FollowingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
 
 
@@ -60,7 +61,9 @@ class Group:
             for name, channel in self.channels.items():
                 channel.restore(states[f"channel-{name}"])
         for worker in sorted(self.workers, key=lambda w: not isinstance(w, TrainerWorker)):
-            if states is not None and f"worker-{worker.name}" in states:
+            if states is not None and isinstance(worker, FollowingTrainer):
+                worker.restore({"leader": states["worker-trainer"], "own": states.get(f"worker-{worker.name}")})
+            elif states is not None and f"worker-{worker.name}" in states:
                 worker.restore(states[f"worker-{worker.name}"])
             elif states is not None:
                 fresh.append(worker.name)
@@ -69,7 +72,7 @@ class Group:
 
     def warm_start(self, params: Mapping[str, torch.Tensor], source: str) -> None:
         """Start the learner from the parameters of another run, and publish them."""
-        trainer = self.trainer
+        trainer = next((w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer)), None)
         if trainer is None:
             return
         own = trainer.learner.params()

@@ -150,7 +150,7 @@ class Ledger:
             metrics |= {**found, "mismatch/canary_version": float(proved)}
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         if due:
-            self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time()})
+            self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time() | event.get("time", {})})
         self._call(self._callbacks.on_update, {**row, "metrics": metrics})
 
     def _mean(self, metrics: Mapping[str, float], due: bool) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Inferencer, Policy
+from runnel.core.protocols import Collective, Inferencer, Policy
 from runnel.core.rng import make_seed
 from runnel.data.preferences import Pair, read_pairs
 from runnel.flow.workers.trainer import Phase
@@ -65,9 +65,9 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
     def sampler(incarnation: int) -> PairSampler:
         return PairSampler(train, task.tokenizer, seed=make_seed(c.seed, "pairs", incarnation))
 
-    def learner() -> TokenLearner:
+    def learner(ranks: Collective) -> TokenLearner:
         model = ScalarModel(task.model()) if scores else task.model()
-        return TokenLearner(c.learner, model, algorithms={"pairs": algorithm}, device=c.device)
+        return TokenLearner(c.learner, model, algorithms={"pairs": algorithm}, collective=ranks, device=c.device)
 
     return Experiment(
         config=c,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Learner
+from runnel.core.protocols import Collective, Learner
 from runnel.core.rng import make_seed
 from runnel.eval.population import PopulationEvaluation
 from runnel.nets.inferencer import TorchInferencer
@@ -23,7 +23,7 @@ def population_graph(
     *,
     members: int,
     network: Callable[[int | None], Population],
-    learner: Callable[[], Learner],
+    learner: Callable[[Collective], Learner],
     chosen: int,
 ) -> Experiment:
     """As `on_policy_graph`, with `c.num_envs` environments for each of `members`, evaluated apart.
@@ -33,6 +33,8 @@ def population_graph(
     for name, value in (("num_actors", c.num_actors), ("ring", c.ring)):
         if value != 1:
             raise ConfigError(name, value, "a population plays in one actor with one group of environments; use 1")
+    if c.placement.trainers != 1:
+        raise ConfigError("placement.trainers", c.placement.trainers, "the members of a population learn in one trainer; use 1")
     if c.placement.policy_workers:
         raise ConfigError("placement.policy_workers", c.placement.policy_workers, "a population acts beside its actor; use 0")
     if c.net.core != "none":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Learner
+from runnel.core.protocols import Collective, Learner
 from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
@@ -98,6 +98,8 @@ def prompt_graph(
 
     A recipe brings an algorithm for the token learner, or a learner of its own.
     """
+    if learner is not None and c.placement.trainers > 1:
+        raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
     task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, engine=c.engine, data=c.data)
     if c.reward_model:
         task.judge_by(c.reward_model)
@@ -128,7 +130,7 @@ def prompt_graph(
         staleness=staleness,
         actors=tuple(actors),
         inference=(InferenceStream(lambda: task.engine(slots), num_workers=c.placement.policy_workers, depth=slots),),
-        learner=lambda: learner(task) if learner is not None else _token_learner(c, task, algorithm),
+        learner=lambda ranks: learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks),
         phases=tuple(phases),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
@@ -137,6 +139,8 @@ def prompt_graph(
     )
 
 
-def _token_learner(c: PromptConfig, task: PromptTask, algorithm: Callable[[PromptTask], Algorithm] | None) -> Learner:
+def _token_learner(
+    c: PromptConfig, task: PromptTask, algorithm: Callable[[PromptTask], Algorithm] | None, ranks: Collective
+) -> Learner:
     assert algorithm is not None, "a recipe gives prompt_graph an algorithm or a learner"
-    return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()})
+    return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}, ranks)

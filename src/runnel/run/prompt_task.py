@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runnel.core.protocols import Inferencer, Policy
+from runnel.core.protocols import Collective, Inferencer, Policy
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
 from runnel.llm.algorithms.base import Algorithm
@@ -88,9 +88,11 @@ class PromptTask:
             decode_text=self.tokenizer.decode,
         )
 
-    def learner(self, config: TokenLearnerConfig, algorithms: Mapping[str, Algorithm]) -> TokenLearner:
-        """The trainer's learner, with an algorithm for each reader."""
-        return TokenLearner(config, self.model(), algorithms=algorithms, device=self._config.device)
+    def learner(
+        self, config: TokenLearnerConfig, algorithms: Mapping[str, Algorithm], ranks: Collective | None = None
+    ) -> TokenLearner:
+        """The learner of one rank of the trainer, with an algorithm for each reader."""
+        return TokenLearner(config, self.model(), algorithms=algorithms, collective=ranks, device=self._config.device)
 
     def demos(self, *, rows: int, lag: int) -> StreamSpec:
         """The stream of demonstrations: one segment is one batch of `rows`."""

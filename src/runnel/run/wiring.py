@@ -9,11 +9,15 @@ from __future__ import annotations
 import fnmatch
 import os
 from contextlib import ExitStack
+from typing import Any
+
+import torch
 
 from runnel.core.clock import Clock
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Inferencer, Progress
+from runnel.core.protocols import Inferencer, OneProcess, Progress
 from runnel.core.rng import make_rng
+from runnel.flow.collective import TorchCollective
 from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec, InlineClient
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
@@ -24,8 +28,9 @@ from runnel.flow.workers.base import Worker
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.policy import PolicyWorker
+from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
-from runnel.run.experiment import ActorSpec, Experiment, InferenceStream
+from runnel.run.experiment import ActorSpec, Experiment, InferenceStream, RunConfig
 from runnel.run.group import Group
 
 PARAMS = "policy"
@@ -45,8 +50,12 @@ def place(experiment: Experiment) -> dict[str, list[str]]:
         groups["trainer" if "trainer" in members else members[0]] = members
         left = [n for n in left if n not in members]
     alone = {a.name for a in experiment.actors} | {f"{s.name}-{i}" for s in experiment.inference for i in range(s.num_workers)}
+    alone |= set(experiment.trainer_names()[1:])
     for name in left:
         groups.setdefault(name if name in alone else "trainer", []).append(name)
+    for members in groups.values():
+        if len(ranks := [n for n in experiment.trainer_names() if n in members]) > 1:
+            raise ConfigError("placement.groups", config.placement.groups, f"{' and '.join(ranks)} need a process each")
     return {g: sorted(members, key=names.index) for g, members in groups.items()}
 
 
@@ -58,7 +67,7 @@ class Edges:
         self.streams = {
             s.name: s
             for s in experiment.streams
-            if len({group_of[w] for w in (*experiment.writers_of(s.name), experiment.reader_of(s.name))}) > 1
+            if len({group_of[w] for w in (*experiment.writers_of(s.name), *experiment.readers_of(s.name))}) > 1
         }
         self.params_cross = len(groups) > 1
         self.boards = {}
@@ -136,8 +145,8 @@ class _Wiring:
                 return self._actor(actor)
         if e.buffer is not None and name == e.buffer.name:
             return self._buffer()
-        if name == "trainer":
-            return self._trainer()
+        if name in e.trainer_names():
+            return self._trainer(e.trainer_names().index(name))
         if name == "evaluator":
             return self._evaluator()
         stream_name, _, index = name.rpartition("-")
@@ -174,19 +183,21 @@ class _Wiring:
             rng=make_rng(self.experiment.config.seed, "buffer"),
         )
 
-    def _trainer(self) -> TrainerWorker:
-        e = self.experiment
+    def _trainer(self, rank: int) -> Worker:
+        e, num_ranks = self.experiment, self.experiment.config.placement.trainers
         reads = sorted({name for phase in e.phases for name in phase.segments})
-        return TrainerWorker(
-            "trainer",
-            self.clock,
-            learner=e.learner(),
-            readers={name: TableReader(self._table(name), "trainer") for name in reads},
-            publisher=self._params(),
-            phases=e.phases,
-            budget=e.budget,
-            token_streams=e.token_streams,
-        )
+        readers = {name: TableReader(self._table(name), "trainer") for name in reads}
+        rest: dict[str, Any] = {"phases": e.phases, "budget": e.budget, "token_streams": e.token_streams}
+        if num_ranks == 1:
+            learner = e.learner(OneProcess())
+            return TrainerWorker("trainer", self.clock, learner=learner, readers=readers, publisher=self._params(), **rest)
+        collective = rank_collective(e.config, rank)
+        learner = e.learner(collective)
+        if rank == 0:
+            rest |= {"collective": collective, "publisher": self._params()}
+            return LeadingTrainer("trainer", self.clock, learner=learner, readers=readers, **rest)
+        rest |= {"collective": collective}
+        return FollowingTrainer(f"trainer-{rank}", self.clock, learner=learner, readers=readers, **rest)
 
     def _evaluator(self) -> EvaluatorWorker:
         spec = self.experiment.evaluation
@@ -230,6 +241,15 @@ class _Wiring:
     def _shared(self) -> ShmTransport:
         assert self.shm is not None, "an edge crosses groups, but this process was given no shared memory"
         return self.shm
+
+
+def rank_collective(config: RunConfig, rank: int) -> TorchCollective:
+    """The collective of one rank. `device` cuda gives each rank a GPU of its own; else ranks meet through the host."""
+    own = config.device == "cuda"
+    if own:
+        torch.cuda.set_device(rank)
+    timeout_s = 1.5 * config.placement.stage_timeout_s  # longer than a stage: the one that hangs is named, not who waits for it
+    return TorchCollective(rank, config.placement.trainers, backend="nccl" if own else "gloo", timeout_s=timeout_s)
 
 
 def available_cores() -> int:

@@ -139,7 +139,7 @@ def experiment(num_actors: int = 2, **settings: Any) -> Experiment:
             for i in range(num_actors)
         ),
         inference=(InferenceStream(Adder, num_workers=config.placement.policy_workers, max_bytes=512),),
-        learner=Adder,
+        learner=lambda ranks: Adder(),
         phases=(Phase({"play": num_actors}),),
         policy=lambda: (None, Adder()),  # type: ignore[arg-type, return-value]
         evaluation=EvaluationSpec(Measure, Adder),

@@ -12,6 +12,7 @@ from fakes_run import Adder, experiment, group_of, run
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError, ConfigError, DataError
+from runnel.core.protocols import Collective
 from runnel.flow.staleness import StalenessConfig
 from runnel.run.checkpoint import read_parts, write_parts
 from runnel.run.experiment import Experiment, PlacementConfig, describe
@@ -207,7 +208,7 @@ def test_one_that_cannot_be_closed_keeps_none_of_the_others_open() -> None:
 def test_a_worker_that_cannot_be_built_closes_those_before_it() -> None:
     closed: list[str] = []
 
-    def broken() -> Adder:
+    def broken(ranks: Collective) -> Adder:
         raise RuntimeError("no such model")
 
     with pytest.raises(RuntimeError, match="no such model"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from runnel.core.clock import Clock
 from runnel.core.errors import NonFiniteError
 from runnel.core.proof import pack
-from runnel.core.protocols import Learner, ParamPublisher, Proves, SampleReader, State
+from runnel.core.protocols import Learner, ParamPublisher, Proves, SampleReader, State, Update
 from runnel.core.records import Segment
 from runnel.flow.workers.base import Worker
 
@@ -38,6 +39,22 @@ class Budget:
         """Share of the budget that is spent, in [0, 1]."""
         pairs = ((steps, self.total_steps), (updates, self.total_updates), (tokens, self.total_tokens))
         return min(1.0, max([n / total for n, total in pairs if total], default=0.0))
+
+
+Taken = Mapping[str, Sequence[Segment]]
+"""The segments of a batch, by reader."""
+
+
+def phase_at(phases: Sequence[Phase], version: int) -> Phase:
+    """The phase in which the learner is at `version`."""
+    return next(p for p in phases if p.until is None or version < p.until)
+
+
+def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, int]:
+    """Environment steps and tokens in a batch."""
+    num = {name: sum(s.header.num_steps for s in group) for name, group in segments.items()}
+    tokens = sum(n for name, n in num.items() if name in token_streams)
+    return sum(num.values()) - tokens, tokens
 
 
 class TrainerWorker(Worker):
@@ -88,27 +105,28 @@ class TrainerWorker(Worker):
             if self.readers[name].available() < num:
                 self._waiting = f"{num} segments on stream {self.readers[name].spec.name!r}"
                 return 0
-        segments = {name: self.readers[name].take(num) for name, num in wanted.items()}
-        self._update(segments)
+        self._update(self._take(wanted))
         return 1
 
-    def _phase(self) -> Phase:
-        return next(p for p in self.phases if p.until is None or self.version < p.until)
+    def _take(self, wanted: Mapping[str, int]) -> Taken:
+        return {name: self.readers[name].take(num) for name, num in wanted.items()}
 
-    def _update(self, segments: Mapping[str, Sequence[Segment]]) -> None:
-        made = [s.header.version_min for group in segments.values() for s in group]
-        lags = [self.version - v for v in made if v >= 0] or [0]
+    def _phase(self) -> Phase:
+        return phase_at(self.phases, self.version)
+
+    def _train(self, segments: Taken) -> Update:
         with self.timer.stage("prepare"):
             batch = self.learner.prepare(segments, progress=self.progress)
         with self.timer.stage("update"):
-            update = self.learner.update(batch)
+            return self.learner.update(batch)
+
+    def _update(self, segments: Taken) -> None:
+        made = [s.header.version_min for group in segments.values() for s in group]
+        lags = [self.version - v for v in made if v >= 0] or [0]
+        update = self._train(segments)
         self.version += 1
-        for name, group in segments.items():
-            num = sum(s.header.num_steps for s in group)
-            if name in self._token_streams:
-                self.tokens += num
-            else:
-                self.steps += num
+        steps, tokens = count_steps(segments, self._token_streams)
+        self.steps, self.tokens = self.steps + steps, self.tokens + tokens
         with self.timer.stage("publish"):
             _check_finite(self.learner.params(), self.version)
             self._publish()
@@ -128,8 +146,13 @@ class TrainerWorker(Worker):
                 "progress": self.progress,
                 "metrics": metrics,
                 "sample_ids": {name: [s.header.sample_id for s in group] for name, group in segments.items()},
+                **self._times(),
             }
         )
+
+    def _times(self) -> dict[str, Any]:
+        """What an update event says beside this of seconds; they stand apart from metrics, which can be compared."""
+        return {}
 
     def _publish(self) -> None:
         params = self.learner.params()

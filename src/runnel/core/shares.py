@@ -1,0 +1,78 @@
+"""How the ranks of a trainer share a batch: by whole segments where their number divides, else each segment by its rows.
+
+The parts of a batch are the batch, so ranks together train on what one would train on, in whatever number they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
+from runnel.core.records import Segment, StreamSpec
+
+
+def shares_evenly(spec: StreamSpec, num_segments: int, ranks: int) -> bool:
+    """Whether `ranks` can have parts of one size of `num_segments` segments; rows of one unit stay together."""
+    return num_segments % ranks == 0 or spec.num_rows % (ranks * spec.unit_rows) == 0
+
+
+def check_shares(spec: StreamSpec, num_segments: int, ranks: int) -> None:
+    """Refuse batches that `ranks` cannot share evenly, with a number of ranks that can."""
+    if shares_evenly(spec, num_segments, ranks):
+        return
+    fits = next(n for n in range(ranks, 0, -1) if shares_evenly(spec, num_segments, n))
+    batch = f"{num_segments} segments of {spec.num_rows // spec.unit_rows} units on stream {spec.name!r}"
+    raise ConfigError("placement.trainers", ranks, f"a batch is {batch}, which {ranks} ranks cannot share evenly; use {fits}")
+
+
+def share_of(segments: Sequence[Segment], rank: int, ranks: int) -> list[Segment]:
+    """The part of rank `rank` in the segments of a batch."""
+    if len(segments) % ranks:
+        return [cut(segment, rank, ranks) for segment in segments]
+    num = len(segments) // ranks
+    return list(segments[rank * num : (rank + 1) * num])
+
+
+def cut(segment: Segment, part: int, parts: int) -> Segment:
+    """Rows `part / parts ... (part + 1) / parts` of a segment, as a segment of its own; views where that can be.
+
+    Fields along a dim of variable length go with their rows: tokens by `row_start` and `row_length`, what followed the ends of
+    episodes by `final_index`, which counts in `[T, B]`.
+    """
+    spec = segment.spec
+    num = spec.num_rows // parts
+    first = part * num
+    small = replace(spec, sizes={**spec.sizes, spec.rows: num})
+    out = Batch()
+    for name, value in segment.arrays.items():
+        dims = spec.fields[name].dims
+        out[name] = value.narrow(dims.index(spec.rows), first, num) if spec.rows in dims else value
+    used = dict(segment.header.used)
+    if "row_start" in out:
+        _cut_tokens(spec, out, used)
+    elif "final_index" in out:
+        _cut_ends(spec, out, used, first, num)
+    return Segment(segment.index, small, replace(segment.header, used=used), out)
+
+
+def _cut_tokens(spec: StreamSpec, out: Batch, used: dict[str, int]) -> None:
+    """Keep the tokens of the rows in `out`, which lie one row after another."""
+    start = int(out["row_start"][0])
+    length = int(out["row_start"][-1] + out["row_length"][-1]) - start
+    for name, axis, dim in spec.variable_axes:
+        if name in out:
+            out[name], used[dim] = out[name].narrow(axis, start, length), length
+    out["row_start"] = out["row_start"] - start
+
+
+def _cut_ends(spec: StreamSpec, out: Batch, used: dict[str, int], first: int, num: int) -> None:
+    """Keep the ends of episodes in the rows of `out`; `final_index` counts among those."""
+    step = out["final_index"].div(spec.num_rows, rounding_mode="floor")
+    row = out["final_index"].remainder(spec.num_rows) - first
+    kept = ((row >= 0) & (row < num)).nonzero().squeeze(1)
+    for name, axis, dim in spec.variable_axes:
+        if name in out:
+            out[name], used[dim] = out[name].index_select(axis, kept), len(kept)
+    out["final_index"] = (step * num + row)[kept]

@@ -1,0 +1,131 @@
+"""Ranks that sum tensors, through torch.distributed: gloo over TCP on the host, NCCL between GPUs.
+
+Rank 0 listens, on the loopback unless told otherwise, and the others come to its address. They meet at the first sum, not
+when the object is made, so ranks may be started in any order. Only tensors travel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import RankError
+
+LOOPBACK = "127.0.0.1"
+ROLL_CALL_S = 2.0
+"""When a sum fails, each rank that is left says so within this time; who does not is named."""
+ALIVE = "alive"
+
+
+class TorchCollective:
+    """`core.protocols.Collective` over processes. Sums are in place, and of fixed order for a fixed number of ranks.
+
+    `stage` is what the rank is at, for errors; time that is spent here passes inside `around()`. NCCL sums what lies on a GPU
+    (one for each rank); gloo all else.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        address: str = "",
+        host: str = LOOPBACK,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        timeout_s: float = 180.0,
+    ) -> None:
+        self.rank, self.world_size, self.address = rank, world_size, address
+        self.stage = "start"
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._host, self._backend, self._timeout = host, backend, timedelta(seconds=timeout_s)
+        self._listener: socket.socket | None = None
+        self._store: Any = None
+        self._gloo: Any = None
+        self._nccl: Any = None
+
+    def listen(self) -> str:
+        """Rank 0: open the door; returns the address for the others. Again: the same address."""
+        if self._listener is None and self._store is None:
+            port = int(self.address.rpartition(":")[2] or 0)
+            self._listener = socket.create_server((self._host, port), backlog=self.world_size + 8)
+            self.address = f"{self._host}:{self._listener.getsockname()[1]}"
+        return self.address
+
+    # ------------------------------------------------------------------------------------------------------------ sums
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.detach().contiguous()
+        with self.around():
+            try:
+                self._connect()
+                group = self._nccl if x.is_cuda and self._nccl is not None else self._gloo
+                group.allreduce([x]).wait()
+            except RuntimeError as error:
+                raise self._explain(error) from error
+        return x
+
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """What every rank says, by rank. As many numbers on each."""
+        table = torch.zeros(self.world_size, len(numbers), dtype=torch.float64)
+        table[self.rank] = torch.tensor(numbers, dtype=torch.float64)
+        rows: list[list[float]] = self.all_reduce(table).tolist()
+        return rows
+
+    # --------------------------------------------------------------------------------------------------------- meeting
+    def _connect(self) -> None:
+        if self._gloo is not None:
+            return
+        dist: Any = importlib.import_module("torch.distributed")
+        self._store = self._open_store(dist)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        options._timeout, options._threads = self._timeout, 2
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank, self.world_size, options)
+        if self._backend == "nccl":
+            fast = dist.ProcessGroupNCCL.Options()
+            fast._timeout = self._timeout
+            self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), self.rank, self.world_size, fast)
+
+    def _open_store(self, dist: Any) -> Any:
+        """The table in which ranks find each other. Rank 0 keeps it, on the socket that `listen` has bound to one address."""
+        host, _, port = (self.listen() if self.rank == 0 else self.address).rpartition(":")
+        extra: dict[str, Any] = {}
+        if self._listener is not None:
+            extra["master_listen_fd"] = self._listener.detach()
+            self._listener = None
+        leads = self.rank == 0
+        return dist.TCPStore(host, int(port), self.world_size, leads, self._timeout, wait_for_workers=False, **extra)
+
+    def _explain(self, error: RuntimeError) -> RankError:
+        """Who is still there says so; who does not is named."""
+        detail = str(error).splitlines()[0]
+        if self._store is None:
+            return RankError([0], self.stage, "cannot be reached", f"no answer at {self.address or 'its address'} ({detail})")
+        missing = self._missing()
+        what = "are gone" if missing else "lost the others"
+        return RankError(missing or [self.rank], self.stage, what, detail)
+
+    def _missing(self) -> list[int]:
+        left = [r for r in range(self.world_size) if r != self.rank]
+        deadline = time.monotonic() + ROLL_CALL_S
+        try:
+            self._store.set(f"{ALIVE}/{self.rank}", "1")
+            while left and time.monotonic() < deadline:
+                left = [r for r in left if not self._store.check([f"{ALIVE}/{r}"])]
+                time.sleep(0.05)
+        except RuntimeError:
+            return [0]  # it keeps the store
+        return left
+
+    def close(self) -> None:
+        """Let go of sockets; ranks that still wait for this one are told so by theirs."""
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = self._nccl = self._gloo = self._store = None
