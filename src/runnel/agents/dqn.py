@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from runnel.agents.over_ranks import over_ranks
 from runnel.agents.transitions import Sizes, split_errors
 from runnel.core import schedule
 from runnel.core.batch import Batch
@@ -138,6 +139,8 @@ class DQNLearner:
         found = numbers.tolist()
         if not math.isfinite(found[0]):
             raise NonFiniteError(self._culprit(batch), self.version)
+        if self.collective.world_size > 1:
+            found = over_ranks(numbers, METRICS, self.collective, means=METRICS[1:]).tolist()
         metrics = dict(zip(METRICS, found, strict=True)) | {"epsilon": self._epsilon, "lr": self._optimiser.lr}
         return Update(metrics, split_errors(self._sizes, batch["index"], priority))
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runnel.agents.over_ranks import over_ranks
 from runnel.core import schedule
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
@@ -98,14 +99,17 @@ class PPOLearner:
     """Consumes `[T, B]` segments, one batch a version; owns the network and its optimiser.
 
     A row of the batch is one step; with a recurrent network it is one environment's whole segment, so that time is never cut.
+    Of several ranks each shuffles its own rows, and a minibatch is one of each rank.
     """
+
+    own_state: tuple[str, ...] = ("shuffle",)
 
     def __init__(
         self, config: PPOConfig, net: ActorCritic, *, seed: int, collective: Collective | None = None, device: str = "cpu"
     ) -> None:
         self.config, self.net, self.device = config, net.to(device), torch.empty(0, device=device).device
         self.collective: Collective = collective or OneProcess()
-        self.version = 0
+        self.version, self._seed = 0, seed
         self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self._shuffle = Shuffle(make_seed(seed, "ppo", self.collective.rank), device=device)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
@@ -165,7 +169,8 @@ class PPOLearner:
     # ----------------------------------------------------------------------------------------------------------- update
     def update(self, batch: Batch) -> Update:
         """`num_epochs` passes in shuffled minibatches; one version."""
-        metrics = self._metrics(batch, *(self._train(batch) if self.config.target_kl is None else self._learn(batch)))
+        plain = self.config.target_kl is not None or self.collective.world_size > 1  # a graph cannot wait for other ranks
+        metrics = self._metrics(batch, *(self._learn(batch) if plain else self._train(batch)))
         self.version += 1
         return Update(metrics)
 
@@ -248,16 +253,16 @@ class PPOLearner:
     def _far(self, numbers: Tensor) -> bool:
         if self.config.target_kl is None:
             return False
-        return self.collective.all_reduce(numbers[METRICS.index("kl")]).item() > self.config.target_kl
+        return self.collective.all_reduce(numbers[METRICS.index("kl")].clone()).item() > self.config.target_kl
 
     def _metrics(self, batch: Batch, history: Tensor, numbers: Tensor) -> Metrics:
-        metrics = dict(zip((*METRICS, "explained_variance"), numbers.tolist(), strict=True))
-        if not math.isfinite(metrics["loss/total"]):
+        names = (*METRICS, "explained_variance")
+        if not math.isfinite(numbers[0].item()):
             first = int((~history[:, 0].isfinite()).nonzero()[0])
             raise NonFiniteError(self._culprit(batch, *history[first][1:3].unbind()), self.version)
-        metrics["lr"] = self._optimiser.lr
-        metrics["optimiser_steps"] = len(history)
-        return metrics
+        numbers = over_ranks(numbers, names, self.collective, means=("grad_norm", "explained_variance"))
+        metrics = dict(zip(names, numbers.tolist(), strict=True))
+        return metrics | {"lr": self._optimiser.lr, "optimiser_steps": len(history)}
 
     def _culprit(self, rows: Mapping[str, Tensor], policy: Tensor, value: Tensor) -> str:
         """What to name when a loss is not finite: data if it is bad, else the loss itself."""
@@ -276,6 +281,11 @@ class PPOLearner:
     def params(self) -> Mapping[str, Tensor]:
         """Weights and normaliser statistics: the same tensors at every call, updated in place."""
         return self._params
+
+    def reseed(self, version: int) -> None:
+        """A rank that joins at `version` shuffles in orders of its own."""
+        seed = make_seed(self._seed, "ppo", self.collective.rank, version)
+        self._shuffle.load_state_dict(Shuffle(seed, device=str(self.device)).state_dict())
 
     def state_dict(self) -> State:
         return {

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from runnel.agents.over_ranks import over_ranks
 from runnel.agents.transitions import Sizes, merge_transitions, split_errors
 from runnel.core import schedule
 from runnel.core.batch import Batch
@@ -86,6 +87,8 @@ class SACConfig:
 class SACLearner:
     """Consumes sampled transitions `[B]`, one batch a version; owns actor, critics, their targets and the temperature."""
 
+    own_state: tuple[str, ...] = ("generator",)
+
     def __init__(
         self,
         config: SACConfig,
@@ -102,7 +105,7 @@ class SACLearner:
         self.collective: Collective = collective or OneProcess()
         self._log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=device))
         self.target_entropy = config.entropy_for(actor.env_spec.action)
-        self.version = 0
+        self.version, self._seed = 0, seed
         lrs = schedule.at(config.actor_lr, 0.0), schedule.at(config.critic_lr, 0.0)
         self._actor_adam, self._critic_adam = Adam(actor.parameters(), lr=lrs[0]), Adam(critic.parameters(), lr=lrs[1])
         self._temperature_adam = Adam([self._log_temperature], lr=lrs[1])
@@ -124,14 +127,16 @@ class SACLearner:
 
     def update(self, batch: Batch) -> Update:
         """One step of the critics, the actor, the temperature and the targets; one version. Reads no number in between."""
-        numbers, errors = self._captured(batch)
+        step = self._captured if self.collective.world_size == 1 else self._step  # a graph cannot wait for other ranks
+        numbers, errors = step(batch)
         self.version += 1
         metrics = {}
         if self.version % self.config.metrics_every == 0:
-            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
-            for name in METRICS[:3]:
-                if not math.isfinite(metrics[name]):
+            for name, loss in zip(METRICS[:3], numbers.tolist(), strict=False):
+                if not math.isfinite(loss):
                     raise NonFiniteError(name, self.version)
+            numbers = over_ranks(numbers, METRICS, self.collective, means=("td_error", "q", "temperature", "grad_norm"))
+            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
         return Update(metrics, split_errors(self._sizes, batch["index"], errors))
 
     @torch.no_grad()
@@ -198,6 +203,10 @@ class SACLearner:
     def params(self) -> Mapping[str, Tensor]:
         """The actor's weights and its exploration flag: the same tensors at every call, updated in place."""
         return self._params
+
+    def reseed(self, version: int) -> None:
+        """A rank that joins at `version` draws noise of its own."""
+        self._generator.manual_seed(make_seed(self._seed, "sac", self.collective.rank, version))
 
     def state_dict(self) -> State:
         nets = {"actor": self.actor, "critic": self.critic, "target": self._target_critic}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runnel.agents.over_ranks import over_ranks
 from runnel.agents.transitions import Sizes, merge_transitions, split_errors
 from runnel.core import schedule
 from runnel.core.batch import Batch
@@ -76,6 +77,8 @@ class TD3Config:
 class TD3Learner:
     """Consumes sampled transitions `[B]`, one batch a version; owns the actor, the critics and the targets of both."""
 
+    own_state: tuple[str, ...] = ("generator",)
+
     def __init__(
         self,
         config: TD3Config,
@@ -90,7 +93,7 @@ class TD3Learner:
         self.config, self.device = config, torch.device(device)
         self.actor, self.critic = actor.to(device), critic.to(device)
         self.collective: Collective = collective or OneProcess()
-        self.version = 0
+        self.version, self._seed = 0, seed
         self._actor_adam = Adam(actor.parameters(), lr=schedule.at(config.actor_lr, 0.0))
         self._critic_adam = Adam(critic.parameters(), lr=schedule.at(config.critic_lr, 0.0))
         self._target_actor = copy.deepcopy(actor).requires_grad_(False)
@@ -115,14 +118,16 @@ class TD3Learner:
 
     def update(self, batch: Batch) -> Update:
         """One step of the critics and, each `actor_delay` updates, of the actor and the targets; one version."""
-        numbers, errors = self._captured(batch, (self.version + 1) % self.config.actor_delay == 0)
+        step = self._captured if self.collective.world_size == 1 else self._step  # a graph cannot wait for other ranks
+        numbers, errors = step(batch, (self.version + 1) % self.config.actor_delay == 0)
         self.version += 1
         metrics = {}
         if self.version % self.config.metrics_every == 0:
-            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
-            for name in METRICS[:2]:
-                if not math.isfinite(metrics[name]):
+            for name, loss in zip(METRICS[:2], numbers.tolist(), strict=False):
+                if not math.isfinite(loss):
                     raise NonFiniteError(name, self.version)
+            numbers = over_ranks(numbers, METRICS, self.collective, means=("td_error", "q", "grad_norm"))
+            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
         return Update(metrics, split_errors(self._sizes, batch["index"], errors))
 
     @torch.no_grad()
@@ -166,6 +171,10 @@ class TD3Learner:
     def params(self) -> Mapping[str, Tensor]:
         """The actor's weights, its noise and its exploration flag: the same tensors at every call, updated in place."""
         return self._params
+
+    def reseed(self, version: int) -> None:
+        """A rank that joins at `version` draws noise of its own."""
+        self._generator.manual_seed(make_seed(self._seed, "td3", self.collective.rank, version))
 
     def state_dict(self) -> State:
         return {

@@ -10,6 +10,7 @@ from runnel.llm.batches import MicroBatch
 from runnel.nets.causal_lm import copy_model
 from runnel.nets.token_model import TokenModel
 from runnel.ops.attention import PackedRows
+from runnel.ops.prefixes import fold
 
 
 class ScalarModel(nn.Module):
@@ -43,6 +44,9 @@ class TrainedModel(TokenModel):
 
     def hidden(self, part: MicroBatch) -> Tensor:
         """Hidden states that stand for the trained tokens. `-> [M, width]`"""
+        if self.folds and len(part.position):
+            folded = fold(part.tokens, part.lengths, part.row, part.position)
+            return self.packed_hidden(part.tokens[folded.kept], folded.rows).index_select(0, folded.position)
         return self.packed_hidden(part.tokens, PackedRows(part.lengths, device=part.tokens.device))[part.position]
 
     def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:

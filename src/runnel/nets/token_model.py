@@ -81,6 +81,11 @@ class TokenModel:
                 self.model.get_parameter(name).grad = view
 
     # -------------------------------------------------------------------------------------------------------- forward
+    @property
+    def folds(self) -> bool:
+        """Whether rows may come in families (`PackedRows`): through the decoder, on the host."""
+        return self._decoder is not None and self.device.type == "cpu"
+
     def packed_hidden(self, tokens: Tensor, rows: PackedRows) -> Tensor:
         """Last hidden states of packed rows. `[N] -> [N, width]`"""
         decoder = self._decoder

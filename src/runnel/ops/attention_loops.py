@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """Causal attention over packed rows and its gradient, as compiled loops for float32 on the CPU: no padding between rows.
 
-A piece is a key-value head of a row. Its queries go through in tiles of `TILE`, which lie in the lanes of a vector: scores of a
+A piece is a key-value head of a row; in the backward pass of a family of rows, whose first row gets gradients from all of
+them. Its queries go through in tiles of `TILE`, which lie in the lanes of a vector: scores of a
 tile are `[keys, TILE]`, so that maxima and sums over keys need no sum across lanes. A tile computes the keys up to its last
 query. The backward pass computes the probabilities again, from the log of each query's sum.
 """
@@ -58,39 +59,50 @@ def _hide(scores, at, num):
 
 @Loop
 def _forward(words):
-    """Words: heads, key-value heads, head size; turned, value, its row stride, bounds, scale, out, log of sums; memory of a
-    thread, its size."""
+    """Words: heads, key-value heads, head size; turned, value, its row stride, bounds, trunks, scale, out, log of sums; memory
+    of a thread, its size."""
     heads, kv_heads, size = words[3], words[4], words[5]
-    turned, value, value_row, bounds = floats(words[6]), floats(words[7]), words[8], integers(words[9])
-    scale, out, logs = np.float32(number(words[10])), floats(words[11]), floats(words[12])
-    memory, query = floats(words[13]), enter(words) * words[14]
-    best, scores = query + size * TILE, query + (size + 2) * TILE
+    turned, value, value_row, bounds, trunks = (
+        floats(words[6]),
+        floats(words[7]),
+        words[8],
+        integers(words[9]),
+        integers(words[10]),
+    )
+    scale, out, logs = np.float32(number(words[11])), floats(words[12]), floats(words[13])
+    memory, query = floats(words[14]), enter(words) * words[15]
+    best, early = query + size * TILE, query + (size + 2) * TILE
     total, row, out_row, group = best + TILE, (heads + kv_heads) * size, heads * size, heads // kv_heads
     while True:
         piece = take(words)
         if piece >= words[1]:
             return
-        start, end, kv = bounds[piece // kv_heads], bounds[piece // kv_heads + 1], piece % kv_heads
+        r, kv = piece // kv_heads, piece % kv_heads
+        start, end, before = bounds[r], bounds[r + 1], trunks[2 * r + 1]
         key, val = start * row + (heads + kv) * size, start * value_row + kv * size
+        old_key, old_val = trunks[2 * r] * row + (heads + kv) * size, trunks[2 * r] * value_row + kv * size
+        scores = early + before * TILE
         for head in range(kv * group, (kv + 1) * group):
             for first in range(0, end - start, TILE):
                 num = min(TILE, end - start - first)
-                keys, to = first + num, (start + first) * out_row + head * size
+                own, to = first + num, (start + first) * out_row + head * size
                 to_lanes(memory, query, TILE, turned, (start + first) * row + head * size, row, num, size)
-                products(memory, scores, turned, key, row, memory, query, keys, size)
+                products(memory, early, turned, old_key, row, memory, query, before, size)
+                products(memory, scores, turned, key, row, memory, query, own, size)
                 _hide(memory, scores + first * TILE, num)
-                top = load(memory, scores)
-                for j in range(1, keys):
-                    top = larger(top, load(memory, scores + j * TILE))
+                top = load(memory, early)
+                for j in range(1, before + own):
+                    top = larger(top, load(memory, early + j * TILE))
                 top, mass = add(fill(F0), -scale, top), fill(F0)
-                for j in range(keys):
-                    p = exp(add(top, scale, load(memory, scores + j * TILE)))
-                    store(memory, scores + j * TILE, p)
+                for j in range(before + own):
+                    p = exp(add(top, scale, load(memory, early + j * TILE)))
+                    store(memory, early + j * TILE, p)
                     mass = add(mass, F1, p)
                 store(memory, best, top)
                 store(memory, total, mass)
                 _clear(out, to, out_row, num, size)
-                weigh(out, to, out_row, num, memory, scores, 1, TILE, value, val, value_row, keys, size)
+                weigh(out, to, out_row, num, memory, early, 1, TILE, value, old_val, value_row, before, size)
+                weigh(out, to, out_row, num, memory, scores, 1, TILE, value, val, value_row, own, size)
                 for i in range(num):
                     share = F1 / memory[total + i]
                     logs[(start + first + i) * heads + head] = np.float32(math.log(memory[total + i])) - memory[best + i]
@@ -98,67 +110,91 @@ def _forward(words):
                         out[to + i * out_row + d] *= share
 
 
+@njit(**OPTIONS)
+def _soften(memory, scores, dscores, count, log, scale):
+    """Scores of a tile become probabilities, the gradients of those become the gradients of scores."""
+    less, delta = load(memory, log), fill(F0)
+    for j in range(count):
+        p = exp(add(less, scale, load(memory, scores + j * TILE)))
+        store(memory, scores + j * TILE, p)
+        delta = fused(p, load(memory, dscores + j * TILE), delta)
+    for j in range(count):
+        p = add(fill(F0), scale, load(memory, scores + j * TILE))
+        store(memory, dscores + j * TILE, fused(p, add(load(memory, dscores + j * TILE), -F1, delta), fill(F0)))
+
+
 @Loop
 def _backward(words):
-    """Words: heads, key-value heads, head size, longest; turned, value, its row stride, bounds, scale, grad, log of sums;
-    dturned, dvalue; memory of a thread, its size."""
+    """Words: heads, key-value heads, head size, longest; turned, value, its row stride, bounds, trunks, families, scale, grad,
+    log of sums; dturned, dvalue; memory of a thread, its size."""
     heads, kv_heads, size, longest = words[3], words[4], words[5], words[6]
-    turned, value, value_row, bounds = floats(words[7]), floats(words[8]), words[9], integers(words[10])
-    scale, grad, logs = np.float32(number(words[11])), floats(words[12]), floats(words[13])
-    dturned, dvalue, memory, query = floats(words[14]), floats(words[15]), floats(words[16]), enter(words) * words[17]
+    turned, value, value_row, bounds, trunks = (
+        floats(words[7]),
+        floats(words[8]),
+        words[9],
+        integers(words[10]),
+        integers(words[11]),
+    )
+    families, scale, grad, logs = integers(words[12]), np.float32(number(words[13])), floats(words[14]), floats(words[15])
+    dturned, dvalue, memory, query = floats(words[16]), floats(words[17]), floats(words[18]), enter(words) * words[19]
     given, log = query + size * TILE, query + 2 * size * TILE
-    scores, dscores = log + TILE, log + (1 + longest) * TILE
+    early, dearly = log + TILE, log + (1 + longest) * TILE
     row, out_row, dvalue_row, group = (heads + kv_heads) * size, heads * size, kv_heads * size, heads // kv_heads
     while True:
         piece = take(words)
         if piece >= words[1]:
             return
-        start, end, kv = bounds[piece // kv_heads], bounds[piece // kv_heads + 1], piece % kv_heads
-        key, val, dval = start * row + (heads + kv) * size, start * value_row + kv * size, start * dvalue_row + kv * size
-        _clear(dturned, key, row, end - start, size)
-        _clear(dvalue, dval, dvalue_row, end - start, size)
-        for head in range(kv * group, (kv + 1) * group):
-            for first in range(0, end - start, TILE):
-                num = min(TILE, end - start - first)
-                keys, at, to = first + num, (start + first) * row + head * size, (start + first) * out_row + head * size
-                to_lanes(memory, query, TILE, turned, at, row, num, size)
-                to_lanes(memory, given, TILE, grad, to, out_row, num, size)
-                for i in range(TILE):
-                    memory[log + i] = -logs[(start + first + i) * heads + head] if i < num else F0
-                products(memory, scores, turned, key, row, memory, query, keys, size)
-                products(memory, dscores, value, val, value_row, memory, given, keys, size)
-                _hide(memory, scores + first * TILE, num)
-                less, delta = load(memory, log), fill(F0)
-                for j in range(keys):
-                    p = exp(add(less, scale, load(memory, scores + j * TILE)))
-                    store(memory, scores + j * TILE, p)
-                    delta = fused(p, load(memory, dscores + j * TILE), delta)
-                for j in range(keys):
-                    p = add(fill(F0), scale, load(memory, scores + j * TILE))
-                    store(memory, dscores + j * TILE, fused(p, add(load(memory, dscores + j * TILE), -F1, delta), fill(F0)))
-                weigh(dvalue, dval, dvalue_row, keys, memory, scores, TILE, 1, grad, to, out_row, num, size)
-                weigh(dturned, key, row, keys, memory, dscores, TILE, 1, turned, at, row, num, size)
-                _clear(dturned, at, row, num, size)
-                weigh(dturned, at, row, num, memory, dscores, 1, TILE, turned, key, row, keys, size)
+        family, kv = piece // kv_heads, piece % kv_heads
+        at_key, at_val = (heads + kv) * size, kv * size
+        start, end = bounds[families[family]], bounds[families[family + 1]]
+        _clear(dturned, start * row + at_key, row, end - start, size)
+        _clear(dvalue, start * dvalue_row + at_val, dvalue_row, end - start, size)
+        for r in range(families[family], families[family + 1]):
+            start, end, old, before = bounds[r], bounds[r + 1], trunks[2 * r], trunks[2 * r + 1]
+            key, val, dval = start * row + at_key, start * value_row + at_val, start * dvalue_row + at_val
+            old_key, old_val, old_dval = old * row + at_key, old * value_row + at_val, old * dvalue_row + at_val
+            scores, dscores = early + before * TILE, dearly + before * TILE
+            for head in range(kv * group, (kv + 1) * group):
+                for first in range(0, end - start, TILE):
+                    num = min(TILE, end - start - first)
+                    own, at, to = first + num, (start + first) * row + head * size, (start + first) * out_row + head * size
+                    to_lanes(memory, query, TILE, turned, at, row, num, size)
+                    to_lanes(memory, given, TILE, grad, to, out_row, num, size)
+                    for i in range(TILE):
+                        memory[log + i] = -logs[(start + first + i) * heads + head] if i < num else F0
+                    products(memory, early, turned, old_key, row, memory, query, before, size)
+                    products(memory, scores, turned, key, row, memory, query, own, size)
+                    products(memory, dearly, value, old_val, value_row, memory, given, before, size)
+                    products(memory, dscores, value, val, value_row, memory, given, own, size)
+                    _hide(memory, scores + first * TILE, num)
+                    _soften(memory, early, dearly, before + own, log, scale)
+                    weigh(dvalue, old_dval, dvalue_row, before, memory, early, TILE, 1, grad, to, out_row, num, size)
+                    weigh(dvalue, dval, dvalue_row, own, memory, scores, TILE, 1, grad, to, out_row, num, size)
+                    weigh(dturned, old_key, row, before, memory, dearly, TILE, 1, turned, at, row, num, size)
+                    weigh(dturned, key, row, own, memory, dscores, TILE, 1, turned, at, row, num, size)
+                    _clear(dturned, at, row, num, size)
+                    weigh(dturned, at, row, num, memory, dearly, 1, TILE, turned, old_key, row, before, size)
+                    weigh(dturned, at, row, num, memory, dscores, 1, TILE, turned, key, row, own, size)
 
 
-def forward(turned, value, bounds, longest, scale):
+def forward(turned, value, rows, scale):
     """Attention `[N, H * D]`, and the log of each query's sum of exponentials `[N, H]`."""
     (tokens, kv_heads, size), heads = value.shape, turned.shape[1] - value.shape[1]
     out, logs = turned.new_empty((tokens, heads * size)), turned.new_empty((tokens, heads))
-    own = (size + 2 + longest) * TILE
+    own = (size + 2 + rows.longest) * TILE
     memory = turned.new_empty(own * torch.get_num_threads())
-    given = (heads, kv_heads, size, turned, value, value.stride(0), bounds, scale, out, logs)
-    _forward((len(bounds) - 1) * kv_heads, *given, memory, own)
+    given = (turned, value, value.stride(0), rows.bounds.long(), rows.trunks, scale, out, logs, memory, own)
+    _forward(len(rows.lengths) * kv_heads, heads, kv_heads, size, *given)
     return out, logs
 
 
-def backward(grad, turned, value, bounds, longest, scale, logs):
+def backward(grad, turned, value, rows, scale, logs):
     """Gradients of queries and keys `[N, H + K, D]` and of values `[N, K, D]`."""
     (_, kv_heads, size), heads = value.shape, turned.shape[1] - value.shape[1]
     dturned, dvalue = torch.empty_like(turned), turned.new_empty(value.shape)
-    own = (2 * size + 1 + 2 * longest) * TILE
+    own = (2 * size + 1 + 2 * rows.longest) * TILE
     memory = turned.new_empty(own * torch.get_num_threads())
-    given = (heads, kv_heads, size, longest, turned, value, value.stride(0), bounds, scale, grad, logs, dturned, dvalue)
-    _backward((len(bounds) - 1) * kv_heads, *given, memory, own)
+    where = (rows.bounds.long(), rows.trunks, rows.family_bounds)
+    given = (turned, value, value.stride(0), *where, scale, grad, logs, dturned, dvalue, memory, own)
+    _backward(len(rows.families) * kv_heads, heads, kv_heads, size, rows.longest, *given)
     return dturned, dvalue

@@ -18,6 +18,7 @@ from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.batches import MicroBatch, join_rows
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.nets.token_model import TokenModel
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 
@@ -126,6 +127,22 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(seed, budget, kl_c
     whole = gradient_of(segments, kl_coef=kl_coef, micro_batch_tokens=1_000_000)
     split = gradient_of(segments, kl_coef=kl_coef, micro_batch_tokens=budget)
     torch.testing.assert_close(split, whole, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_prompts_that_are_computed_once_change_no_gradient(precision, monkeypatch):
+    rng = np.random.default_rng(5)
+    segments = {"rollouts": [group(rng, rng.normal(size=11)), group(rng, [1.0, 0.0])], "demos": [demos(rng, 2)]}
+
+    def gradient():
+        learner = learner_of(precision=precision, max_grad_norm=1e9)
+        learner.update(learner.prepare(segments, progress=0.0))
+        return torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
+
+    once = gradient()
+    monkeypatch.setattr(TokenModel, "folds", False)
+    close = {"rtol": 1e-4, "atol": 1e-6} if precision == "float32" else {"rtol": 1e-5, "atol": 1e-7}
+    torch.testing.assert_close(once, gradient(), **close)
 
 
 def test_supervised_updates_lower_the_loss_and_use_their_own_rate():

@@ -135,9 +135,10 @@ def test_a_token_attends_to_its_slot(heads, rows):
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", [[1], [16], [5, 1, 33, 17, 4]])
-def test_packed_attention_and_its_gradient(heads, lengths, in_torch):
+@pytest.mark.parametrize("families", [False, True])
+def test_packed_attention_and_its_gradient(heads, lengths, families, in_torch):
     h, k, size = heads
-    rows, total = PackedRows(lengths), sum(lengths)
+    rows, total = PackedRows(lengths, families=_in_two(len(lengths)) if families else None), sum(lengths)
     turned, value, grad = torch.randn(total, h + k, size), torch.randn(total, k + 1, size), torch.randn(total, h * size)
 
     def whole():
@@ -146,6 +147,11 @@ def test_packed_attention_and_its_gradient(heads, lengths, in_torch):
         return out, *torch.autograd.grad(out, (a, b), grad)
 
     torch.testing.assert_close(whole(), in_torch(whole), atol=2e-5, rtol=1e-4)
+
+
+def _in_two(num):
+    """Families of three rows and of the rest."""
+    return [num] if num < 4 else [3, num - 3]
 
 
 @pytest.mark.parametrize("size", [1, 7, 256, 257, 5000])
@@ -199,12 +205,12 @@ def test_logprobs_entropies_and_their_gradients(size, rows, in_torch):
 
 def test_threads_change_nothing():
     x, grad, weight = torch.randn(700, 256), torch.randn(700, 256), torch.rand(256)
-    turned, value, bounds = torch.randn(90, 6, 32), torch.randn(90, 2, 32), torch.tensor([0, 40, 41, 90])
+    turned, value, rows = torch.randn(90, 6, 32), torch.randn(90, 2, 32), PackedRows([20, 20, 1, 49], families=[3, 1])
 
     def everything():
         out, inverse = block_loops.rms_forward(x, None, weight, 1e-5)
-        seen, logs = attention_loops.forward(turned, value, bounds, 49, 0.2)
-        more = attention_loops.backward(seen, turned, value, bounds, 49, 0.2, logs)
+        seen, logs = attention_loops.forward(turned, value, rows, 0.2)
+        more = attention_loops.backward(seen, turned, value, rows, 0.2, logs)
         return out, *block_loops.rms_backward(grad, None, x, weight, inverse), block_loops.swiglu_forward(x), seen, *more
 
     found = []

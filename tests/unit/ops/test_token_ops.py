@@ -40,6 +40,17 @@ def test_packed_rows_attend_to_themselves_alone(device, heads):
     assert rows.positions.tolist() == [0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_rows_of_a_family_attend_as_if_each_had_the_whole_beginning():
+    rows, lengths = PackedRows([3, 2, 4, 5, 1], families=[3, 1, 1]), [3, 5, 7, 5, 1]
+    places = [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7, 8], [9, 10, 11, 12, 13], [14]]
+    turned, value = torch.randn(15, 6, 8, dtype=torch.float64), torch.randn(15, 2, 8, dtype=torch.float64)
+    each = torch.tensor([place for row in places for place in row])
+    alone = packed_attention(turned[each], value[each], PackedRows(lengths), scale=0.3)
+    found = packed_attention(turned, value, rows, scale=0.3)
+    torch.testing.assert_close(found[each], alone)
+    assert rows.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1, 2, 3, 4, 0]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [7, 256, 5000])
 def test_a_draw_is_the_inverse_of_the_cumulative_distribution(device, size):

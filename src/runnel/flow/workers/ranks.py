@@ -168,8 +168,10 @@ class FollowingTrainer(Worker):
 
     def snapshot(self) -> State:
         """Only what is this rank's own: all else is the leader's too."""
-        state = self.learner.state_dict() if isinstance(self.learner, Draws) else {}
-        return {name: state[name] for name in getattr(self.learner, "own_state", ())}
+        if not isinstance(self.learner, Draws):
+            return {}
+        state = self.learner.state_dict()
+        return {name: state[name] for name in self.learner.own_state}
 
     def restore(self, state: State) -> None:
         """`leader`: its snapshot; `own`: this rank's, or None where the checkpoint is of fewer ranks."""
