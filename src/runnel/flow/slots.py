@@ -59,6 +59,8 @@ HEADER = (
     "task_id",
     "required_version",
 )
+FEW = 64
+"""Slots up to which lists of numbers are faster than arrays."""
 WRITER, SAMPLE_ID = HEADER.index("writer"), HEADER.index("sample_id")
 _NUMBERS = attrgetter(*HEADER)
 VERSION, EPOCH, NEXT, DISPATCHED, STEPS, CONSUMED_SEGMENTS, CANCELLED = range(7)
@@ -137,7 +139,7 @@ class SlotTable:
     # ------------------------------------------------------------------------------------------------------- writing
     def reserve(self, writer: int) -> Slot | None:
         with self.lock:
-            states = self.state.tolist()
+            states = self._states()
             sequence = self._next_sequence(writer, states) if FREE in states else None
             if sequence is None:
                 return None
@@ -158,14 +160,25 @@ class SlotTable:
             self.globals[DISPATCHED] += rows
             return Slot(index, self.spec, header, self.memory.arrays[index])
 
-    def _next_sequence(self, writer: int, states: list[int]) -> int | None:
+    def _states(self) -> list[int] | bytes:
+        """The state of every slot: as a list where they are few, as bytes where they are many; each is the faster there."""
+        return self.state.tolist() if self.spec.capacity <= FEW else self.state.astype(np.uint8).tobytes()
+
+    def _taken(self, writer: int, states: list[int] | bytes) -> set[int]:
+        """Numbers of segments that have a slot; where there are many slots, only of those that are the writer's own."""
+        if isinstance(states, list):
+            return {sequence for sequence, state in zip(self.headers[:, 0].tolist(), states, strict=True) if state != FREE}
+        mine = np.flatnonzero(self.headers[:, WRITER] == writer)
+        return set(self.headers[mine[self.state[mine] != FREE], 0].tolist())
+
+    def _next_sequence(self, writer: int, states: list[int] | bytes) -> int | None:
         """The number of the next segment of `writer`, if the policy admits it.
 
         Exact: writers take turns by number, and none runs so far ahead that a number before its own would find no slot.
         """
         version, running = int(self.globals[VERSION]), states.count(RESERVED)
         if self.policy.exact:
-            taken = {sequence for sequence, state in zip(self.headers[:, 0].tolist(), states, strict=True) if state != FREE}
+            taken = self._taken(writer, states)
             stride, cursor = self.spec.num_writers, min(self.readers[:, CURSOR].tolist())
             sequence: int = cursor + (writer - cursor) % stride
             while sequence in taken:
