@@ -147,7 +147,7 @@ class SACLearner:
         critic, q, norm, actor = step(batch, temperature, len(batch["discount"]) * self.collective.world_size)
         heat = temperature_loss(temperature, actor.entropy, target_entropy=self.target_entropy / self.collective.world_size)
         if self.config.auto_temperature:
-            self._temperature_adam.follow([heat.value], collective=self.collective)
+            self._temperature_adam.follow([heat.value.clone()], collective=self.collective)
         self._target.follow(self.config.tau)
         self.actor.explore.zero_()
         losses = critic.value, actor.value, heat.value

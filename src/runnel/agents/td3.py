@@ -77,7 +77,7 @@ class TD3Config:
 class TD3Learner:
     """Consumes sampled transitions `[B]`, one batch a version; owns the actor, the critics and the targets of both."""
 
-    own_state: tuple[str, ...] = ("generator",)
+    own_state: tuple[str, ...] = ("generator", "actor_loss")
 
     def __init__(
         self,

@@ -1,0 +1,152 @@
+"""Ranks take the step that one learner takes on the whole batch: every classical learner, over real sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from made_ranks import together
+from made_segments import BOX as WIDE
+from made_segments import make_net, make_segment
+from replay_segments import BOX, CHOICE, segment
+
+from runnel.agents.a2c import A2CConfig, A2CLearner
+from runnel.agents.appo import APPOConfig, APPOLearner
+from runnel.agents.ddpg import DDPGConfig, DDPGLearner
+from runnel.agents.dqn import DQNConfig, DQNLearner
+from runnel.agents.impala import IMPALAConfig, IMPALALearner
+from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.agents.sac import SACConfig, SACLearner
+from runnel.agents.td3 import TD3Config, TD3Learner
+from runnel.core.protocols import Collective, Draws, OneProcess
+from runnel.core.records import Segment
+from runnel.core.shares import share_of
+from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
+from runnel.nets.mlp import NetConfig
+
+NET = NetConfig(hidden=(16, 16), activation="relu")
+ONE_PASS: dict[str, Any] = {"num_epochs": 2, "num_minibatches": 1, "normalise_obs": True}
+Make = Callable[[Collective], Any]
+
+
+def ppo(ranks: Collective) -> PPOLearner:
+    return PPOLearner(PPOConfig(**ONE_PASS, normalise_reward=True), make_net(normalise_obs=True), seed=1, collective=ranks)
+
+
+def ppo_of_boxes(ranks: Collective) -> PPOLearner:
+    return PPOLearner(PPOConfig(num_epochs=1, num_minibatches=1, target_kl=0.5), make_net(WIDE), seed=1, collective=ranks)
+
+
+def appo(ranks: Collective) -> APPOLearner:
+    return APPOLearner(APPOConfig(num_epochs=1, num_minibatches=1), make_net(), seed=1, collective=ranks)
+
+
+def a2c(ranks: Collective) -> A2CLearner:
+    return A2CLearner(A2CConfig(normalise_obs=True), make_net(normalise_obs=True), collective=ranks)
+
+
+def impala(ranks: Collective) -> IMPALALearner:
+    return IMPALALearner(IMPALAConfig(), make_net(), collective=ranks)
+
+
+def dqn(ranks: Collective) -> DQNLearner:
+    return DQNLearner(DQNConfig(), DQNConfig().network(CHOICE, NET, seed=0), collective=ranks)
+
+
+def sac(ranks: Collective) -> SACLearner:
+    """The noise of a transition is a function of the transition, so that one learner and several draw the same."""
+    actor = SquashedGaussianActor(BOX, NET, seed=0)
+    sample = actor.sample
+
+    def fixed(following: Any, batch: Any, noise: torch.Tensor) -> Any:
+        grid = torch.cat([batch["index"], batch["index"] + 1000])[:, None] * torch.tensor([0.7, 1.3])
+        return sample(following, batch, grid.sin())
+
+    actor.sample = fixed  # type: ignore[method-assign]
+    return SACLearner(SACConfig(), actor, QEnsemble(BOX, NET, seed=0), seed=1, collective=ranks)
+
+
+def sac_of_choices(ranks: Collective) -> SACLearner:
+    return SACLearner(
+        SACConfig(), CategoricalActor(CHOICE, NET, seed=0), QEnsemble(CHOICE, NET, seed=0), seed=1, collective=ranks
+    )
+
+
+def td3(ranks: Collective) -> TD3Learner:
+    config = TD3Config(target_noise=0.0, actor_delay=1)
+    return TD3Learner(config, DeterministicActor(BOX, NET, seed=0), QEnsemble(BOX, NET, seed=0), seed=1, collective=ranks)
+
+
+def ddpg(ranks: Collective) -> DDPGLearner:
+    critic = QEnsemble(BOX, NET, copies=1, seed=0)
+    return DDPGLearner(DDPGConfig(), DeterministicActor(BOX, NET, seed=0), critic, seed=1, collective=ranks)
+
+
+def played(spec: Any = None) -> list[Segment]:
+    return [make_segment(seed, num_envs=4, **({"spec": spec} if spec else {})) for seed in (1, 2)]
+
+
+LEARNERS: dict[str, tuple[Make, Callable[[], list[Segment]]]] = {
+    "ppo": (ppo, played),
+    "ppo of boxes": (ppo_of_boxes, lambda: played(WIDE)),
+    "appo": (appo, played),
+    "a2c": (a2c, played),
+    "impala": (impala, played),
+    "dqn": (dqn, lambda: [segment(1, 12, CHOICE)]),
+    "sac": (sac, lambda: [segment(1, 12, BOX)]),
+    "sac of choices": (sac_of_choices, lambda: [segment(1, 12, CHOICE)]),
+    "td3": (td3, lambda: [segment(1, 12, BOX)]),
+    "ddpg": (ddpg, lambda: [segment(1, 12, BOX)]),
+}
+
+
+def flat(state: Any) -> torch.Tensor:
+    """All numbers of a learner's state but what is each rank's own."""
+    if isinstance(state, torch.Tensor):
+        return state.double().flatten()
+    if isinstance(state, dict):
+        parts = [flat(v) for k, v in state.items() if k not in ("shuffle", "generator", "actor_loss")]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    return torch.zeros(0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("name", list(LEARNERS))
+def test_ranks_take_the_step_of_one(name: str, num: int) -> None:
+    """Weights, moments of the gradient, statistics and metrics. Two segments for four ranks are cut by rows."""
+    make, data = LEARNERS[name]
+
+    def work(ranks: Collective) -> tuple[torch.Tensor, dict[str, float], int]:
+        learner, rows = make(ranks), 0
+        for _ in range(2):
+            mine = share_of(data(), ranks.rank, ranks.world_size)
+            update = learner.update(learner.prepare({"s": mine}, progress=0.25))
+            rows = sum(len(f["priority"]) for f in update.feedback.get("s", []))
+        return flat(learner.state_dict()), update.metrics, rows
+
+    torch.set_num_threads(1)
+    state, metrics, rows = work(OneProcess())
+    found = together(num, work)
+    for other, said, part in found:
+        torch.testing.assert_close(other, state, rtol=1e-4, atol=1e-6)
+        assert torch.equal(other, found[0][0]), "the same bits on every rank"
+        assert part == rows // num
+        for key, value in metrics.items():
+            if key != "explained_variance":  # of each part by itself, and then the mean
+                assert said[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+
+
+def test_a_rank_that_joins_draws_like_nobody_else() -> None:
+    for make in (ppo, sac, td3):
+        learner = make(OneProcess())
+        assert isinstance(learner, Draws)
+        start = learner.state_dict()
+        learner.reseed(7)
+        joined = learner.state_dict()
+        key = learner.own_state[0]
+        assert str(start[key]) != str(joined[key])
+        learner.load_state_dict(start)
+        learner.reseed(7)
+        assert str(learner.state_dict()[key]) == str(joined[key])
