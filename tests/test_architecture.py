@@ -28,9 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "track": {"core"},
     "testing": BELOW_RUN,
     "run": BELOW_RUN | {"testing"},
+    "plan": {"core", "flow", "track", "run"},
     "recipes": {"runnel"},
     "tune": BELOW_RUN | {"testing", "run", "recipes", "runnel"},
-    "cli": BELOW_RUN | {"testing", "run", "recipes", "tune", "runnel"},
+    "cli": BELOW_RUN | {"testing", "run", "recipes", "tune", "plan", "runnel"},
     "runnel": BELOW_RUN | {"testing", "run"},
 }
 """Besides itself. `runnel` is the package's own __init__: the public names."""

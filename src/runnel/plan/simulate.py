@@ -1,0 +1,307 @@
+"""A cluster by discrete events: up to tens of thousands of actors on the real staleness policy and accounting.
+
+`simulate(SimConfig(...), costs)` puts the workers of `plan/simulated.py` on links and devices, lets them run on a simulated
+clock, and says what came of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runnel.core.errors import ConfigError, DeadlockError
+from runnel.core.records import Accounting, StreamSpec
+from runnel.core.rng import make_rng
+from runnel.flow.slots import SlotMemory, SlotTable
+from runnel.flow.staleness import LagPolicy, StalenessConfig
+from runnel.plan.costs import Costs
+from runnel.plan.events import Agenda, Device, Link
+from runnel.plan.simulated import Broadcast, Host, InlineActor, RemoteActor, Server, Stream, Trainers, draws
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The links between nodes."""
+
+    gbps: float = 100.0
+    """Gigabits a second of each node's own link."""
+    latency_us: float = 50.0
+    """Microseconds that a message is on its way."""
+    actors_per_node: int = 128
+    """Actors (cores) of one node."""
+    fan_out: Literal["node", "process"] = "node"
+    """Parameters are sent once to each node, whose processes share them; or to each process."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.gbps * 1e9 / 8
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """A cluster and its run."""
+
+    actors: int = 1000
+    """Actors, each on a core of its own."""
+    trainers: int = 1
+    """Data-parallel trainers, each with an accelerator; actors are divided among them."""
+    inference: Literal["inline", "split", "central"] = "inline"
+    """inline: the policy answers in each actor. split: policy servers with accelerators of their own. central: servers on the
+    trainers' accelerators (for a language model: colocated)."""
+    servers: int = 0
+    """Policy servers in all; 0 is two for each trainer (split) or one (central)."""
+    ring: int = 1
+    """Vectors of environments of each actor; while one waits for the policy, another steps."""
+    batch_segments: int = 0
+    """Segments that each trainer takes for an update; 0 is one of each vector."""
+    updates: int = 8
+    """Updates to simulate. The first quarter warms up and is not measured."""
+    jitter: float = 0.3
+    """Deviation of the time of one step, as a share of its mean: stragglers."""
+    seed: int = 1
+    """Seed of the times of steps."""
+    staleness: StalenessConfig = field(default_factory=lambda: StalenessConfig(mode="window", max_lag=4))
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    @property
+    def num_servers(self) -> int:
+        if self.inference == "inline":
+            return 0
+        return self.servers or self.trainers * (2 if self.inference == "split" else 1)
+
+    @property
+    def lanes(self) -> int:
+        """Vectors of environments whose segments one trainer reads."""
+        return self.actors // self.trainers * (1 if self.inference == "inline" else self.ring)
+
+    @property
+    def batch(self) -> int:
+        return self.batch_segments or self.lanes
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot be simulated."""
+        self.staleness.check()
+        for name in ("actors", "trainers", "ring", "updates"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "use at least 1")
+        if self.actors < self.trainers:
+            raise ConfigError("actors", self.actors, f"each of {self.trainers} trainers needs one; use at least that")
+        if self.jitter < 0:
+            raise ConfigError("jitter", self.jitter, "use 0 or more")
+        if self.network.gbps <= 0 or self.network.latency_us < 0 or self.network.actors_per_node < 1:
+            raise ConfigError("network", self.network, "use a bandwidth above 0, a latency from 0, and at least 1 actor a node")
+
+
+@dataclass
+class SimResult:
+    """What a simulated run came to. Rates are over the measured updates."""
+
+    config: SimConfig
+    steps_per_s: float
+    """Steps (or tokens) trained on in a second."""
+    updates_per_s: float
+    utilisation: dict[str, float]
+    """Share of the time that each kind was busy: actors, servers, trainers, and the links sample, param, request."""
+    staleness: dict[int, int]
+    """Segments by the number of versions that they were behind when they were trained on."""
+    accounting: Accounting
+    """Of all streams together; it has been checked."""
+    queue: float
+    """Segments that waited for a trainer when it took a batch, beyond those it took."""
+    server_batch: float
+    """Requests of a mean inference batch."""
+    seconds: float
+    """Simulated seconds."""
+    events: int
+    wall_s: float
+
+    @property
+    def mean_staleness(self) -> float:
+        total = sum(self.staleness.values())
+        return sum(lag * num for lag, num in self.staleness.items()) / total if total else 0.0
+
+    @property
+    def max_staleness(self) -> int:
+        return max(self.staleness, default=0)
+
+
+def simulate(config: SimConfig, costs: Costs | None = None, *, progress: Callable[[int], None] | None = None) -> SimResult:
+    """Run the cluster for `config.updates` updates.
+
+    >>> result = simulate(SimConfig(actors=8, updates=4, jitter=0.0))
+    >>> round(result.steps_per_s), result.accounting.balance
+    (258, 0)
+    """
+    config.check()
+    return _Simulation(config, costs or Costs(), progress).run()
+
+
+class _Simulation:
+    def __init__(self, config: SimConfig, costs: Costs, progress: Callable[[int], None] | None) -> None:
+        self.config, self.costs, self.progress = config, costs, progress
+        self.agenda = Agenda()
+        n, c = config.trainers, config
+        self.inward, self.outward = [self._link() for _ in range(n)], [self._link() for _ in range(n)]
+        shared = c.inference == "central"
+        self.devices = [Device(self.agenda, slice_s=5e-3 if shared else math.inf) for _ in range(n)]
+        self.streams = [Stream(self.agenda, self._table(i), self.inward[i], costs) for i in range(n)]
+        self.servers = [self._server(i) for i in range(c.num_servers)]
+        self.hosts = self._hosts()
+        self.actors = [self._actor(i) for i in range(c.actors // n * n)]
+        self.broadcast = Broadcast(self.agenda, self.hosts, link=self.outward[0], costs=costs)
+        self.trainers = Trainers(
+            self.agenda,
+            self.streams,
+            devices=self.devices,
+            broadcast=self.broadcast,
+            batch=c.batch,
+            update_s=costs.update(c.batch * costs.segment_units) + costs.publish_s,
+            reduce_s=reduce_seconds(n, costs.param_bytes, c.network),
+            until=c.updates,
+        )
+        self.trainers.on_update = self._note
+        self._first = max(1, c.updates // 4)
+        self._start: tuple[float, dict[str, float]] = (0.0, {})
+
+    def _link(self) -> Link:
+        network = self.config.network
+        return Link(self.agenda, bytes_per_s=network.bytes_per_s, latency_s=network.latency_us * 1e-6)
+
+    def _table(self, trainer: int) -> SlotTable:
+        """A real table whose segments hold no arrays: only their places and headers matter."""
+        c, s = self.config, self.config.staleness
+        policy = LagPolicy(
+            lag=s.lag, batch=c.batch, exact=s.mode != "window", stop=c.updates + s.lag + 1, max_concurrent=s.max_concurrent
+        )
+        spec = StreamSpec(
+            name=f"samples-{trainer}",
+            fields={},
+            sizes={"B": max(1, round(self.costs.rows))},
+            capacity=max(c.batch * (s.lag + 1), c.lanes),
+            batch_segments=c.batch,
+            num_writers=c.actors // c.trainers,
+        )
+        return SlotTable(spec, policy, SlotMemory.local(spec))
+
+    def _server(self, index: int) -> Server:
+        c, trainer = self.config, index % self.config.trainers
+        central = c.inference == "central"
+        return Server(
+            self.agenda,
+            device=self.devices[trainer] if central else Device(self.agenda, slice_s=math.inf),
+            host=Host(),
+            inward=self.inward[trainer] if central else self._link(),
+            outward=self.outward[trainer] if central else self._link(),
+            costs=self.costs,
+        )
+
+    def _hosts(self) -> list[Host]:
+        c = self.config
+        if c.inference != "inline":
+            return [server.host for server in self.servers]
+        per_host = c.network.actors_per_node if c.network.fan_out == "node" else 1
+        return [Host() for _ in range(-(-c.actors // per_host))]
+
+    def _actor(self, index: int) -> InlineActor | RemoteActor:
+        c, costs = self.config, self.costs
+        trainer, writer = index % c.trainers, index // c.trainers
+        rng = make_rng(c.seed, "simulate", index)
+        stream, block = self.streams[trainer], 32
+        if c.inference == "inline":
+            host = self.hosts[index // (c.network.actors_per_node if c.network.fan_out == "node" else 1)]
+            noise = draws(rng, c.jitter, costs.num_steps, block)
+            return InlineActor(self.agenda, writer, stream=stream, host=host, costs=costs, noise=noise, lanes=1)
+        mine = list(range(trainer, len(self.servers), c.trainers)) or list(range(len(self.servers)))
+        server = self.servers[mine[writer % len(mine)]]
+        noise = draws(rng, c.jitter, 1.0, block)
+        return RemoteActor(self.agenda, writer, stream=stream, server=server, costs=costs, noise=noise, lanes=c.ring)
+
+    # --------------------------------------------------------------------------------------------------------- running
+    def run(self) -> SimResult:
+        began = time.perf_counter()
+        self.trainers.start()
+        for actor in self.actors:
+            actor.start()
+        while self.trainers.version < self.config.updates:
+            if not self.agenda.step():
+                waiting = sum(s.num_waiting for s in self.streams)
+                raise DeadlockError(f"nothing can move at version {self.trainers.version}: {waiting} lanes wait for room")
+        return self._result(time.perf_counter() - began)
+
+    def _note(self, version: int) -> None:
+        if version == self._first:
+            self._start = self.agenda.time, self._busy()
+            self.trainers.staleness.clear()
+            self.trainers.queued.clear()
+        if self.progress is not None:
+            self.progress(version)
+
+    def _busy(self) -> dict[str, float]:
+        """Busy seconds of each kind, divided by how many there are of it."""
+        own = [s._device for s in self.servers]
+        found = {
+            "actors": _mean([a.busy_s for a in self.actors]),
+            "trainers": _mean([sum(d.busy_s.values()) for d in self.devices]),
+            "sample": _mean([link.busy_s for link in self.inward]),
+            "param": self.outward[0].busy_s,
+        }
+        if own:
+            found["servers"] = _mean([sum(d.busy_s.values()) for d in own])
+            found["request"] = _mean([s._inward.busy_s for s in self.servers])
+        return found
+
+    def _result(self, wall_s: float) -> SimResult:
+        c, (start, before), now = self.config, self._start, self.agenda.time
+        span, updates = max(now - start, 1e-12), c.updates - self._first
+        accounts = [s.reader.accounting() for s in self.streams]
+        for stream, account in zip(self.streams, accounts, strict=True):
+            account.check(stream.table.spec.name)
+        batches = sum(s.num_batches for s in self.servers)
+        queued = self.trainers.queued
+        return SimResult(
+            config=c,
+            steps_per_s=updates * c.trainers * c.batch * self.costs.segment_units / span,
+            updates_per_s=updates / span,
+            utilisation={k: min(1.0, (v - before.get(k, 0.0)) / span) for k, v in self._busy().items()},
+            staleness=dict(sorted(self.trainers.staleness.items())),
+            accounting=total(accounts),
+            queue=_mean([n - c.batch for n in queued]),
+            server_batch=sum(s.num_requests for s in self.servers) / batches if batches else 0.0,
+            seconds=now,
+            events=self.agenda.num_events,
+            wall_s=wall_s,
+        )
+
+
+def reduce_seconds(trainers: int, param_bytes: int, network: NetworkConfig) -> float:
+    """Seconds of a ring all-reduce of gradients as large as the parameters.
+
+    >>> reduce_seconds(1, 10**9, NetworkConfig())
+    0.0
+    """
+    if trainers < 2:
+        return 0.0
+    moved = 2 * (trainers - 1) / trainers * param_bytes
+    return moved / network.bytes_per_s + 2 * (trainers - 1) * network.latency_us * 1e-6
+
+
+def total(accounts: Sequence[Accounting]) -> Accounting:
+    """The accounts of several streams as one."""
+    out = Accounting()
+    for a in accounts:
+        out.dispatched += a.dispatched
+        out.consumed += a.consumed
+        out.in_flight += a.in_flight
+        out.queued += a.queued
+        out.steps += a.steps
+        for mine, theirs in ((out.dropped, a.dropped), (out.cancelled, a.cancelled)):
+            for reason, rows in theirs.items():
+                mine[reason] = mine.get(reason, 0) + rows
+    return out
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

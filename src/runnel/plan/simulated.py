@@ -1,0 +1,342 @@
+"""The workers of a simulated cluster: actors, policy servers, trainers, and the broadcast of parameters between them.
+
+What they do takes simulated time and computes nothing. What they decide is decided by the real code: segments go through the
+slot table of `flow/slots.py`, under the staleness policy of `flow/staleness.py`, and are accounted for by it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from runnel.core.records import Segment, Slot
+from runnel.flow.slots import SlotTable, TableReader, TableWriter
+from runnel.plan.costs import Costs
+from runnel.plan.events import Agenda, Device, Link
+
+
+def draws(rng: np.random.Generator, jitter: float, num_steps: float, block: int = 4096) -> Iterator[float]:
+    """How long `num_steps` steps take over their mean, endlessly: a sum of Gamma variables of deviation `jitter` each."""
+    while True:
+        if jitter <= 0:
+            yield from [1.0] * block
+        else:
+            shape = num_steps / jitter**2
+            yield from (rng.standard_gamma(shape, block) / shape).tolist()
+
+
+class Host:
+    """A place that parameters arrive at: a process, or a node whose processes share them."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.queued = False
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def when(self, version: int, call: Callable[[], None]) -> None:
+        """Call as soon as `version` (at least the first one) is here."""
+        if self.version >= max(version, 0):
+            call()
+        else:
+            self._waiting.append((max(version, 0), call))
+
+    def arrive(self, version: int) -> None:
+        self.version = version
+        ready = [call for need, call in self._waiting if need <= version]
+        self._waiting = [(need, call) for need, call in self._waiting if need > version]
+        for call in ready:
+            call()
+
+
+class Broadcast:
+    """One sender, one link, all hosts in turn. Each gets the newest version there is when its turn comes."""
+
+    def __init__(self, agenda: Agenda, hosts: Sequence[Host], *, link: Link, costs: Costs) -> None:
+        self._agenda, self._hosts, self._link, self._costs = agenda, hosts, link, costs
+        self._turns: deque[Host] = deque()
+        self._sending = False
+        self.version = -1
+
+    def publish(self, version: int) -> None:
+        self.version = version
+        for host in self._hosts:
+            if not host.queued:
+                host.queued = True
+                self._turns.append(host)
+        if not self._sending:
+            self._next()
+
+    def _next(self) -> None:
+        self._sending = bool(self._turns)
+        if self._turns:
+            host = self._turns.popleft()
+            host.queued = False
+            arrival = self._link.send(self._costs.param_bytes)
+            self._agenda.at(arrival + self._costs.load_s, host.arrive, self.version)
+            self._agenda.at(self._link.free_at, self._next)
+
+
+class Stream:
+    """The sample stream of one trainer: a real slot table at the far end of a link, and the lanes that wait for room."""
+
+    def __init__(self, agenda: Agenda, table: SlotTable, link: Link, costs: Costs) -> None:
+        self._agenda, self.table, self._link, self._costs = agenda, table, link, costs
+        self.reader = TableReader(table, table.spec.readers[0])
+        self._writers: dict[int, TableWriter] = {}
+        self._waiting: deque[tuple[int, Callable[[Slot], None]]] = deque()
+        self.finished = 0
+        """Segments committed and not yet taken (or dropped)."""
+        self.on_commit: Callable[[], None] = lambda: None
+
+    def reserve(self, writer: int, call: Callable[[Slot], None]) -> None:
+        """Call with a slot as soon as the policy admits one."""
+        slot = None if self._waiting else self._writer(writer).reserve()
+        if slot is None:
+            self._waiting.append((writer, call))
+        else:
+            call(slot)
+
+    def _writer(self, writer: int) -> TableWriter:
+        if writer not in self._writers:
+            self._writers[writer] = TableWriter(self.table, writer)
+        return self._writers[writer]
+
+    def retry(self) -> None:
+        """There may be room again: ask for those that wait, in order. A window refuses all alike."""
+        exact, left = self.table.policy.exact, len(self._waiting)
+        while left:
+            left -= 1
+            writer, call = self._waiting.popleft()
+            slot = self._writer(writer).reserve()
+            if slot is not None:
+                call(slot)
+            elif exact:
+                self._waiting.append((writer, call))
+            else:
+                self._waiting.appendleft((writer, call))
+                return
+
+    def send(self, slot: Slot) -> None:
+        """A segment is full: it is committed where the trainer is, once it has arrived."""
+        self._agenda.at(self._link.send(self._costs.segment_bytes), self._commit, slot)
+
+    def _commit(self, slot: Slot) -> None:
+        self._writer(slot.header.writer).commit(slot, num_steps=round(self._costs.segment_units))
+        self.finished += 1
+        self.on_commit()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+
+class InlineActor:
+    """Plays a segment in one go: environments and policy on one core. Its ring takes turns, so it changes nothing here."""
+
+    def __init__(
+        self, agenda: Agenda, writer: int, *, stream: Stream, host: Host, costs: Costs, noise: Iterator[float], lanes: int
+    ) -> None:
+        self._agenda, self._writer, self._stream, self._host, self._noise = agenda, writer, stream, host, noise
+        self._seconds = costs.num_steps * (costs.step(costs.rows) + costs.infer(costs.rows))
+        self.busy_s = 0.0
+
+    def start(self) -> None:
+        self._stream.reserve(self._writer, self._open)
+
+    def _open(self, slot: Slot) -> None:
+        self._host.when(slot.header.required_version, lambda: self._play(slot))
+
+    def _play(self, slot: Slot) -> None:
+        need = slot.header.required_version
+        slot.header.version_min = slot.header.version_max = need if need >= 0 else self._host.version
+        seconds = self._seconds * next(self._noise)
+        self.busy_s += seconds
+        self._agenda.at(self._agenda.time + seconds, self._finish, slot)
+
+    def _finish(self, slot: Slot) -> None:
+        self._stream.send(slot)
+        self.start()
+
+
+class Lane:
+    """One vector of environments in the ring of an actor, with the segment it fills."""
+
+    __slots__ = ("actor", "left", "slot")
+
+    def __init__(self, actor: RemoteActor) -> None:
+        self.actor = actor
+        self.slot: Slot | None = None
+        self.left = 0
+
+
+class RemoteActor:
+    """Steps whichever lane of its ring has its reply; asks the server for the next action of the lane it has stepped."""
+
+    def __init__(
+        self, agenda: Agenda, writer: int, *, stream: Stream, server: Server, costs: Costs, noise: Iterator[float], lanes: int
+    ) -> None:
+        self._agenda, self._writer, self._stream, self._server, self._noise = agenda, writer, stream, server, noise
+        self._num_steps = round(costs.num_steps)
+        self._seconds = costs.step(costs.rows) + costs.message_s
+        self._ready: deque[Lane] = deque()
+        self._working = False
+        self._lanes = [Lane(self) for _ in range(lanes)]
+        self.busy_s = 0.0
+
+    def start(self) -> None:
+        for lane in self._lanes:
+            self._reserve(lane)
+
+    def _reserve(self, lane: Lane) -> None:
+        def opened(slot: Slot) -> None:
+            slot.header.version_min = -1
+            lane.slot, lane.left = slot, self._num_steps
+            self._server.ask(lane)
+
+        self._stream.reserve(self._writer, opened)
+
+    def reply(self, lane: Lane) -> None:
+        self._ready.append(lane)
+        if not self._working:
+            self._step()
+
+    def _step(self) -> None:
+        self._working = bool(self._ready)
+        if self._ready:
+            seconds = self._seconds * next(self._noise)
+            self.busy_s += seconds
+            self._agenda.at(self._agenda.time + seconds, self._stepped, self._ready.popleft())
+
+    def _stepped(self, lane: Lane) -> None:
+        lane.left -= 1
+        if lane.left:
+            self._server.ask(lane)
+        else:
+            assert lane.slot is not None
+            self._stream.send(lane.slot)
+            lane.slot = None
+            self._reserve(lane)
+        self._step()
+
+
+class Server:
+    """A policy worker: answers whatever has arrived since its last batch. A request that names a version waits for it."""
+
+    def __init__(self, agenda: Agenda, *, device: Device, host: Host, inward: Link, outward: Link, costs: Costs) -> None:
+        self._agenda, self._device, self.host, self._costs = agenda, device, host, costs
+        self._inward, self._outward = inward, outward
+        self._queue: deque[tuple[float, Lane]] = deque()
+        self._awake = False
+        self.num_batches = 0
+        self.num_requests = 0
+
+    def ask(self, lane: Lane) -> None:
+        assert lane.slot is not None
+        arrival = self._inward.send(self._costs.request_bytes)
+        need = lane.slot.header.required_version
+        if self.host.version >= max(need, 0):
+            self._enter(arrival, lane)
+        else:
+            self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), lane))
+
+    def _enter(self, arrival: float, lane: Lane) -> None:
+        self._queue.append((arrival, lane))
+        if not self._awake:
+            self._awake = True
+            self._agenda.at(arrival, self._serve)
+
+    def _serve(self) -> None:
+        batch: list[Lane] = []
+        while self._queue and self._queue[0][0] <= self._agenda.time:
+            batch.append(self._queue.popleft()[1])
+        if batch:
+            self.num_batches += 1
+            self.num_requests += len(batch)
+            seconds = self._costs.serve(len(batch) * self._costs.rows)
+            self._device.use("serve", seconds, self._answer, batch, self.host.version)
+        elif self._queue:
+            self._agenda.at(self._queue[0][0], self._serve)
+        else:
+            self._awake = False
+
+    def _answer(self, batch: list[Lane], version: int) -> None:
+        for lane in batch:
+            assert lane.slot is not None
+            header = lane.slot.header
+            made = header.required_version if header.required_version >= 0 else version
+            header.version_max = made
+            if header.version_min < 0:
+                header.version_min = made
+        self._agenda.at(self._outward.send(len(batch) * self._costs.reply_bytes), self._deliver, batch)
+        self._serve()
+
+    def _deliver(self, batch: list[Lane]) -> None:
+        for lane in batch:
+            lane.actor.reply(lane)
+
+
+class Trainers:
+    """Data-parallel trainers: each takes its share of the batch from its own stream; an update ends for all at once."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        streams: Sequence[Stream],
+        *,
+        devices: Sequence[Device],
+        broadcast: Broadcast,
+        batch: int,
+        update_s: float,
+        reduce_s: float,
+        until: int,
+    ) -> None:
+        self._agenda, self._streams, self._devices, self._broadcast = agenda, streams, devices, broadcast
+        self._batch, self._update_s, self._reduce_s, self._until = batch, update_s, reduce_s, until
+        self._taken: dict[int, list[Segment]] = {}
+        self._ready = 0
+        self.version = 0
+        self.staleness: Counter[int] = Counter()
+        self.queued: list[int] = []
+        self.on_update: Callable[[int], None] = lambda version: None
+        for i, stream in enumerate(streams):
+            stream.on_commit = lambda i=i: self._take(i)  # type: ignore[misc]
+
+    def start(self) -> None:
+        self._broadcast.publish(0)
+        for stream in self._streams:
+            stream.reader.advance(0)
+
+    def _take(self, index: int) -> None:
+        stream = self._streams[index]
+        if index in self._taken or stream.finished < self._batch or self.version >= self._until:
+            return
+        segments = stream.reader.take(self._batch)
+        if not segments:
+            if not stream.table.policy.exact:  # some were too old, and are dropped
+                stream.finished = stream.reader.available()
+                stream.retry()
+            return
+        self.queued.append(stream.finished)
+        stream.finished -= self._batch
+        self._taken[index] = segments
+        self.staleness.update(self.version - s.header.version_min for s in segments)
+        self._devices[index].use("update", self._update_s, self._updated)
+
+    def _updated(self) -> None:
+        self._ready += 1
+        if self._ready == len(self._streams):
+            self._agenda.at(self._agenda.time + self._reduce_s, self._advance)
+
+    def _advance(self) -> None:
+        self._ready, self.version = 0, self.version + 1
+        self._broadcast.publish(self.version)
+        taken, self._taken = self._taken, {}
+        for index, stream in enumerate(self._streams):
+            stream.reader.release(taken[index])
+            stream.reader.advance(self.version)
+        self.on_update(self.version)
+        for index, stream in enumerate(self._streams):
+            stream.retry()
+            self._take(index)

@@ -1,0 +1,125 @@
+"""Several simulated clusters beside each other: settings that vary, the rows of a table, the lines of a plot."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from runnel.core.config import override
+from runnel.core.errors import ConfigError
+from runnel.plan.costs import Costs, Line
+from runnel.plan.simulate import SimConfig, SimResult, simulate
+from runnel.track.plots import Series, curve_svg
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cluster of a sweep."""
+
+    setting: Mapping[str, str]
+    config: SimConfig
+    costs: Costs
+
+
+def with_cost(costs: Costs, name: str, value: str) -> Costs:
+    """Costs with one number changed. `step=0.002` is seconds a row; `step.base=0.001` seconds a call.
+
+    >>> with_cost(Costs(), "serve.base", "0.25").serve.base
+    0.25
+    """
+    head, _, part = name.partition(".")
+    known = {f.name for f in fields(Costs)} - {"name", "unit", "notes"}
+    if head not in known:
+        raise ConfigError("cost", name, f"unknown; use one of {', '.join(sorted(known))}")
+    number, old = _number(name, value), getattr(costs, head)
+    if isinstance(old, Line):
+        part = part or "per_row"
+        if part not in ("base", "per_row"):
+            raise ConfigError("cost", name, f"use {head}.base or {head}.per_row")
+        changed: dict[str, Any] = {head: replace(old, **{part: number})}
+        return replace(costs, **changed)
+    return replace(costs, **{head: type(old)(number)})
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ConfigError(name, value, "is not a number") from error
+
+
+def parse_pair(field: str, text: str) -> tuple[str, list[str]]:
+    """`name=a,b,c` as its name and its values."""
+    name, found, values = text.partition("=")
+    if not found or not values:
+        raise ConfigError(field, text, "write name=value, or name=value,value,... for several")
+    return name.strip(), [v.strip() for v in values.split(",")]
+
+
+def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list[Point]:
+    """Every combination of the values of `sweeps`, the last one fastest. A name is a setting or `cost.NAME`.
+
+    >>> [p.config.actors for p in sweep_points(SimConfig(), Costs(), ["actors=10,100"])]
+    [10, 100]
+    """
+    pairs = [parse_pair("sweep", text) for text in sweeps]
+    points = []
+    for values in itertools.product(*(values for _, values in pairs)):
+        now, cost, setting = config, costs, {}
+        for (name, _), value in zip(pairs, values, strict=True):
+            setting[name] = value
+            if name.startswith("cost."):
+                cost = with_cost(cost, name.removeprefix("cost."), value)
+            else:
+                now = override(now, {name.replace("-", "_"): _as_setting(value)})
+        points.append(Point(setting, now, cost))
+    return points
+
+
+def _as_setting(value: str) -> Any:
+    try:
+        return int(value)
+    except ValueError:
+        pass
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def run_sweep(points: Sequence[Point], *, progress: Callable[[Point, int], None] | None = None) -> list[SimResult]:
+    """Simulate every point."""
+    results = []
+    for point in points:
+        tell = None if progress is None else (lambda version, point=point: progress(point, version))
+        results.append(simulate(point.config, point.costs, progress=tell))
+    return results
+
+
+def bottleneck(result: SimResult) -> str:
+    """What was busiest, or what held it up if nothing was: the round trip of requests, or the wait for versions."""
+    kind, share = max(result.utilisation.items(), key=lambda item: item[1])
+    if share >= 0.8:
+        return kind
+    return "waiting for versions" if result.config.staleness.mode != "window" else "round trips"
+
+
+def plot(points: Sequence[Point], results: Sequence[SimResult], path: str | Path, *, title: str = "") -> None:
+    """Steps per second over the first swept setting, a line for each combination of the others."""
+    if Path(path).suffix != ".svg":
+        raise ConfigError("plot", str(path), "plots are SVG; use a name that ends in .svg")
+    names = list(points[0].setting)
+    if not names:
+        raise ConfigError("plot", str(path), "a plot needs something that varies; give --sweep NAME=VALUE,VALUE")
+    x_name, lines = names[0], dict[str, list[tuple[float, float]]]()
+    for point, result in zip(points, results, strict=True):
+        label = ", ".join(f"{k} {v}" if k != "inference" else v for k, v in point.setting.items() if k != x_name)
+        lines.setdefault(label or "steps/s", []).append((_number(x_name, point.setting[x_name]), result.steps_per_s))
+    series = [
+        Series(label, [x for x, _ in line], [y for _, y in line], marks=True, color=i % 6)
+        for i, (label, line) in enumerate(lines.items())
+    ]
+    curve_svg(series, path, title=title or "A simulated cluster", x_label=x_name, y_label="steps per second")
