@@ -1,6 +1,7 @@
 """Your own algorithm: a recipe file with its own learner. Here advantage actor-critic (A2C, Mnih et al. 2016).
 
     runnel train examples/own_algorithm.py --total-steps 40000
+    runnel train examples/own_algorithm.py --launcher local --placement.trainers 2
     runnel train examples/own_algorithm.py --help
 
 A recipe is a module with `Config` and `build(config)`. A learner turns segments into a batch (`prepare`), takes one step
@@ -44,8 +45,8 @@ class Config(rl.RunConfig):
 class A2C:
     """Consumes `[T, B]` segments, one gradient step a version."""
 
-    def __init__(self, config: Config, net: rl.ActorCritic) -> None:
-        self.config, self.net, self.version = config, net, 0
+    def __init__(self, config: Config, net: rl.ActorCritic, ranks: rl.Collective) -> None:
+        self.config, self.net, self.ranks, self.version = config, net, ranks, 0
         self.optimiser = torch.optim.Adam(net.parameters(), lr=config.lr)
 
     @torch.no_grad()
@@ -77,7 +78,9 @@ class A2C:
         if not torch.isfinite(loss):
             raise rl.NonFiniteError("loss/total", self.version)
         self.optimiser.zero_grad()
-        loss.backward()
+        (loss / self.ranks.world_size).backward()  # of several ranks each has a part of the batch: the sum is its gradient
+        for weight in self.net.parameters():
+            weight.grad = self.ranks.all_reduce(weight.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
         self.optimiser.step()
         self.version += 1
@@ -122,7 +125,7 @@ def build(c: Config) -> rl.Experiment:
         staleness={"trajectories": lag},
         actors=task.actors(c.num_envs, noise_size=task.spec.action.noise_size),
         inference=(rl.InferenceStream(lambda: rl.TorchInferencer(network()), num_workers=c.placement.policy_workers),),
-        learner=lambda ranks: A2C(c, network()),
+        learner=lambda ranks: A2C(c, network(), ranks),
         phases=(rl.Phase({"trajectories": c.num_actors}),),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
