@@ -26,6 +26,7 @@ TINY: dict[str, Any] = {
     "ppo": {"num_minibatches": 1, "num_epochs": 1},
     "eval": {"episodes": 0},
     "checkpoint": {"every": 0},
+    "placement": {"max_restarts": 0},
     "name": "run",
 }
 
@@ -104,7 +105,7 @@ def test_the_run_goes_on_after_a_lost_actor(tmp_path: Path) -> None:
 
 
 def test_a_hung_actor_is_named_with_its_stack_within_its_deadline(tmp_path: Path) -> None:
-    settings = {**TINY, "placement": {"stage_timeout_s": 3.0}}
+    settings = {**TINY, "placement": {"stage_timeout_s": 3.0, "max_restarts": 0}}
     start = time.monotonic()
     with pytest.raises(rl.WorkerFailure, match="hung in stage 'sample'") as caught:
         rl.train("ppo", env=f"{ENVS}:Hangs", launcher="local", out=str(tmp_path), **settings)

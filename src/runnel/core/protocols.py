@@ -170,6 +170,10 @@ class SampleWriter(Protocol):
         """What readers sent back about committed segments, oldest first."""
         ...
 
+    def version(self) -> int:
+        """How far the learner is, as the stream knows."""
+        ...
+
 
 @dataclass
 class Feedback:

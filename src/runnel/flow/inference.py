@@ -132,7 +132,7 @@ class InlineClient:
 
 
 # --------------------------------------------------------------------------------------------------------- mailboxes
-FREE, ASKED, SERVING, ANSWERED, ABORTED = range(5)
+FREE, ASKED, SERVING, ANSWERED, ABORTED, LOST = range(6)
 STATE, ID, VERSION, SIZE = range(4)
 _ALIGN = 16
 
@@ -177,16 +177,18 @@ class Board:
 
 
 class BoardClient:
-    """`InferenceClient` over a board. Keeps each request until its reply is taken, so that a resume can ask again."""
+    """`InferenceClient` over a board. Keeps each request until its reply is taken, so that it can ask again after a resume,
+    or where the policy worker was lost. Tickets count up from `first`, so as not to be those of one that had the boxes before.
+    """
 
-    def __init__(self, board: Board, client: int, subscriber: ChannelSubscriber) -> None:
+    def __init__(self, board: Board, client: int, subscriber: ChannelSubscriber, *, first: int = 0) -> None:
         depth = board.spec.depth
         self._board, self._boxes = board, range(client * depth, (client + 1) * depth)
         self._subscriber = subscriber
         self._requests: dict[int, Request] = {}
         self._unsent: deque[int] = deque()
         self._replies: dict[int, Reply] = {}
-        self._next = 0
+        self._next = first
         self.version = -1
 
     def submit(self, rows: Batch, *, version: int = -1) -> int:
@@ -221,6 +223,11 @@ class BoardClient:
                     rows = unpack(board.payload[box], int(board.control[box, SIZE]))
                     if ticket in self._requests:
                         self._replies[ticket] = Reply(ticket, rows, int(board.control[box, VERSION]))
+                    board.control[box, STATE] = FREE
+                    num += 1
+                elif board.control[box, STATE] == LOST:
+                    if (ticket := int(board.control[box, ID])) in self._requests:
+                        self._unsent.append(ticket)
                     board.control[box, STATE] = FREE
                     num += 1
         if self._unsent:
@@ -280,7 +287,10 @@ class BoardClient:
 
 
 class BoardServer:
-    """The serving end for the clients whose number is `server` modulo the number of servers."""
+    """The serving end for the clients whose number is `server` modulo the number of servers.
+
+    What one before it was serving when it was lost is given back: the clients ask again.
+    """
 
     def __init__(self, board: Board, server: int) -> None:
         spec = board.spec
@@ -289,6 +299,10 @@ class BoardServer:
         self._board = board
         self._box_of: dict[int, int] = {}
         self._next = 0
+        with board.lock:
+            states = board.control[self._boxes, STATE]
+            board.control[self._boxes[states == SERVING], STATE] = LOST
+            board.control[self._boxes[states == ABORTED], STATE] = FREE
 
     def poll(self) -> list[Request]:
         board, out = self._board, []

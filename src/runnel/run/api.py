@@ -19,7 +19,7 @@ from runnel.core.protocols import EvalResult, Policy, Progress
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.run import registry
-from runnel.run.checkpoint import Checkpoints, read_parts
+from runnel.run.checkpoint import Checkpoints
 from runnel.run.experiment import BUDGETS, Experiment, RunConfig, describe, one_budget
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
@@ -128,7 +128,7 @@ def resume(
         session = _open_session(registry.build(module.name, config), folder, callbacks)
         folder.write_config(to_data(config))
         try:
-            _prepare_resume(session, *found)
+            session.restore(*found)
             return _run(session, live=live)
         except BaseException as error:
             if not session.started:
@@ -221,6 +221,7 @@ def _run(session: Session, *, live: bool) -> Run:
     ledger.attach([make_sink(name, folder.path, to_data(config)) for name in config.track], _view(experiment) if live else None)
     for text in session.notes:
         ledger.note(text)
+    session.beginning = ledger.snapshot()
     start, status = time.perf_counter(), "failed"
     try:
         with catch_signals(session.interrupted):
@@ -236,19 +237,6 @@ def _run(session: Session, *, live: bool) -> Run:
         ledger.close()
         write_report([folder.path])
     return Run(folder.path, status, ledger.version, ledger.steps, ledger.tokens, ledger.last_eval, seconds)
-
-
-def _prepare_resume(session: Session, path: Path, manifest: Mapping[str, Any], problems: list[str]) -> None:
-    """Read the newest good checkpoint; say so loudly if a newer one is damaged."""
-    session.resume_from, session.epoch = path, manifest["epoch"] + 1
-    session.states = read_parts(path)
-    if "ledger" not in session.states:
-        raise CheckpointError(f"checkpoint {path} has no ledger; it was not written by a run")
-    session.ledger.restore(session.states["ledger"])
-    for problem in problems:
-        session.ledger.note(f"fell back to checkpoint {path.name}: {problem}", level="warning")
-        print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
-    session.ledger.note(f"resumed from version {manifest['version']} (epoch {session.epoch})")
 
 
 def _check_unspent(manifest: Mapping[str, Any], config: RunConfig) -> None:

@@ -67,6 +67,9 @@ class PlacementConfig:
     """Torch threads of each process."""
     stage_timeout_s: float = 120.0
     """A worker that stays in one stage for longer is taken for hung: it is named, with its stack, and the run ends."""
+    max_restarts: int = 5
+    """Times that one process may be started again within ten minutes after it died or fell silent; what has no state (actors,
+    policy workers) starts afresh beside the others, else the whole run goes on from its newest checkpoint. 0 ends the run."""
     stall_timeout_s: float = 60.0
     """If nothing at all moves for longer, the run ends and says who waits for what."""
 
@@ -160,6 +163,7 @@ class RunConfig:
             ("eval.episodes", self.eval.episodes),
             ("eval.samples", self.eval.samples),
             ("placement.policy_workers", self.placement.policy_workers),
+            ("placement.max_restarts", self.placement.max_restarts),
         ):
             if value < 0:
                 raise ConfigError(name, value, "use 0 for none, or a number")

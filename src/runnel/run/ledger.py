@@ -86,6 +86,8 @@ class Ledger:
         self.streams: dict[str, Any] = {}
         self.last_eval: Row | None = None
         self.stop_reason: str | None = None
+        self.recoveries: list[tuple[str, float]] = []
+        """What was lost and came back, and the seconds that it took."""
 
     def attach(self, sinks: Sequence[Sink], view: LiveView | None) -> None:
         """Show rows elsewhere too. After a restore, so that sinks see files that are already cut back."""
@@ -214,6 +216,16 @@ class Ledger:
         """Something worth knowing that is not a measurement."""
         self._write({"kind": "event", "level": level, "text": text, "time": {"wall_s": self.wall_s()}})
 
+    def lost(self, what: str, then: str) -> None:
+        """A worker is gone; `then` is what is done about it."""
+        self._faults["worker_lost"] = self._faults.get("worker_lost", 0) + 1
+        self.note(f"{what}; {then}", level="warning")
+
+    def recovered(self, who: str, seconds: float) -> None:
+        """What was lost is at work again."""
+        self.recoveries.append((who, seconds))
+        self.note(f"{who} is back after {seconds:.1f} s", level="warning")
+
     def checkpoint(self, path: Path, version: int) -> None:
         self._call(self._callbacks.on_checkpoint, {"kind": "checkpoint", "version": version, "path": str(path)})
 
@@ -267,6 +279,8 @@ class Ledger:
 
     def restore(self, state: State) -> None:
         """Cut the files back to where the checkpoint was, and go on from there."""
+        self._returns.clear()
+        self._lengths.clear()
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
@@ -277,5 +291,8 @@ class Ledger:
         self._metrics.truncate(state["offsets"]["metrics"])
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
+        self._start = self.clock.now()
         self._first = _Mark(self._start, self.steps, self.tokens, {})
+        self._marks.clear()
+        self._busy, self._stages = {}, {}
         self.last_eval = state["last_eval"]

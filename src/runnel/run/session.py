@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from runnel.core.clock import Clock
+from runnel.core.errors import CheckpointError
 from runnel.core.protocols import State
-from runnel.run.checkpoint import Checkpoints
+from runnel.run.checkpoint import Checkpoints, read_parts
 from runnel.run.experiment import Experiment
 from runnel.run.ledger import Ledger
 from runnel.track.folder import RunFolder
@@ -37,8 +39,32 @@ class Session:
     notes: list[str] = field(default_factory=list)
     """What was chosen for the user when the run was made."""
     interrupted: threading.Event = field(default_factory=threading.Event)
+    beginning: State = field(default_factory=dict)
+    """What the ledger held before the first start."""
     started: bool = False
     """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""
+
+    def restore(self, path: Path, manifest: Mapping[str, Any], problems: Sequence[str]) -> None:
+        """Go on from a checkpoint, in the next epoch; say so loudly if a newer one is damaged."""
+        self.resume_from, self.epoch = path, max(self.epoch, manifest["epoch"]) + 1
+        self.states = read_parts(path)
+        if "ledger" not in self.states:
+            raise CheckpointError(f"checkpoint {path} has no ledger; it was not written by a run")
+        self.ledger.restore(self.states["ledger"])
+        for problem in problems:
+            self.ledger.note(f"fell back to checkpoint {path.name}: {problem}", level="warning")
+            print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
+        self.ledger.note(f"resumed from version {manifest['version']} (epoch {self.epoch})")
+
+    def go_back(self, why: str) -> None:
+        """Part of the run is lost: go on from the newest good checkpoint, or from the start if there is none yet."""
+        if self.checkpoints.finished():
+            self.restore(*self.checkpoints.newest())
+        else:
+            self.epoch += 1
+            self.ledger.restore(self.beginning)
+        self.ledger.lost(why, f"going on from version {self.ledger.version}")
+        print(f"runnel: warning: {why}; going on from version {self.ledger.version}", file=sys.stderr)
 
     def should_stop(self) -> str | None:
         """The status to end with, or None to go on."""

@@ -9,18 +9,20 @@ from __future__ import annotations
 import fnmatch
 import os
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from runnel.core.clock import Clock
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Inferencer, OneProcess, Progress
+from runnel.core.protocols import Inferencer, OneProcess, Progress, SampleWriter
+from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
 from runnel.flow.collective import TorchCollective
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec, InlineClient
+from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec, InlineClient, Server
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
+from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import ShmTransport
 from runnel.flow.workers.actor import ActorWorker, SavedClient
@@ -34,6 +36,32 @@ from runnel.run.experiment import ActorSpec, Experiment, InferenceStream, RunCon
 from runnel.run.group import Group
 
 PARAMS = "policy"
+
+
+class Outer(Protocol):
+    """The transport of edges that leave a group: shared memory, or a cluster."""
+
+    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
+        """The table of a stream, for those who read it."""
+        ...
+
+    def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> SampleWriter: ...
+
+    def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> SavedClient:
+        """Tickets count up from `first`."""
+        ...
+
+    def server(self, spec: InferenceSpec, index: int) -> Server: ...
+
+    def params(self, name: str, *, depth: int) -> Channel: ...
+
+    def wait(self, timeout_s: float, *also: int) -> bool:
+        """Until something may have come, or one of the descriptors in `also` can be read, or the time has passed."""
+        ...
+
+    def flush(self) -> None:
+        """Until all that was written has arrived (before a checkpoint)."""
+        ...
 
 
 def place(experiment: Experiment) -> dict[str, list[str]]:
@@ -94,12 +122,12 @@ def wire(
     group: str,
     *,
     clock: Clock,
-    shm: ShmTransport | None = None,
+    outer: Outer | None = None,
     progress: Progress | None = None,
     incarnation: int = 0,
 ) -> Group:
     """Build the workers of `group`, and the ends of their streams."""
-    return _Wiring(experiment, groups, group, clock, shm, progress, incarnation).build()
+    return _Wiring(experiment, groups, group, clock, outer, progress, incarnation).build()
 
 
 class _Wiring:
@@ -109,12 +137,12 @@ class _Wiring:
         groups: dict[str, list[str]],
         group: str,
         clock: Clock,
-        shm: ShmTransport | None,
+        outer: Outer | None,
         progress: Progress | None,
         incarnation: int,
     ) -> None:
         self.experiment, self.groups, self.group, self.clock = experiment, groups, group, clock
-        self.edges, self.shm, self.inproc = Edges(experiment, groups), shm, InprocTransport()
+        self.edges, self.outer, self.inproc = Edges(experiment, groups), outer, InprocTransport()
         self.progress, self.incarnation = progress, incarnation
         self._tables: dict[str, SlotTable] = {}
         self._boards: dict[str, Board] = {}
@@ -158,17 +186,17 @@ class _Wiring:
             if stream.name not in spec.asks:
                 continue
             if stream.num_workers:
-                askers = [a.name for a in self.experiment.actors if stream.name in a.asks]
-                clients[stream.name] = BoardClient(self._board(stream), askers.index(spec.name), self._subscriber())
+                clients[stream.name] = self._client(stream, spec.name)
             else:
                 clients[stream.name] = self._inline(stream.make())
-        writers = {s: TableWriter(self._table(s), self.experiment.writers_of(s).index(spec.name)) for s in spec.writes}
+        writers = {s: self._writer(s, spec.name) for s in spec.writes}
         return ActorWorker(spec.name, self.clock, sampler=spec.make(self.incarnation), clients=clients, writers=writers)
 
     def _policy(self, stream: InferenceStream, index: int) -> PolicyWorker:
-        server = BoardServer(self._board(stream), index)
         name = f"{stream.name}-{index}"
-        return PolicyWorker(name, self.clock, server=server, inferencer=stream.make(), subscriber=self._subscriber())
+        return PolicyWorker(
+            name, self.clock, server=self._server(stream, index), inferencer=stream.make(), subscriber=self._subscriber()
+        )
 
     def _buffer(self) -> BufferWorker:
         spec = self.experiment.buffer
@@ -177,7 +205,7 @@ class _Wiring:
             spec.name,
             self.clock,
             reader=TableReader(self._table(spec.reads), self.experiment.stream(spec.reads).readers[0]),
-            writer=TableWriter(self._table(spec.writes), 0),
+            writer=self._writer(spec.writes, spec.name),
             store=spec.make(),
             policy=spec.policy,
             rng=make_rng(self.experiment.config.seed, "buffer"),
@@ -215,14 +243,33 @@ class _Wiring:
         if name not in self._tables:
             spec, policy = self.experiment.stream(name), self.experiment.staleness[name]
             crosses = name in self.edges.streams
-            self._tables[name] = self._shared().samples(spec, policy) if crosses else self.inproc.samples(spec, policy)
+            self._tables[name] = self._outer().samples(spec, policy) if crosses else self.inproc.samples(spec, policy)
         return self._tables[name]
 
+    def _writer(self, stream: str, worker: str) -> SampleWriter:
+        index = self.experiment.writers_of(stream).index(worker)
+        if stream in self.edges.streams:
+            return self._outer().writer(self.experiment.stream(stream), self.experiment.staleness[stream], index)
+        return TableWriter(self._table(stream), index)
+
+    def _client(self, stream: InferenceStream, worker: str) -> SavedClient:
+        index, spec = [a.name for a in self.experiment.actors if stream.name in a.asks].index(worker), self._spec(stream)
+        first = self.incarnation << 32
+        if stream.name in self.edges.boards:
+            return self._outer().client(spec, index, self._subscriber(), first=first)
+        return BoardClient(self._board(stream), index, self._subscriber(), first=first)
+
+    def _server(self, stream: InferenceStream, index: int) -> Server:
+        crosses = stream.name in self.edges.boards
+        return self._outer().server(self._spec(stream), index) if crosses else BoardServer(self._board(stream), index)
+
+    def _spec(self, stream: InferenceStream) -> InferenceSpec:
+        return board_spec(self.experiment, stream)
+
     def _board(self, stream: InferenceStream) -> Board:
+        """Of a stream whose both ends are in this group."""
         if stream.name not in self._boards:
-            spec = board_spec(self.experiment, stream)
-            crosses = stream.name in self.edges.boards
-            self._boards[stream.name] = self._shared().inference(spec) if crosses else Board.local(spec)
+            self._boards[stream.name] = Board.local(self._spec(stream))
         return self._boards[stream.name]
 
     def _params(self) -> Channel:
@@ -230,7 +277,7 @@ class _Wiring:
         if self._channel is None:
             depth = self.experiment.lag + 2
             if self.edges.params_cross:
-                self._channel = self._shared().params(PARAMS, depth=depth)
+                self._channel = self._outer().params(PARAMS, depth=depth)
             else:
                 self._channel = self.inproc.params(PARAMS, depth=depth, shared=self.experiment.lag == 0)
         return self._channel
@@ -238,9 +285,9 @@ class _Wiring:
     def _subscriber(self) -> ChannelSubscriber:
         return ChannelSubscriber(self._params())
 
-    def _shared(self) -> ShmTransport:
-        assert self.shm is not None, "an edge crosses groups, but this process was given no shared memory"
-        return self.shm
+    def _outer(self) -> Outer:
+        assert self.outer is not None, "an edge crosses groups, but this process was given no transport"
+        return self.outer
 
 
 def rank_collective(config: RunConfig, rank: int) -> TorchCollective:

@@ -25,9 +25,9 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.memory import free_memory
 from runnel.core.protocols import ParamSet, State
 from runnel.core.records import StreamSpec
-from runnel.flow.inference import Board, InferenceSpec
-from runnel.flow.params import Channel, checksum
-from runnel.flow.slots import SlotMemory, SlotTable
+from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
+from runnel.flow.params import Channel, ChannelSubscriber, checksum
+from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
 from runnel.flow.staleness import StalenessPolicy
 
 _ALIGN = 64
@@ -139,8 +139,20 @@ class ShmTransport:
     def params(self, name: str, *, depth: int) -> Channel:
         return ShmChannel(name, self._fds[f"params/{name}"], depth=depth, ring=self._bells.ring)
 
+    def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> TableWriter:
+        return TableWriter(self.samples(spec, policy), index)
+
+    def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> BoardClient:
+        return BoardClient(self.inference(spec), index, subscriber, first=first)
+
+    def server(self, spec: InferenceSpec, index: int) -> BoardServer:
+        return BoardServer(self.inference(spec), index)
+
     def wait(self, timeout_s: float, *also: int) -> bool:
         return self._bells.wait(timeout_s, *also)
+
+    def flush(self) -> None:
+        """What was written is there: memory has no way to go."""
 
 
 class ShmChannel:

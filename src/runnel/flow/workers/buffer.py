@@ -8,9 +8,9 @@ import numpy as np
 
 from runnel.core.clock import Clock
 from runnel.core.errors import DataError
-from runnel.core.protocols import Feedback, State, Store
+from runnel.core.protocols import Feedback, SampleWriter, State, Store
 from runnel.core.rng import rng_state, set_rng_state
-from runnel.flow.slots import TableReader, TableWriter
+from runnel.flow.slots import TableReader
 from runnel.flow.staleness import RatioPolicy
 from runnel.flow.workers.base import Worker
 
@@ -31,7 +31,7 @@ class BufferWorker(Worker):
         clock: Clock,
         *,
         reader: TableReader,
-        writer: TableWriter,
+        writer: SampleWriter,
         store: Store,
         policy: RatioPolicy,
         rng: np.random.Generator,

@@ -1,4 +1,4 @@
-"""The control line between the launching process and a group: JSON objects, one a line, over a socket pair."""
+"""The control line between a supervisor and a group: JSON objects."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ import json
 import select
 import socket
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 Message = dict[str, Any]
 
 
+class ControlLine(Protocol):
+    """One end of a line, whatever carries it."""
+
+    closed: bool
+
+    def send(self, message: Message) -> None: ...
+
+    def receive(self) -> list[Message]: ...
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when something has arrived."""
+        ...
+
+
 class Line:
-    """One end. `send` may be called from several threads; `receive` gives what has arrived, without waiting."""
+    """One end over a socket pair, one object a line.
+
+    `send` may be called from several threads; `receive` gives what has arrived, without waiting."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._lock, self._left = sock, threading.Lock(), b""
@@ -24,6 +40,8 @@ class Line:
 
     def send(self, message: Message) -> None:
         """If the other end is gone nothing happens: `receive` tells, once what it sent before has been read."""
+        if self.closed:
+            return
         data = json.dumps(message).encode() + b"\n"
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
@@ -41,4 +59,5 @@ class Line:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
+        self.closed = True
         self._socket.close()

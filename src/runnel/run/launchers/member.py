@@ -1,0 +1,160 @@
+"""A process group's part of a run, wherever the process was started: builds its workers and polls them.
+
+It gets its orders over a control line: start, go, pause, save, abandon, evaluate, stop. What it runs it is told as data (the
+recipe by name, the resolved config), so nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runnel.core.clock import WallClock
+from runnel.core.config import override
+from runnel.core.errors import NonFiniteError
+from runnel.run import registry
+from runnel.run.checkpoint import read_params, read_parts, write_parts
+from runnel.run.experiment import Experiment
+from runnel.run.group import Group
+from runnel.run.launchers.line import ControlLine, Message
+from runnel.run.wiring import Outer, place, wire
+
+BEAT_S = 0.25
+STANDSTILL_S = 2.0
+"""A loop that turns many times a second and was away for longer than this has been stopped from outside."""
+REPORT_S = 0.05
+WAIT_S = 0.5
+
+
+def read_experiment(recipe: str, config: dict[str, Any]) -> Experiment:
+    """The experiment of a run, from its recipe's name and its config as data."""
+    module = registry.load_recipe(recipe)
+    return registry.build(module.name, override(module.Config(), config))
+
+
+class Member:
+    """This process's part of the run. `incarnation` is another number each time its workers start without a saved state."""
+
+    def __init__(
+        self, experiment: Experiment, group: str, line: ControlLine, outer: Outer, *, epoch: int, incarnation: int
+    ) -> None:
+        torch.set_num_threads(experiment.config.placement.threads)
+        self.line, self.outer, self._epoch = line, outer, epoch
+        self.config, self._clock = experiment.config, WallClock()
+        self.group: Group = wire(
+            experiment,
+            place(experiment),
+            group,
+            clock=self._clock,
+            outer=outer,
+            progress=self._progress,
+            incarnation=incarnation,
+        )
+        self.running = False
+        self.done = False
+        self._next_report = 0.0
+        threading.Thread(target=self._beat, daemon=True).start()
+        line.send({"op": "ready"})
+
+    def run(self) -> None:
+        """Rounds while running; else wait for orders."""
+        while not self.done:
+            for message in self.line.receive():
+                self._obey(message)
+            if self.line.closed:
+                return
+            work = self.group.round() if self.running else 0
+            self._report(force=False)
+            if not work and not self.done:
+                self.outer.wait(WAIT_S if not self.group.has_events() else REPORT_S, self.line.fileno())
+
+    def serve(self) -> int:
+        """`run` to its end, and close the workers; an error is told over the line. Returns an exit code."""
+        try:
+            self.run()
+        except Exception as error:
+            polling = self.group.polling
+            tell_error(self.line, polling.name if polling is not None else self.group.name, error)
+            return 1
+        finally:
+            self.group.close()
+        return 0
+
+    # -------------------------------------------------------------------------------------------------------- orders
+    def _obey(self, message: Message) -> None:
+        match message["op"]:
+            case "start":
+                self._start(message)
+            case "go":
+                self.running = True
+            case "pause":
+                self.running = False
+                self.outer.flush()
+                self._report(force=True)
+                self.line.send({"op": "paused"})
+            case "save":
+                self._save(message)
+            case "abandon":
+                for worker in message["workers"]:
+                    self.group.abandon(worker)
+            case "evaluate":
+                self.group.evaluate()
+                self._report(force=True)
+                self.line.send({"op": "evaluated"})
+            case "stop":
+                self.done = True
+
+    def _start(self, message: Message) -> None:
+        path = message["checkpoint"]
+        fresh = self.group.start(read_parts(Path(path)) if path else None, epoch=self._epoch)
+        if message["init_from"]:
+            self.group.warm_start(read_params(Path(message["init_from"])), self.config.init_from)
+        self.line.send({"op": "started", "fresh": fresh})
+
+    def _save(self, message: Message) -> None:
+        for worker in message["abandon"]:
+            self.group.abandon(worker)
+        self.group.check()
+        files = write_parts(Path(message["path"]), self.group.snapshot())
+        accounts = {name: vars(account) for name, account in self.group.accounting().items()}
+        self.line.send({"op": "saved", "files": files, "streams": accounts})
+
+    # ------------------------------------------------------------------------------------------------------- telling
+    def _report(self, *, force: bool) -> None:
+        now = time.monotonic()
+        if not force and now < self._next_report:
+            return
+        self._next_report = now + REPORT_S
+        events = self.group.collect()
+        if events or force:
+            self.line.send({"op": "events", "events": events, "stages": self.group.stages()})
+
+    def _beat(self) -> None:
+        while not self.line.closed and not self.done:
+            now = self._clock.now()
+            current = {w.name: [w.timer.current[0], now - w.timer.current[1]] for w in self.group.workers}
+            self.line.send({"op": "beat", "stages": current, "waits": self.group.waits() if self.running else {}})
+            time.sleep(BEAT_S)
+            if self._clock.now() - now > STANDSTILL_S:  # all of the process stood still: no stage hangs
+                for worker in self.group.workers:
+                    worker.timer.touch()
+
+    def _progress(self, done: int, total: int) -> None:
+        evaluator = self.group.evaluator
+        if evaluator is not None:
+            evaluator.timer.touch()
+        self.line.send({"op": "tick", "text": f"evaluating {done}/{total}"})
+
+
+def tell_error(line: ControlLine, worker: str, error: Exception) -> None:
+    """The last word of a group that failed."""
+    trace = "".join(traceback.format_exception(error))
+    found: Message = {"type": type(error).__name__, "text": str(error), "traceback": trace}
+    if isinstance(error, NonFiniteError):
+        found |= {"tensor": error.tensor, "step": error.step, "detail": error.detail}
+    line.send({"op": "error", "worker": worker, **found})

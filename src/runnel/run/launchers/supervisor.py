@@ -1,0 +1,390 @@
+"""The supervisor of a run whose groups are processes, on this machine or on a cluster.
+
+It trains nothing. It starts the groups, keeps the ledger, calls the user's callbacks, makes checkpoints at barriers, and
+watches. A group that dies or falls silent is started again if its workers keep nothing (actors, policy workers); if it held
+streams or the learner, the whole run goes on from its newest checkpoint, without a person. A group that raises or hangs is at
+fault itself: it is named, what is left of the run is saved, and the run ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Protocol
+
+from runnel.core.errors import DeadlockError, NonFiniteError, WorkerFailure
+from runnel.run.checkpoint import Checkpoints, write_parts
+from runnel.run.launchers.line import ControlLine, Message
+from runnel.run.launchers.member import STANDSTILL_S
+from runnel.run.session import Session
+from runnel.track.folder import RunFolder
+
+START_TIMEOUT_S = 300.0
+RESTART_WINDOW_S = 600.0
+"""Restarts of a group are counted over so long; who dies more often than `placement.max_restarts` ends the run."""
+EXIT_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+"""A group that failed has so long to let go of what it holds (environments, engines)."""
+ROUND_S = 0.1
+
+
+class Seat(Protocol):
+    """A group's process, as whoever started it can handle it."""
+
+    @property
+    def line(self) -> ControlLine: ...
+
+    def died(self) -> str:
+        """How the process ended, in words; empty while it lives."""
+        ...
+
+    def stack(self) -> str:
+        """Where the process is now, if it can still say so."""
+        ...
+
+    def end(self, timeout_s: float) -> None:
+        """Give the process so long to leave by itself, then kill it, and let go of it."""
+        ...
+
+
+class Host(Protocol):
+    """Starts processes: on this machine, or on a cluster."""
+
+    def open(self, groups: Collection[str]) -> None:
+        """Make what all groups share: memory, doorbells, agents of nodes."""
+        ...
+
+    def start(self, group: str, *, epoch: int, incarnation: int) -> Seat: ...
+
+    def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
+        """Until one of them may have sent something, or the time has passed."""
+        ...
+
+    def output(self) -> str:
+        """The end of what processes have printed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Child:
+    """A group as the supervisor knows it."""
+
+    def __init__(self, name: str, seat: Seat) -> None:
+        self.name, self.seat = name, seat
+        self.heard = time.monotonic()
+        self.stages: dict[str, tuple[str, float]] = {}
+        self.waits: dict[str, str] = {}
+        self.answers: list[Message] = []
+        self.since: float | None = None
+        """Set while it is being started again: when it was lost."""
+
+
+class RunLost(Exception):
+    """A group is gone without which the run cannot go on in its place: it goes on from a checkpoint."""
+
+
+def supervise(session: Session, host: Host) -> str:
+    """Run to the end; returns the status. However it ends, no process is left behind."""
+    losses: dict[str, list[float]] = {}
+    lost_at: float | None = None
+    while True:
+        supervisor = Supervisor(session, host, losses)
+        try:
+            supervisor.start()
+            if lost_at is not None:
+                session.ledger.recovered("the run", time.monotonic() - lost_at)
+            return supervisor.run()
+        except RunLost as loss:
+            lost_at = time.monotonic()
+            supervisor.end()
+            session.go_back(str(loss))
+        finally:
+            supervisor.end()
+
+
+class Supervisor:
+    """All groups of a run, from one start to its end or to a loss."""
+
+    def __init__(self, session: Session, host: Host, losses: dict[str, list[float]]) -> None:
+        self.session, self.config, self.host = session, session.experiment.config, host
+        self.children: dict[str, Child] = {}
+        self._losses = losses
+        self._paused = True
+        self._gone: list[str] = []
+        self._moved = self._watched = time.monotonic()
+
+    # --------------------------------------------------------------------------------------------------------- start
+    def start(self) -> None:
+        session = self.session
+        self.host.open(session.groups)
+        for name in session.groups:
+            self.children[name] = self._seat(name)
+        session.ledger.tick("starting processes")
+        self._await("ready", list(self.children), START_TIMEOUT_S)
+        owners = [g for g in session.groups if self._owns_streams(g)]
+        for name in (*owners, *(g for g in session.groups if g not in owners)):
+            self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
+            self._await("started", [name], START_TIMEOUT_S)
+        session.started = True
+        self._go()
+
+    def _seat(self, name: str) -> Child:
+        """Incarnations differ between epochs, and between the starts of a group within one."""
+        epoch, restarts = self.session.epoch, len(self._losses.get(name, ()))
+        return Child(name, self.host.start(name, epoch=epoch, incarnation=epoch + (restarts << 12)))
+
+    def _owns_streams(self, group: str) -> bool:
+        e, members = self.session.experiment, self.session.groups[group]
+        return any(e.reader_of(s.name) in members for s in e.streams)
+
+    def _init_from(self) -> str:
+        if self.session.warm_params is None:
+            return ""
+        return str(Checkpoints(RunFolder.open(self.config.init_from).checkpoints).newest()[0])
+
+    # ----------------------------------------------------------------------------------------------------------- run
+    def run(self) -> str:
+        ledger, saved = self.session.ledger, self.session.ledger.version
+        self._moved = time.monotonic()
+        while True:
+            self._listen(ROUND_S)
+            self._watch()
+            self._check_moving()
+            status = self.session.should_stop()
+            if status is not None:
+                self._finish(status)
+                return status
+            if self.session.checkpoint_due(saved):
+                self._barrier()
+                saved = ledger.version
+                self._go()
+                self._moved = time.monotonic()
+            ledger.tick()
+
+    def _go(self) -> None:
+        self._paused = False
+        for child in self.children.values():
+            if child.since is None:
+                child.seat.line.send({"op": "go"})
+
+    def _finish(self, status: str) -> None:
+        self._pause(self._standing())
+        owner = next((g for g, members in self.session.groups.items() if "evaluator" in members), None)
+        if owner is not None and status != "interrupted":
+            self._order(owner, {"op": "evaluate"})
+            self._await("evaluated", [owner], None)
+        self._barrier()
+
+    def _standing(self) -> list[str]:
+        """Groups that are not just being started again."""
+        return [name for name, child in self.children.items() if child.since is None]
+
+    def _barrier(self) -> None:
+        """Everyone stops at the end of a poll, on a version boundary, and writes its own part. Who is missing starts afresh."""
+        session, names = self.session, self._standing()
+        self._pause(names)
+        names = [n for n in names if n in self._standing()]
+        path = session.checkpoints.begin(session.ledger.version)
+        missing = [w for g, members in session.groups.items() if g not in names for w in members]
+        files: dict[str, str] = {}
+        for name in names:
+            self._order(name, {"op": "save", "path": str(path), "abandon": missing})
+        for answer in self._await("saved", names, self.config.placement.stage_timeout_s):
+            files |= answer["files"]
+            session.ledger.streams |= answer["streams"]
+        files |= write_parts(path, {"ledger": session.ledger.snapshot()})
+        session.finish_checkpoint(path, files, left_out=missing)
+
+    def _pause(self, names: list[str]) -> None:
+        """The trainer first: it may be in an update that other ranks have to end with it."""
+        self._paused = True
+        first = [n for n in names if "trainer" in self.session.groups[n]]
+        for some in (first, [n for n in names if n not in first]):
+            for name in some:
+                self._order(name, {"op": "pause"})
+            self._await("paused", some, self.config.placement.stage_timeout_s)
+
+    # --------------------------------------------------------------------------------------------------------- lines
+    def _order(self, name: str, message: Message) -> None:
+        self.children[name].seat.line.send(message)
+
+    def _listen(self, timeout_s: float) -> None:
+        self.host.wait([c.seat for c in self.children.values()], timeout_s)
+        for child in list(self.children.values()):
+            for message in child.seat.line.receive():
+                self._hear(child, message)
+
+    def _hear(self, child: Child, message: Message) -> None:
+        child.heard = time.monotonic()
+        match message["op"]:
+            case "beat":
+                child.stages = {w: (stage, age) for w, (stage, age) in message["stages"].items()}
+                child.waits = message["waits"]
+                if any(stage != "idle" for stage, _ in child.stages.values()):
+                    self._moved = time.monotonic()
+            case "events":
+                self.session.ledger.add_stages(message["stages"])
+                self.session.ledger.add(message["events"])
+                self._moved = time.monotonic()
+            case "tick":
+                self.session.ledger.tick(message["text"])
+            case "error":
+                self._blame(message)
+                self._fail(child, message["worker"], _as_error(message))
+            case "ready" if child.since is not None:
+                child.seat.line.send({"op": "start", "checkpoint": "", "init_from": ""})
+            case "started" if child.since is not None:
+                self._back(child)
+            case _:
+                child.answers.append(message)
+
+    def _await(self, op: str, names: list[str], timeout_s: float | None) -> list[Message]:
+        """The answer `op` of each of `names`; who does not give it in time is named. One that is lost meanwhile and is being
+        started again gives none."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        found: dict[str, Message] = {}
+        while True:
+            for name in names:
+                for answer in list(self.children[name].answers):
+                    if answer["op"] == op:
+                        self.children[name].answers.remove(answer)
+                        found[name] = answer
+            late = [n for n in names if n not in found and self.children[n].since is None]
+            if not late:
+                return [found[name] for name in names if name in found]
+            self._listen(0.05)
+            self._watch(silence=op != "ready")
+            child = self.children[late[0]]
+            if deadline is not None and time.monotonic() > deadline and child.since is None:
+                if (quiet := time.monotonic() - child.heard) > STANDSTILL_S:
+                    self._lost(child, f"has sent no heartbeat for {quiet:.1f} s, asked to be {op}; it is stopped or stuck")
+                    continue
+                text = f"did not answer {op!r} in {timeout_s:g} s:\n{child.seat.stack()}"
+                self._fail(child, child.name, WorkerFailure(child.name, text))
+
+    # ------------------------------------------------------------------------------------------------------ watching
+    def _watch(self, *, silence: bool = True) -> None:
+        limit = self.config.placement.stage_timeout_s
+        self._forgive()
+        for child in list(self.children.values()):
+            if how := child.seat.died():
+                self._died(child, how)
+                continue
+            quiet = time.monotonic() - child.heard
+            if child.since is not None:
+                if quiet > START_TIMEOUT_S:
+                    self._lost(child, f"did not start in {quiet:.0f} s")
+                continue
+            if not silence:
+                continue
+            if quiet > max(limit, 2.0):
+                self._lost(child, f"has sent no heartbeat for {quiet:.1f} s (limit {limit:g} s); it is stopped or stuck")
+                continue
+            for worker, (stage, age) in child.stages.items():
+                if stage != "idle" and age > limit:
+                    text = f"hung in stage {stage!r} for {age:.1f} s (limit {limit:g} s); its stack:\n{child.seat.stack()}"
+                    self._fail(child, worker, WorkerFailure(worker, text))
+
+    def _forgive(self) -> None:
+        """Nobody is to blame for the time in which this process itself stood still (Ctrl-Z, a long callback)."""
+        now = time.monotonic()
+        gap, self._watched = now - self._watched, now
+        if gap > STANDSTILL_S:
+            self._moved = min(self._moved + gap, now)
+            for child in self.children.values():
+                child.heard = min(child.heard + gap, now)
+
+    def _check_moving(self) -> None:
+        if any(c.since is not None for c in self.children.values()):
+            self._moved = time.monotonic()
+        still = time.monotonic() - self._moved
+        if still > self.config.placement.stall_timeout_s:
+            waits = "; ".join(f"{w} waits for {what}" for c in self.children.values() for w, what in c.waits.items())
+            raise DeadlockError(f"nothing has moved for {still:.0f} s: {waits}")
+
+    # -------------------------------------------------------------------------------------------------------- losses
+    def _died(self, child: Child, how: str) -> None:
+        for message in child.seat.line.receive():  # its last words may name the cause
+            self._hear(child, message)
+        tail = self.host.output()
+        self._lost(child, how, f"; its last output:\n{tail}" if tail else "")
+
+    def _blame(self, message: Message) -> None:
+        """Ranks that miss another one say so; if that one is dead, it is the one that was lost."""
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while message["type"] == "RankError" and time.monotonic() < deadline:
+            for child in list(self.children.values()):
+                if how := child.seat.died():
+                    self._lost(child, how)
+            time.sleep(0.05)
+
+    def _lost(self, child: Child, how: str, output: str = "") -> None:
+        """It is gone, through no fault that it could name: start it again, or go back to a checkpoint, or give up."""
+        members = self.session.groups[child.name]
+        detail = f"{how} (workers: {', '.join(members)})" if members != [child.name] else how
+        child.seat.end(0.0)
+        if not self._may_restart(child.name):
+            self._fail(child, child.name, WorkerFailure(child.name, detail + output))
+        if not self.session.started or not self._is_stateless(child.name):
+            raise RunLost(f"worker {child.name!r} {detail}")
+        self.session.ledger.lost(f"worker {child.name!r} {detail}", "starting it again")
+        for name in self.children:
+            if self._owns_streams(name):
+                self._order(name, {"op": "abandon", "workers": members})
+        again = self._seat(child.name)
+        again.since = child.since or time.monotonic()
+        self.children[child.name] = again
+
+    def _may_restart(self, name: str) -> bool:
+        """Also notes the loss."""
+        now, past = time.monotonic(), self._losses.setdefault(name, [])
+        past.append(now)
+        recent = [t for t in past if now - t < RESTART_WINDOW_S]
+        return len(recent) <= self.config.placement.max_restarts
+
+    def _is_stateless(self, group: str) -> bool:
+        e = self.session.experiment
+        kept = {*e.trainer_names(), "evaluator", *([e.buffer.name] if e.buffer else [])}
+        return not kept & set(self.session.groups[group])
+
+    def _back(self, child: Child) -> None:
+        assert child.since is not None, "it was lost"
+        seconds, child.since = time.monotonic() - child.since, None
+        self.session.ledger.recovered(f"worker {child.name!r}", seconds)
+        if not self._paused:
+            child.seat.line.send({"op": "go"})
+
+    def _fail(self, child: Child, worker: str, error: Exception) -> None:
+        """Name the culprit; save what is left if the learner is not touched; end the run."""
+        child.seat.end(CLOSE_TIMEOUT_S)
+        whole = self._is_stateless(child.name) and not isinstance(error, NonFiniteError)
+        if whole and self.session.started and self.session.ledger.version > 0 and not self._gone:
+            self._gone.append(child.name)
+            del self.children[child.name]
+            self.session.ledger.note(str(error).partition("\n")[0], level="error")
+            self._barrier()
+        error.add_note(f"run folder: {self.session.folder.path}; go on with `runnel resume {self.session.folder.path}`")
+        raise error
+
+    # ----------------------------------------------------------------------------------------------------------- end
+    def end(self) -> None:
+        """Again: nothing."""
+        for child in self.children.values():
+            with suppress(WorkerFailure):
+                child.seat.line.send({"op": "stop"})
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        for child in self.children.values():
+            child.seat.end(max(0.1, deadline - time.monotonic()))
+        self.children.clear()
+        self.host.close()
+
+
+def _as_error(message: Message) -> Exception:
+    if message["type"] == "NonFiniteError":
+        return NonFiniteError(message["tensor"], message["step"], message["detail"])
+    text = f"failed with {message['type']}: {message['text']}"
+    error = WorkerFailure(message["worker"], text)
+    error.add_note(message["traceback"])
+    return error

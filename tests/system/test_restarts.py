@@ -1,0 +1,122 @@
+"""Processes that are killed or frozen: the run goes on without a person, accounts add up, and nothing is trained on twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_faults import descendants, last_row, newest
+
+import runnel as rl
+
+TINY: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "launcher": "local",
+    "num_actors": 2,
+    "num_envs": 2,
+    "num_steps": 8,
+    "vector": {"backend": "serial"},
+    "total_updates": 60,
+    "track": (),
+    "eval": {"episodes": 0},
+    "checkpoint": {"every": 10},
+    "name": "run",
+}
+PPO = {"ppo": {"num_minibatches": 1, "num_epochs": 1}}
+
+
+def process_of(group: str) -> int:
+    """The process in which a group of our run lives."""
+    for pid in descendants():
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"RUNNEL_GROUP=") and json.loads(entry.partition(b"=")[2])["group"] == group:
+                return pid
+    raise AssertionError(f"no process runs {group}")
+
+
+def once(at: int, what: Callable[[], None]) -> Callable[[dict[str, Any]], None]:
+    """A callback that does something at the first update from version `at` on."""
+    done: list[int] = []
+
+    def on_update(row: dict[str, Any]) -> None:
+        if row["version"] >= at and not done:
+            done.append(row["version"])
+            what()
+
+    return on_update
+
+
+def kill(group: str, how: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    return lambda: os.kill(process_of(group), how)
+
+
+def check_run(run: rl.Run, *, updates: int = 60) -> dict[str, Any]:
+    """It finished, every version was trained once, the accounts add up; returns the account."""
+    assert (run.status, run.version) == ("finished", updates)
+    assert [r["version"] for r in run.rows()] == list(range(1, updates + 1))
+    used = [i for r in run.rows() for ids in r["sample_ids"].values() for i in ids]
+    assert len(used) == len(set(used)), "a sample was trained on twice"
+    account: dict[str, Any] = last_row(run.path)["streams"]["trajectories"]
+    gone = sum(account["cancelled"].values()) + sum(account["dropped"].values())
+    assert account["dispatched"] == account["consumed"] + gone + account["in_flight"]
+    assert not descendants()
+    return account
+
+
+def told(run: rl.Run) -> str:
+    return "\n".join(r["text"] for r in run.rows("event"))
+
+
+@pytest.mark.parametrize("mode", ["sync", "window"])
+def test_a_killed_actor_is_started_again(mode: str, tmp_path: Path) -> None:
+    run = rl.train("ppo", out=str(tmp_path), staleness={"mode": mode}, on_update=once(15, kill("actor-1")), **TINY, **PPO)
+    check_run(run)
+    assert "worker 'actor-1' was killed by signal SIGKILL" in told(run)
+    assert run.rows()[-1]["metrics"]["faults/worker_lost"] == 1.0
+    if mode == "sync":  # the others wait for it; in a window the run may end before it is back
+        assert "worker 'actor-1' is back after" in told(run)
+
+
+def test_a_killed_policy_worker_is_started_again_and_asked_again(tmp_path: Path) -> None:
+    settings = {**TINY, **PPO, "placement": {"policy_workers": 1}}
+    run = rl.train("ppo", out=str(tmp_path), on_update=once(15, kill("policy-0")), **settings)
+    check_run(run)
+    assert "worker 'policy-0' is back after" in told(run)
+
+
+def test_a_frozen_actor_is_replaced(tmp_path: Path) -> None:
+    settings = {**TINY, **PPO, "placement": {"stage_timeout_s": 3.0}}
+    run = rl.train("ppo", out=str(tmp_path), on_update=once(15, kill("actor-0", signal.SIGSTOP)), **settings)
+    check_run(run)
+    assert "worker 'actor-0' has sent no heartbeat" in told(run)
+
+
+@pytest.mark.parametrize("at", [5, 25])
+def test_a_killed_trainer_resumes_from_its_checkpoint_without_a_person(at: int, tmp_path: Path) -> None:
+    """At version 5 there is no checkpoint yet: it starts over."""
+    run = rl.train("ppo", out=str(tmp_path), on_update=once(at, kill("trainer")), **TINY, **PPO)
+    check_run(run)
+    assert "worker 'trainer' was killed by signal SIGKILL" in told(run)
+    assert "the run is back after" in told(run)
+    assert newest(run.path)["epoch"] == 1
+
+
+def test_a_replay_run_survives_its_buffer_and_an_actor(tmp_path: Path) -> None:
+    settings = {**TINY, "total_updates": 200, "log_every": 1, "min_fill": 64, "update_ratio": 0.25, "dqn": {"batch_size": 16}}
+    settings |= {"num_steps": 1, "placement": {"groups": ("buffer",)}, "checkpoint": {"every": 40}}
+    both = [once(50, kill("actor-0")), once(110, kill("buffer"))]
+    run = rl.train("dqn", out=str(tmp_path), on_update=lambda row: [f(row) for f in both] and None, **settings)
+    assert (run.status, run.version) == ("finished", 200)
+    assert [r["version"] for r in run.rows()] == list(range(1, 201))
+    assert "the run is back after" in told(run)
+
+
+def test_who_dies_too_often_ends_the_run(tmp_path: Path) -> None:
+    settings = {**TINY, **PPO, "env": f"{Path(__file__).parent / 'fault_envs.py'}:Dies", "placement": {"max_restarts": 1}}
+    with pytest.raises(rl.WorkerFailure, match="killed by signal SIGKILL"):
+        rl.train("ppo", out=str(tmp_path), **settings)
