@@ -113,14 +113,14 @@ def _turn_head(memory, at, cos, sin, angle, half):
 def _step(words):
     """Words: rows, layers, width, heads, key-value heads, head size, inner width, longest; addresses of weights (10 a layer,
     then embedding and last norm), cos, sin; cache, strides of layer, keys to values, slot, head; tokens, positions, out; eps,
-    scale; memory of a thread, its size."""
+    scale; memory of a thread, its size; output embedding (0: hidden states go out), its rows."""
     rows, layers, width, inner = words[3], words[4], words[5], words[9]
     heads, kv_heads, size = words[6], words[7], words[8]
     weights, cos, sin = integers(words[11]), floats(words[12]), floats(words[13])
     cache, layer_step, values_step, slot_step, head_step = floats(words[14]), words[15], words[16], words[17], words[18]
     tokens, positions, out = integers(words[19]), integers(words[20]), floats(words[21])
     eps, scale = number(words[22]), np.float32(number(words[23]))
-    memory, x = floats(words[24]), enter(words) * words[25]
+    memory, x, vocab = floats(words[24]), enter(words) * words[25], words[27]
     every, seen_width, group = (heads + 2 * kv_heads) * size, heads * size, heads // kv_heads
     y = x + width * TILE
     wide = y + (width + 1) * TILE
@@ -172,7 +172,13 @@ def _step(words):
             _apply(memory, y, wide, floats(weights[w + 9]), last, False, width, inner)
             _add(memory, x, y, width)
             _norm(memory, x, y, floats(weights[w + 10]) if layer < layers - 1 else last, width, eps)
-        to_rows(out, first * width, width, memory, y, TILE, num, width)
+        if words[26] == 0:
+            to_rows(out, first * width, width, memory, y, TILE, num, width)
+        else:
+            for a in range(0, vocab, 2 * inner):
+                count = min(2 * inner, vocab - a)
+                wide_products(memory, wide, floats(words[26] + 4 * a * width), memory, y, count, width)
+                to_rows(out, first * vocab + a, vocab, memory, wide, TILE, num, count)
 
 
 class DecodeStep:
@@ -182,8 +188,8 @@ class DecodeStep:
     key-value heads and inner width, `numbers` are eps and the scale of scores.
     """
 
-    def __init__(self, layers, embed, norm_out, angles, cache, sizes, numbers):
-        self._kept = [w for layer in layers for w in layer] + [embed, norm_out]
+    def __init__(self, layers, embed, norm_out, head, angles, cache, sizes, numbers):
+        self._kept, self._head = [w for layer in layers for w in layer] + [embed, norm_out], head
         self._weights = torch.tensor([0 if w is None else w.data_ptr() for w in self._kept])
         self._angles, self._cache, self._numbers = angles, cache, numbers
         self._width = embed.shape[1]
@@ -197,11 +203,18 @@ class DecodeStep:
 
     def __call__(self, tokens, positions):
         """One token in each of the slots `0 ... n - 1`: last hidden states, normalised. `[n], [n] -> [n, width]`"""
+        return self._run(tokens, positions, self._width, 0)
+
+    def logits(self, tokens, positions):
+        """The same step up to the scores of the tokens that come next. `[n], [n] -> [n, vocabulary]`"""
+        return self._run(tokens, positions, self._head.shape[0], self._head)
+
+    def _run(self, tokens, positions, size, head):
         rows = tokens.shape[0]
         if self._memory.numel() < self._memory_size * torch.get_num_threads():
             self._memory = self._cache.new_zeros(self._memory_size * torch.get_num_threads())
-        out = self._cache.new_empty((rows, self._width))
+        out = self._cache.new_empty((rows, size))
         steps = [self._cache.stride(i) for i in range(4)]
-        given = (tokens.contiguous(), positions.contiguous(), out, *self._numbers, self._memory, self._memory_size)
+        given = (tokens.contiguous(), positions.contiguous(), out, *self._numbers, self._memory, self._memory_size, head, size)
         _step(-(-rows // TILE), rows, *self._shape, self._weights, *self._angles, self._cache, *steps, *given)
         return out

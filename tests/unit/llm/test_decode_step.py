@@ -10,11 +10,14 @@ pytest.importorskip("numba")
 from runnel.llm.engines import runners
 from runnel.nets.decoder import Decoder
 
+VOCAB = 231
+"""More than a tile's widest line, and not a multiple of it."""
+
 
 def model_of(family):
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    sizes = {"vocab_size": 40, "num_hidden_layers": 3, "max_position_embeddings": 64, "bos_token_id": None}
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 3, "max_position_embeddings": 64, "bos_token_id": None}
     sizes |= {"eos_token_id": None, "pad_token_id": None}
     small = {"hidden_size": 36, "intermediate_size": 50, "num_attention_heads": 6, "num_key_value_heads": 2}
     even = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -46,6 +49,8 @@ def test_a_step_is_the_one_of_the_decoder(family, rows, monkeypatch):
             patch.setattr(runners, "loops", lambda *tensors: False)
             expected = plain.decode(tokens, positions, 24)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        logits = ours.next_logits(tokens, positions, 24)  # the same step once more
+        torch.testing.assert_close(logits, decoder.logits(expected), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(ours.cache, plain.cache, atol=2e-5, rtol=1e-4)
 
 

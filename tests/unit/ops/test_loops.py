@@ -190,6 +190,25 @@ def test_recording_tokens(drawn, in_torch):
             assert torch.equal(getattr(both[0], name).nan_to_num(9.0), getattr(both[1], name).nan_to_num(9.0)), name
 
 
+@pytest.mark.parametrize("size", [7, 600])
+def test_drawing_and_recording_in_one(size, in_torch):
+    both = [slots.Rows(6, 4, device=torch.device("cpu")) for _ in range(2)]
+    uniforms = torch.rand(6, 4, dtype=torch.float64)
+    for rows in both:
+        rows.left[:], rows.active[:], rows.sane[:] = torch.tensor([1, 2, 3, 3, 3, 4]), 1, 1
+        rows.active[3], rows.heat[1], rows.uniforms[:] = 0, 0.0, uniforms
+    for step in range(3):
+        index = torch.tensor([4, 0, 1, 3, 2])
+        logits = 3 * torch.randn(5, size)
+        logits[4, 2] = torch.nan if step == 1 else 0.5
+        both[0].draw(logits, index)
+        in_torch(both[1].draw, logits, index)
+        for name in (*slots.NUMBERS, "tokens"):
+            known = torch.tensor([0, 1, 4, 3, 5] if step else [0, 1, 2, 3, 4, 5])  # a broken row has some token
+            assert torch.equal(getattr(both[0], name)[known], getattr(both[1], name)[known]), name
+        torch.testing.assert_close(both[0].logprobs, both[1].logprobs, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("size", [1, 50, 3000])
 @pytest.mark.parametrize("rows", [0, 1, 37])
 def test_logprobs_entropies_and_their_gradients(size, rows, in_torch):

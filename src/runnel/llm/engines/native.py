@@ -31,7 +31,7 @@ from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
 from runnel.nets.causal_lm import load_model_params
 from runnel.nets.pack import pack
 from runnel.ops.capture import Captured
-from runnel.ops.sampling import draw, draw_within
+from runnel.ops.sampling import draw_within
 
 
 @dataclass(eq=False)
@@ -166,15 +166,14 @@ class NativeEngine:
 
     def _decode_rows(self, index: Tensor, n: int, longest: int, limited: bool) -> None:
         """One token in each of the rows `0 ... n - 1`; those that are not active change nothing that is read later."""
-        hidden = self._runner.decode(self._rows.last[:n], self._rows.position[:n], longest)
-        self._draw(self._runner.logits(hidden), index[:n], limited)
+        self._draw(self._runner.next_logits(self._rows.last[:n], self._rows.position[:n], longest), index[:n], limited)
 
     def _draw(self, logits: Tensor, rows: Tensor, limited: bool) -> None:
         s = self._rows
-        heat, uniform = s.heat[rows], s.uniform(rows)
         if not limited:
-            s.record(rows, *draw(logits, heat=heat, uniform=uniform), None)
+            s.draw(logits, rows)
             return
+        heat, uniform = s.heat[rows], s.uniform(rows)
         allowed = logits if self.hook is None else self.hook(logits, [self._running[i].request for i in rows.tolist()])
         limits = {"top_k": s.top_k[rows], "top_p": s.top_p[rows], "min_p": s.min_p[rows]}
         s.record(rows, *draw_within(logits, allowed, heat=heat, uniform=uniform, **limits))
@@ -256,6 +255,8 @@ class NativeEngine:
     # ------------------------------------------------------------------------------------------------------- replies
     def _collect(self, rows: Sequence[Running]) -> list[Reply]:
         """Look at what `rows` made; the replies of those that have ended, whose places become free."""
+        if self._window == 1 and len(rows) == len(self._running) and self._all_go_on(rows):
+            return []
         seen = self._rows.seen(len(self._running)).tolist()
         ended: list[tuple[Running, bool]] = []
         for row in rows:
@@ -273,6 +274,15 @@ class NativeEngine:
         replies = self._replies(ended)
         self._free([row for row, _ in ended])
         return replies
+
+    def _all_go_on(self, rows: Sequence[Running]) -> bool:
+        """Whether nothing happened but one token for each of `rows`, all that there are: most steps on the host."""
+        if any(row.sampling.stop for row in rows) or not self._rows.quiet(len(rows)):
+            return False
+        for row in rows:
+            row.made += 1
+        self.num_tokens += len(rows)
+        return True
 
     def _stopped_by_text(self, row: Running, before: int) -> bool:
         """Cut a row behind the first token that completes one of its stop texts."""

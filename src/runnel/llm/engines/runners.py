@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -64,6 +64,10 @@ class Runner(Protocol):
         """Scores of every token. `[n, width] -> [n, vocabulary] float32`"""
         ...
 
+    def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """`logits` of what `decode` gives. `[n], [n] -> [n, vocabulary] float32`"""
+        ...
+
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """The first `length` positions of slots `sources` into slots `targets`."""
         ...
@@ -101,7 +105,7 @@ class DecoderRunner:
         self._spare, self._max_length = num_slots, max_length
         self._stages: dict[int, tuple[Tensor, Tensor]] = {}
         self._recorded = Captured(self._prefill_blocks, name="a prefill")
-        self._step: Callable[[Tensor, Tensor], Tensor] | None = None
+        self._step: Any = None
 
     # ---------------------------------------------------------------------------------------------------------- prefill
     def prefill(self, pieces: Sequence[Piece]) -> Tensor:
@@ -190,11 +194,16 @@ class DecoderRunner:
             return self.decoder(tokens, positions, lambda i, r, v: self._attend_kernel(i, r, v, positions))
         if loops(self.cache):
             if (step := self._whole_step()) is not None:
-                return step(tokens, positions)
+                return step(tokens, positions)  # type: ignore[no-any-return]
             return self.decoder(tokens, positions, lambda i, r, v: self._attend_loop(i, r, v, positions))
         n = tokens.shape[0]
         mask = (torch.arange(longest) <= positions[:, None])[:, None, None]
         return self.decoder(tokens, positions, lambda i, r, v: self._attend(i, r, v, positions, mask, n, longest))
+
+    def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        if loops(self.cache) and self.decoder.head.value.numel() <= STEP_WEIGHTS and (step := self._whole_step()) is not None:
+            return step.logits(tokens, positions)  # type: ignore[no-any-return]
+        return self.logits(self.decode(tokens, positions, longest))
 
     def _attend_kernel(self, layer: int, turned: Tensor, value: Tensor, positions: Tensor) -> Tensor:
         keys, values = self.cache[layer].unbind(0)
@@ -202,15 +211,15 @@ class DecoderRunner:
             turned, value, keys, values, positions, scale=self.decoder.scale
         )
 
-    def _whole_step(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """All layers as one compiled loop, for a small model."""
+    def _whole_step(self) -> Any:
+        """All layers as one compiled loop (`DecodeStep`), for a small model; else None."""
         d = self.decoder
         if self._step is None and sum(w.numel() for layer in d.layers for w in layer.values() if w is not None) <= STEP_WEIGHTS:
             from runnel.ops.decode_loops import DecodeStep
 
             sizes, numbers = (d.heads, d.kv_heads, d.layers[0].down.value.shape[1]), (d.eps, d.scale)
             layers = [layer.values() for layer in d.layers]
-            whole = (layers, d.embed.value, d.norm_out.value, d.tables, self.cache, sizes, numbers)
+            whole = (layers, d.embed.value, d.norm_out.value, d.head.value, d.tables, self.cache, sizes, numbers)
             self._step = DecodeStep(*whole)  # type: ignore[no-untyped-call]
         return self._step
 
@@ -323,6 +332,9 @@ class ModuleRunner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).float()
+
+    def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        return self.logits(self.decode(tokens, positions, longest))
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         for part in (x for layer in self._layers for x in layer):

@@ -16,6 +16,7 @@ from torch import Tensor
 from runnel.core.protocols import Request
 from runnel.llm.engines.requests import SamplingConfig, sampling_of
 from runnel.ops.loops import loops
+from runnel.ops.sampling import draw
 
 MAX_STOPS = 8
 NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
@@ -36,6 +37,17 @@ class Rows:
         self.logprobs = torch.zeros((num_rows, max_new), dtype=torch.float32, device=device)
         self.drawn = torch.zeros((num_rows, max_new), dtype=torch.float32, device=device)
         self._last_column = max_new - 1
+
+    def draw(self, logits: Tensor, rows: Tensor) -> None:
+        """Draw a token for each of `rows` from the whole distribution, and `record` it. `[n, V], [n]`"""
+        if loops(logits):
+            from runnel.ops import token_loops
+
+            made = (self.tokens, self.logprobs)
+            given = (rows, logits, self.heat, self.uniforms, self._ints, self.stops, made)
+            token_loops.advance(*given)  # type: ignore[no-untyped-call]
+            return
+        self.record(rows, *draw(logits, heat=self.heat[rows], uniform=self.uniform(rows)), None)
 
     def uniform(self, rows: Tensor) -> Tensor:
         """The number that decides the next token of each of `rows`. `[n] -> [n]`"""
@@ -85,6 +97,10 @@ class Rows:
         """What the host wants to know of rows `0 ... n - 1`: last, count, active, sane. `[n, 4]`"""
         return self._ints[[0, 2, 4, 5], :n].t().cpu()
 
+    def quiet(self, n: int) -> bool:
+        """Whether none of the rows `0 ... n - 1` has ended or is broken, where that is cheap to ask: on the host."""
+        return self._ints.is_cpu and bool(self._ints[4:6, :n].all())
+
     def put_made(self, row: Running, tokens: Tensor, logprobs: Tensor, drawn: Tensor) -> None:
         """What a restored row had made before."""
         self.tokens[row.row, : row.made] = tokens.to(self.tokens.device)
@@ -110,6 +126,8 @@ class Running:
     stops: tuple[int, ...]
     uniforms: np.ndarray
     """One number in [0, 1) for each token that may come, from the request's own seed."""
+    num_prompt: int
+    """Tokens of the prompt."""
     row: int = -1
     made: int = 0
     """Tokens made when the host last looked."""
@@ -124,12 +142,12 @@ class Running:
         limit, sampling = int(rows["max_tokens"]), sampling_of(rows)
         uniforms = np.random.Generator(np.random.Philox(key=int(rows["seed"]))).random(limit)
         stops = tuple(dict.fromkeys((eos_id, *sampling.stop_tokens)))
-        return Running(request, sampling, rows["tokens"], limit, stops, uniforms)
+        return Running(request, sampling, rows["tokens"], limit, stops, uniforms, len(rows["tokens"]))
 
     @property
     def length(self) -> int:
         """Tokens of prompt and completion."""
-        return len(self.prompt) + self.made
+        return self.num_prompt + self.made
 
     def versions(self, count: int) -> Tensor:
         """The version of each of the first `count` tokens. `[count]`"""
