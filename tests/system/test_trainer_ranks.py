@@ -64,6 +64,8 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
         run = rl.resume(parted.path, total_updates=updates, placement={"trainers": trainers})
         assert (run.status, run.version, run.steps) == ("finished", updates, updates * 6 * 16)
         assert settled(run)
+    settings = {**two, "total_updates": 2, "init_from": str(run.path), "out": str(tmp_path / "from")}
+    assert rl.train("ppo", **settings).version == 2, "all ranks start from the other run's parameters"
 
 
 def test_two_ranks_give_the_parameters_that_one_gives(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.agents.over_ranks import over_ranks
+from runnel.agents.whole_batch import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
@@ -80,13 +80,13 @@ class A2CLearner:
         return merge_segments([s for group in segments.values() for s in group]).to(self.device)
 
     def update(self, batch: Batch) -> Update:
-        """One optimiser step. The host waits for a device at the end, for the numbers."""
+        """One optimiser step. The host waits for a device once, at the end, for the numbers."""
         numbers = self._step(batch)
         self.net.update_statistics({k: batch[k][:-1].flatten(0, 1) for k in self.net.env_spec.obs}, self.collective)
-        if not math.isfinite(numbers[0].item()):
-            raise NonFiniteError(self._culprit(batch), self.version)
-        numbers = over_ranks(numbers, METRICS, self.collective, means=("explained_variance", "grad_norm"))
+        numbers = of_whole_batch(numbers, METRICS, self.collective, means=("explained_variance", "grad_norm"))
         metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
+        if not math.isfinite(metrics["loss/total"]):
+            raise NonFiniteError(self._culprit(batch), self.version)
         self.version += 1
         return Update({**metrics, "lr": self._optimiser.lr})
 

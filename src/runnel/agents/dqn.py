@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from runnel.agents.over_ranks import over_ranks
 from runnel.agents.transitions import Sizes, split_errors
+from runnel.agents.whole_batch import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
@@ -136,11 +136,9 @@ class DQNLearner:
         self.version += 1
         if self.version % self.config.target_every == 0:
             self._target.follow(self.config.target_tau)
-        found = numbers.tolist()
+        found = of_whole_batch(numbers, METRICS, self.collective, means=METRICS[1:]).tolist()
         if not math.isfinite(found[0]):
             raise NonFiniteError(self._culprit(batch), self.version)
-        if self.collective.world_size > 1:
-            found = over_ranks(numbers, METRICS, self.collective, means=METRICS[1:]).tolist()
         metrics = dict(zip(METRICS, found, strict=True)) | {"epsilon": self._epsilon, "lr": self._optimiser.lr}
         return Update(metrics, split_errors(self._sizes, batch["index"], priority))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.agents.over_ranks import over_ranks
+from runnel.agents.whole_batch import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
@@ -257,11 +257,11 @@ class PPOLearner:
 
     def _metrics(self, batch: Batch, history: Tensor, numbers: Tensor) -> Metrics:
         names = (*METRICS, "explained_variance")
-        if not math.isfinite(numbers[0].item()):
+        numbers = of_whole_batch(numbers, names, self.collective, means=("grad_norm", "explained_variance"))
+        metrics = dict(zip(names, numbers.tolist(), strict=True))
+        if not math.isfinite(metrics["loss/total"]):
             first = int((~history[:, 0].isfinite()).nonzero()[0])
             raise NonFiniteError(self._culprit(batch, *history[first][1:3].unbind()), self.version)
-        numbers = over_ranks(numbers, names, self.collective, means=("grad_norm", "explained_variance"))
-        metrics = dict(zip(names, numbers.tolist(), strict=True))
         return metrics | {"lr": self._optimiser.lr, "optimiser_steps": len(history)}
 
     def _culprit(self, rows: Mapping[str, Tensor], policy: Tensor, value: Tensor) -> str:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.agents.over_ranks import over_ranks
 from runnel.agents.transitions import Sizes, merge_transitions, split_errors
+from runnel.agents.whole_batch import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
@@ -123,11 +123,11 @@ class TD3Learner:
         self.version += 1
         metrics = {}
         if self.version % self.config.metrics_every == 0:
-            for name, loss in zip(METRICS[:2], numbers.tolist(), strict=False):
-                if not math.isfinite(loss):
-                    raise NonFiniteError(name, self.version)
-            numbers = over_ranks(numbers, METRICS, self.collective, means=("td_error", "q", "grad_norm"))
+            numbers = of_whole_batch(numbers, METRICS, self.collective, means=("td_error", "q", "grad_norm"))
             metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
+            for name in METRICS[:2]:
+                if not math.isfinite(metrics[name]):
+                    raise NonFiniteError(name, self.version)
         return Update(metrics, split_errors(self._sizes, batch["index"], errors))
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ when the object is made, so ranks may be started in any order. Only tensors trav
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -105,7 +106,7 @@ class TorchCollective:
 
     def _explain(self, error: RuntimeError) -> RankError:
         """Who is still there says so; who does not is named."""
-        detail = str(error).splitlines()[0]
+        detail = re.sub(r"^\[[^\]]*\] *", "", str(error).splitlines()[0]).partition(". ")[0]
         if self._store is None:
             return RankError([0], self.stage, "cannot be reached", f"no answer at {self.address or 'its address'} ({detail})")
         missing = self._missing()

@@ -38,7 +38,7 @@ class SummingLearner(FakeLearner):
         update = super().update({"x": batch["x"] * 0.0})  # type: ignore[arg-type]
         self.total += self.ranks.all_reduce(batch["x"].sum())
         self.draws += 1 + self.ranks.rank
-        return update
+        return Update({"loss": float(self.ranks.rank), "lr": 0.1, "age/max": float(self.ranks.rank)}, update.feedback)
 
     def reseed(self, version: int) -> None:
         self.draws = 1000 + version
@@ -112,6 +112,8 @@ def test_every_segment_is_trained_on_once_and_answered_by_who_had_it(num: int, s
     assert all(w.learner.progress == workers[0].learner.progress for w in workers)
     update, _ = (e for e in workers[0].drain() if e["kind"] == "update")
     assert update["time"]["ranks"].keys() == {"excess_s", "slowest", "wait_s"}
+    shown = {k: update["metrics"][k] for k in ("loss", "lr", "age/max")}
+    assert shown == {"loss": (num - 1) / 2, "lr": 0.1, "age/max": num - 1.0}, "means over ranks, and the largest of all"
     assert all(not w.drain() for w in workers[1:]), "only the leader tells"
 
 

@@ -9,13 +9,17 @@ two polls of the leader no rank holds anything, and the accounts are those of on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from runnel.core.clock import Clock
 from runnel.core.errors import RankError
 from runnel.core.metrics import StageTimer
-from runnel.core.protocols import Draws, Learner, SharedReader, State, Update
+from runnel.core.protocols import Draws, Learner, Metrics, SharedReader, State, Update
 from runnel.core.shares import share_of
 from runnel.flow.collective import TorchCollective
 from runnel.flow.params import checksum
@@ -27,42 +31,61 @@ COMPARE_EVERY = 100
 """Updates between two comparisons of the ranks' parameters; at first they are compared at each power of 2."""
 
 
+@dataclass(frozen=True)
+class Finish:
+    """The end of an update as all ranks know it."""
+
+    seconds: list[list[float]]
+    """Of prepare, update and waiting, by rank."""
+    counts: tuple[int, int]
+    """Steps and tokens in the batch."""
+    metrics: Metrics
+    """Of the whole batch."""
+
+
 class Ranks:
     """What a rank tells the others at the end of an update, and learns of them."""
 
     def __init__(self, collective: TorchCollective, timer: StageTimer) -> None:
         self.collective, self._timer = collective, timer
         self.rank, self.num = collective.rank, collective.world_size
-        collective.around = timer.wait
+        collective.around = self._wait
         self._before: list[float] = []
-        self._compared = -1
+        self._met = False
 
     def begin(self, learner: Learner, version: int) -> None:
-        """Before an update; before the first of all ranks must have the same parameters."""
-        self.collective.stage = "start"
-        if self._compared < 0:
-            self._compare(self.collective.gather([float(checksum(learner.params()))]), version)
+        """Before an update; before the first of all, ranks must have the same parameters."""
+        if not self._met:
+            with self._timer.stage("meet"):
+                self._compare(self.collective.gather([float(checksum(learner.params()))]), version)
+            self._met = True
         self._before = self._seconds()
-        self.collective.stage = "prepare and update"
 
-    def finish(self, learner: Learner, version: int, counts: Sequence[int] = (0, 0)) -> list[list[float]]:
-        """After an update to `version`: by rank, seconds of prepare, update and waiting, and the steps and tokens (`counts`)
-        that the leader has counted."""
+    def finish(self, learner: Learner, version: int, metrics: Metrics, counts: Sequence[int] = (0, 0)) -> Finish:
+        """After an update to `version`, of which the leader has counted steps and tokens (`counts`): what all ranks say."""
         spent = [now - before for now, before in zip(self._seconds(), self._before, strict=True)]
         due = version % COMPARE_EVERY == 0 or version & (version - 1) == 0
-        mark = float(checksum(learner.params())) if due else 0.0
-        self.collective.stage = "end of update"
-        rows = self.collective.gather([*spent, *map(float, counts), float(version), mark])
-        others = [r for r, row in enumerate(rows) if row[-2] != rows[0][-2]]
-        if others:
-            raise RankError(others, "end of update", f"are not at version {int(rows[0][-2])}")
-        self._compare([row[-1:] for row in rows], version)
-        return rows
+        with self._timer.stage("agree"):
+            mark, names = checksum(learner.params()) if due else 0, zlib.crc32("\n".join(metrics).encode())
+            rows = self.collective.gather([*spent, *counts, names, version, mark])
+            behind = [r for r, row in enumerate(rows) if row[6] != rows[0][6]]
+            if behind:
+                raise RankError(behind, "agree", f"are not at version {int(rows[0][6])}")
+            self._compare([row[7:] for row in rows], version)
+            if metrics and all(row[5] == rows[0][5] for row in rows):  # else the leader's own stand
+                metrics = _join(metrics, self.collective.gather(list(metrics.values())))
+        return Finish([row[:3] for row in rows], (int(rows[0][3]), int(rows[0][4])), metrics)
 
     def answer(self, readers: Mapping[str, SharedReader], mine: Taken, update: Update) -> None:
         """Leave this rank's feedback beside its part of the batch."""
         for name, feedback in update.feedback.items():
             readers[name].answer(mine[name], feedback, rank=self.rank)
+
+    @contextmanager
+    def _wait(self) -> Iterator[None]:
+        self.collective.stage = self._timer.current[0]
+        with self._timer.wait():
+            yield
 
     def _seconds(self) -> list[float]:
         return [self._timer.spent("prepare"), self._timer.spent("update"), self._timer.waited_s]
@@ -71,8 +94,16 @@ class Ranks:
         others = [r for r, row in enumerate(marks) if row != marks[0]]
         if others:
             why = "does the learner sum its gradients over `collective`?" if version else "is the network made from the seed?"
-            raise RankError(others, "end of update", f"are at version {version} with other parameters than rank 0", why)
-        self._compared = version
+            raise RankError(others, "agree", f"are at version {version} with other parameters than rank 0", why)
+
+
+def _join(metrics: Metrics, rows: list[list[float]]) -> Metrics:
+    """Means over ranks; of what is a largest number, the largest. What is the same on all stays as it is to the last bit."""
+    joined = {}
+    for name, said in zip(metrics, zip(*rows, strict=True), strict=True):
+        whole = max(said) if "max" in name.rpartition("/")[2] else fmean(said)
+        joined[name] = said[0] if all(value == said[0] for value in said) else whole
+    return joined
 
 
 class LeadingTrainer(TrainerWorker):
@@ -101,12 +132,13 @@ class LeadingTrainer(TrainerWorker):
         self.ranks.begin(self.learner, self.version)
         update = super()._train(mine)
         self.ranks.answer(self.readers, mine, update)
-        rows = self.ranks.finish(self.learner, self.version + 1, count_steps(segments, self._token_streams))
-        self._seconds, warning = self._stragglers.add([row[:3] for row in rows])
+        counts = count_steps(segments, self._token_streams)
+        end = self.ranks.finish(self.learner, self.version + 1, update.metrics, counts)
+        self._seconds, warning = self._stragglers.add(end.seconds)
         if warning:
             self.emit({"kind": "event", "level": "warning", "text": warning})
         # what each rank has said lies beside the segments already
-        return Update(update.metrics, {name: [{} for _ in segments[name]] for name in update.feedback})
+        return Update(end.metrics, {name: [{} for _ in segments[name]] for name in update.feedback})
 
     def _times(self) -> dict[str, Any]:
         return {"time": {"ranks": self._seconds}}
@@ -151,8 +183,8 @@ class FollowingTrainer(Worker):
             update = self.learner.update(batch)
         self.ranks.answer(self.readers, mine, update)
         self.version += 1
-        steps, tokens = self.ranks.finish(self.learner, self.version)[0][3:5]
-        self.steps, self.tokens = self.steps + int(steps), self.tokens + int(tokens)
+        steps, tokens = self.ranks.finish(self.learner, self.version, update.metrics).counts
+        self.steps, self.tokens = self.steps + steps, self.tokens + tokens
         return 1
 
     def _given(self) -> Taken:
