@@ -114,7 +114,7 @@ def test_links_lead_somewhere() -> None:
             if not target.startswith(("http://", "https://")):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
         for mention in re.findall(
-            r"`((?:core|ops|losses|nets|envs|data|agents|llm|flow|eval|track|recipes|run|cli|testing)/[\w/]+\.py)`", text
+            r"`((?:core|ops|losses|nets|envs|data|agents|llm|flow|eval|track|recipes|run|plan|cli|testing)/[\w/]+\.py)`", text
         ):
             assert (ROOT / "src/runnel" / mention).exists(), f"{page.relative_to(ROOT)}: {mention}"
 

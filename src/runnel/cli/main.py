@@ -1,4 +1,4 @@
-"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench."""
+"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench, plan, simulate."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ Reinforcement learning on one dataflow of workers and streams.
   doctor                             what this machine has, and the command that installs what it lacks
   check-env ENV                      what is wrong with an environment, in words
   bench [--recipe NAME] [--profile]  how fast a recipe runs here, and where its time goes
+  plan RECIPE [--field value ...]    measure its stages here, and find the fastest placement on a cluster you describe
+  simulate [--actors N ...]          a cluster of thousands of cores by simulation, on the real staleness policies
 
 `runnel COMMAND --help` says more; `runnel train RECIPE --help` lists every field of that recipe.
 
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, commands, doctor, pipeline, train
+    from runnel.cli import bench, commands, doctor, pipeline, plan, simulate, train
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
@@ -70,6 +72,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "doctor": doctor.doctor,
         "check-env": commands.check_environment,
         "bench": bench.bench,
+        "plan": plan.plan,
+        "simulate": simulate.simulate,
     }
     if name not in known:
         raise ConfigError("command", name, f"unknown; use one of {', '.join(known)}")

@@ -62,6 +62,8 @@ class Costs:
     unit: Literal["steps", "tokens"] = "steps"
     rows: float = 1.0
     """Rows of a request: environments of a vector, or completions that decode together."""
+    ring: int = 1
+    """Requests that an actor has of its own: its environments are `ring * rows`."""
     num_steps: float = 16.0
     """Requests of a segment."""
     step: Line = Line(0.0, 8.0e-3)
@@ -74,7 +76,7 @@ class Costs:
     """Seconds of a batch in a policy worker, by rows."""
     message_s: float = 2.0e-4
     """Seconds that a request and its reply cost the actor, beyond the answer itself."""
-    respond_s: float = 2.0e-4
+    respond_s: float = 0.0
     """Seconds that a policy worker spends on one request beside the batch: taking it in, writing the reply."""
     wake_s: float = 0.0
     """Seconds until a waiting process has seen what another wrote."""

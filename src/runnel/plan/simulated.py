@@ -254,7 +254,7 @@ class Server:
         if batch:
             self.num_batches += 1
             self.num_requests += len(batch)
-            seconds = self._costs.serve(len(batch) * self._costs.rows)
+            seconds = self._costs.serve(len(batch) * self._costs.rows) + len(batch) * self._costs.respond_s
             self._device.use("serve", seconds, self._answer, batch, self.host.version)
         elif self._queue:
             self._agenda.at(self._queue[0][0], self._serve)

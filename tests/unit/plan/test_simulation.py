@@ -89,7 +89,7 @@ def test_central_inference_saturates_where_inline_grows_on() -> None:
     """SRL's table 7: inference beside the learner ends early; inline grows with cores; split needs fewer of them."""
 
     def rate(inference: str, actors: int) -> float:
-        return run(actors=actors, inference=inference, ring=8, updates=4).steps_per_s
+        return run(actors=actors, inference=inference, ring=4, updates=3).steps_per_s
 
     central, inline, split = ({n: rate(kind, n) for n in (15, 120, 240)} for kind in ("central", "inline", "split"))
     assert central[15] > 2 * inline[15]  # few actors: an accelerator answers faster than a core

@@ -1,0 +1,1 @@
+"""Predictions of `runnel plan` beside real runs."""

@@ -1,0 +1,190 @@
+"""`runnel plan`: what the stages of a recipe cost here, and which placement of a cluster would be fastest."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from runnel.cli import train
+from runnel.core.errors import ConfigError
+from runnel.plan.costs import Costs
+from runnel.plan.measure import measure
+from runnel.plan.model import Prediction, predict
+from runnel.plan.search import Cluster, NodeKind, best_of_each, on_accelerators, placement_of, search, train_flags
+from runnel.plan.simulate import NetworkConfig
+from runnel.run import registry
+from runnel.run.experiment import RunConfig
+from runnel.run.wiring import available_cores
+
+ABOUT = """Measure what the stages of a recipe cost on this machine, and search the placements of a cluster for the fastest.
+
+The cluster is this machine, or what you describe. Every field of the recipe is a flag, as with `runnel train RECIPE`:
+
+  runnel plan ppo --env CartPole-v1
+  runnel plan appo --env CartPole-v1 --nodes 4 --cores 64 --gpus 1 --network-gbps 100 --gpu-speedup 5
+  runnel plan appo --costs costs.json --cluster cluster.toml
+"""
+WIDTH = 110
+
+
+def plan(args: list[str]) -> int:
+    """Measure, predict, search, and print."""
+    parsed, rest = _parser().parse_known_args(args)
+    recipe = registry.load_recipe(parsed.recipe)
+    about = recipe.module.__doc__ or ""
+    options, config = train.parse(recipe.Config(), rest, prog=f"runnel plan {parsed.recipe}", about=about)
+    if options != train.Options():
+        raise ConfigError("plan", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
+    cluster = _cluster(parsed)
+    cluster.check()
+    console = Console(stderr=parsed.json, soft_wrap=True)
+    console.width = max(console.width, WIDTH)
+    costs = _costs(parsed, recipe.name, config, console)
+    here = predict(costs, placement_of(config, costs, cores=available_cores()))
+    there = on_accelerators(costs, parsed.gpu_speedup) if cluster.gpus else costs
+    ranked = search(there, cluster, config.staleness)
+    best = _command(parsed.recipe, rest, train_flags(ranked[0].placement, config))
+    if parsed.json:
+        found = [dataclasses.asdict(q) for q in ranked[: parsed.top]]
+        result = {"costs": dataclasses.asdict(costs), "as_configured": dataclasses.asdict(here), "best": found}
+        json.dump({**result, "command": best}, sys.stdout, indent=1)
+        print()
+        return 0
+    show_costs(costs, console)
+    _tell(f"as configured, on {available_cores()} cores", here, costs, console)
+    _show_search(ranked, parsed.top, costs, cluster, console)
+    console.print("train with: " + shlex.join(best))
+    return 0
+
+
+def _command(recipe: str, given: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The user's own flags, and those of the placement that are not among them."""
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    return ["runnel", "train", recipe, *given, *(word for flag, value in pairs if flag not in given for word in (flag, value))]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="runnel plan", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("recipe", help="a recipe's name, or the path of your own file")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of the measurement, after a warm-up as long (2)")
+    parser.add_argument("--save", default="", help="write the costs to this JSON file")
+    parser.add_argument("--costs", default="", help="take the costs from this file, and measure nothing")
+    parser.add_argument("--nodes", type=int, default=0, help="nodes of the cluster (default: this machine)")
+    parser.add_argument("--cores", type=int, default=0, help="cores of each node")
+    parser.add_argument("--gpus", type=int, default=-1, help="accelerators of each node")
+    parser.add_argument("--network-gbps", type=float, default=100.0, help="gigabits a second of each node's link (100)")
+    parser.add_argument("--cluster", default="", help="a TOML or JSON file of several kinds of nodes")
+    parser.add_argument(
+        "--gpu-speedup", type=float, default=1.0, help="how many times faster than here an accelerator infers and updates (1)"
+    )
+    parser.add_argument("--top", type=int, default=5, help="placements to show (5)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    return parser
+
+
+def _costs(parsed: argparse.Namespace, recipe: str, config: RunConfig, console: Console) -> Costs:
+    if parsed.costs:
+        return Costs.load(parsed.costs)
+    if parsed.seconds <= 0:
+        raise ConfigError("seconds", parsed.seconds, "use a number above 0")
+    with console.status(f"measuring {recipe}: about {2 * parsed.seconds:.0f} s, more where kernels are compiled first"):
+        costs = measure(recipe, config, seconds=parsed.seconds)
+    if parsed.save:
+        costs.save(parsed.save)
+    return costs
+
+
+def _cluster(parsed: argparse.Namespace) -> Cluster:
+    network = NetworkConfig(gbps=parsed.network_gbps)
+    if not parsed.cluster:
+        gpus = torch.cuda.device_count() if parsed.gpus < 0 and not parsed.nodes else max(parsed.gpus, 0)
+        return Cluster((NodeKind(parsed.nodes or 1, parsed.cores or available_cores(), gpus),), network)
+    path = Path(parsed.cluster)
+    if not path.is_file():
+        raise ConfigError("cluster", str(path), "there is no such file")
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError("cluster", str(path), f"cannot be read: {error}") from error
+    return Cluster.of(data)
+
+
+# -------------------------------------------------------------------------------------------------------------- showing
+def show_costs(costs: Costs, console: Console) -> None:
+    """Costs as a table."""
+    table = _table(f"{costs.name}: costs of its stages", ("stage", "of", "ms"))
+    rows, units = costs.rows, costs.update_units or costs.batch_segments * costs.segment_units
+    for stage, of, seconds in (
+        ("environments, writing", f"a step of {rows:.3g} rows", costs.step(rows)),
+        ("inference in the actor", f"{rows:.3g} rows", costs.infer(rows)),
+        ("inference in a policy worker", "1 row", costs.serve(1)),
+        ("", "64 rows", costs.serve(64)),
+        ("request and reply", "both ends", costs.message_s + costs.respond_s),
+        ("update", f"{units:,.0f} {costs.unit}", costs.update(units)),
+        ("publish a version", f"{costs.param_bytes / 1e6:.3g} MB", costs.publish_s),
+        ("load a version", "", costs.load_s),
+        ("bookkeeping", "an update", costs.ledger_s),
+    ):
+        table.add_row(stage, of, f"{1e3 * seconds:.3f}")
+    console.print(table)
+    console.print(f"a segment has {costs.segment_bytes:,} bytes; a step computes for {costs.step_cpu:.0%} of its time")
+    for note in costs.notes:
+        console.print(f"note: {note}")
+
+
+def _tell(what: str, q: Prediction, costs: Costs, console: Console) -> None:
+    parts = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in q.seconds.items() if s)
+    console.print(
+        f"{what}: {q.units_per_s:,.0f} {costs.unit}/s, {q.updates_per_s:.2f} updates/s; limited by {q.bottleneck} "
+        f"(of a batch: {parts}); {q.staleness:.1f} versions behind, at most {q.max_staleness}"
+    )
+
+
+def _show_search(ranked: Sequence[Prediction], top: int, costs: Costs, cluster: Cluster, console: Console) -> None:
+    nodes = ", ".join(f"{k.nodes} x {k.cores} cores" + (f" + {k.gpus} GPUs" if k.gpus else "") for k in cluster.kinds)
+    table = _table(f"placements on {nodes}: {len(ranked)} searched", ("inference", "actors", "ring", "servers", "trainers"))
+    for name in ("batch", f"{costs.unit}/s", "updates/s", "behind", "limited by"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for q in ranked[:top]:
+        _row(table, q, costs)
+    others = [q for q in best_of_each(ranked) if q not in ranked[:top]]
+    if others:
+        table.add_section()
+    for q in others:
+        _row(table, q, costs)
+    console.print(table)
+    if others:
+        console.print("below the line: the best of each other kind of inference, and what limits it")
+
+
+def _row(table: Table, q: Prediction, costs: Costs) -> None:
+    p = q.placement
+    batch = costs.update_units or p.batch_segments * (p.rows or costs.rows) * costs.num_steps
+    kind = "one process" if p.one_process else p.inference
+    counts = [str(n) for n in (p.actors, p.ring, p.servers, p.trainers)]
+    table.add_row(
+        kind, *counts, f"{batch:,.0f}", f"{q.units_per_s:,.0f}", f"{q.updates_per_s:.2f}", f"{q.staleness:.1f}", q.bottleneck
+    )
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(
+            name, no_wrap=True, justify="right" if name in ("ms", "actors", "ring", "servers", "trainers") else "left"
+        )
+    return table

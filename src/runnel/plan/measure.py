@@ -1,0 +1,298 @@
+"""Measures what the stages of a recipe cost here, by running the recipe's own pieces for a few seconds in this process."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.clock import WallClock
+from runnel.core.config import override
+from runnel.core.protocols import Inferencer, ParamSet, Reply, Request
+from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
+from runnel.flow.params import ChannelSubscriber, LocalChannel, load
+from runnel.flow.workers.actor import ActorWorker
+from runnel.flow.workers.buffer import BufferWorker
+from runnel.plan.costs import Costs, Line
+from runnel.plan.watch import KeepingReader, TimedClient, num_bytes
+from runnel.run import registry
+from runnel.run.experiment import Experiment, RunConfig
+from runnel.run.group import Group
+from runnel.run.ledger import Ledger
+from runnel.run.wiring import place, wire
+from runnel.track.folder import RunFolder
+
+ENDLESS = 1_000_000_000
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Rows of the inference batches that are timed."""
+ECHO = "import os\nwhile (b := os.read(0, 1)): os.write(1, b)"
+
+
+def measure(recipe: str, config: RunConfig, *, seconds: float = 2.0) -> Costs:
+    """Run the recipe in this process for about `seconds` after a warm-up as long, then take its pieces one by one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.placement.threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="runnel-plan-") as out:
+            return _Measurement(recipe, registry.build(recipe, plain(config)), RunFolder.create(out, "plan")).run(seconds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def plain(config: RunConfig) -> RunConfig:
+    """The config of a run in one process, without an end, evaluations, checkpoints and sinks."""
+    config = replace(config, launcher="inproc", total_steps=None, total_updates=ENDLESS, total_tokens=None)
+    quiet = {
+        "track": [],
+        "eval": {"episodes": 0},
+        "checkpoint": {"every": 0},
+        "placement": {"policy_workers": 0, "trainers": 1},
+    }
+    return override(config, quiet)
+
+
+class _Measurement:
+    def __init__(self, recipe: str, experiment: Experiment, folder: RunFolder) -> None:
+        self.recipe, self.experiment = recipe, experiment
+        self.group: Group = wire(experiment, place(experiment), "main", clock=WallClock())
+        self.ledger = Ledger(folder, WallClock(), log_every=experiment.config.log_every)
+        self.actors = [w for w in self.group.workers if isinstance(w, ActorWorker)]
+        self.clients = [TimedClient(c) for a in self.actors for c in a.clients.values()]
+        found = iter(self.clients)
+        for actor in self.actors:
+            actor.clients = {name: next(found) for name in actor.clients}
+        trainer = self.group.trainer
+        assert trainer is not None
+        self.trainer = trainer
+        self.readers = {name: KeepingReader(self.group.tables[r.spec.name], "trainer") for name, r in trainer.readers.items()}
+        trainer.readers = self.readers
+        self.spent: dict[str, float] = {}
+
+    def run(self, seconds: float) -> Costs:
+        try:
+            self.group.start()
+            self._rounds(seconds)
+            self._rounds(seconds, updates=3)
+            return self._costs()
+        finally:
+            self.group.close()
+            self.ledger.close()
+
+    def _rounds(self, seconds: float, updates: int = 1) -> None:
+        """Rounds of all workers, each timed by the wall and by the processor; what was measured before is forgotten."""
+        self.spent = {"updates": 0.0, "units": 0.0}
+        self.group.stages()
+        for client in self.clients:
+            client.forget()
+        self._first = self._units()
+        start, version = time.perf_counter(), self.trainer.version
+        while time.perf_counter() - start < seconds or self.trainer.version - version < updates:
+            for worker in self.group.workers:
+                wall, cpu = time.perf_counter(), time.process_time()
+                worker.poll()
+                self._add(worker.kind, time.perf_counter() - wall, time.process_time() - cpu)
+                self.group._note(worker)
+            wall = time.perf_counter()
+            for name, spent in self.group.stages().items():
+                stage = name.partition("/")[2]
+                self.spent[stage] = self.spent.get(stage, 0.0) + spent
+            self.ledger.add(self.group.collect())
+            self._add("ledger", time.perf_counter() - wall, 0.0)
+        self.spent["updates"] = self.trainer.version - version
+        self.spent["units"] = self._units() - self._first
+
+    def _add(self, kind: str, wall: float, cpu: float) -> None:
+        self.spent[f"{kind}_s"] = self.spent.get(f"{kind}_s", 0.0) + wall
+        self.spent[f"{kind}_cpu"] = self.spent.get(f"{kind}_cpu", 0.0) + cpu
+
+    def _units(self) -> float:
+        """Steps or tokens that actors have committed."""
+        streams = {s for a in self.experiment.actors for s in a.writes}
+        return sum(self.group.tables[s].accounting(0).steps for s in streams)
+
+    # ----------------------------------------------------------------------------------------------------------- costs
+    def _costs(self) -> Costs:
+        e, spent, notes = self.experiment, self.spent, list[str]()
+        updates, calls = spent["updates"], sum(c.calls for c in self.clients)
+        tokens = bool(e.token_streams)
+        asked = sum(c.infer_s for c in self.clients)
+        rows, num_steps, segments = self._shape(calls)
+        steps = calls or spent["units"] / rows
+        step_s = max(0.0, spent["actor_s"] - asked - sum(c.load_s for c in self.clients)) / steps
+        step_cpu = max(0.0, spent["actor_cpu"] - sum(c.infer_cpu for c in self.clients)) / steps
+        serve, request, reply = self._serve(tokens, notes)
+        infer_s = asked / calls if calls else 0.0
+        if tokens:  # the mean holds the prompts too, which come with few of the steps
+            scale = infer_s / max(serve(rows), 1e-9)
+            serve = Line(serve.base * scale, serve.per_row * scale)
+        update_s = (spent.get("prepare", 0.0) + spent.get("update", 0.0)) / updates
+        publish_s, load_s = self._versions()
+        params = self.trainer.learner.params()
+        message_s, respond_s = (0.0, 0.0) if tokens or request is None else board_seconds(request, reply)
+        buffer = next((w for w in self.group.workers if isinstance(w, BufferWorker)), None)
+        units = self._batch_units()
+        return Costs(
+            name=f"{self.recipe} on {e.title}",
+            unit="tokens" if tokens else "steps",
+            rows=rows,
+            ring=1 if tokens else getattr(e.config, "ring", 1),
+            num_steps=num_steps,
+            step=Line(0.0, step_s / rows),
+            step_cpu=min(1.0, step_cpu / step_s) if step_s else 1.0,
+            infer=Line(max(0.0, infer_s - serve.per_row * rows), min(serve.per_row, infer_s / rows)),
+            serve=serve,
+            message_s=message_s,
+            respond_s=respond_s,
+            wake_s=wake_seconds(),
+            update=Line(update_s, 0.0) if buffer else self._update_line(units, update_s),
+            update_cpu=max(0.1, spent["trainer_cpu"] / max(spent["trainer_s"], 1e-9)),
+            publish_s=publish_s,
+            load_s=load_s,
+            ledger_s=spent["ledger_s"] / updates,
+            batch_segments=segments,
+            update_ratio=updates / spent["units"] if buffer else 0.0,
+            update_units=units if buffer else 0.0,
+            insert_s=spent.get("insert", 0.0) / (spent["units"] / (rows * num_steps)),
+            select_s=spent.get("select", 0.0) / updates,
+            segment_bytes=self._segment_bytes(),
+            request_bytes=num_bytes(request) if request is not None else 0,
+            reply_bytes=num_bytes(reply) if reply is not None else 0,
+            param_bytes=sum(p.numel() * p.element_size() for p in params.values()),
+            notes=tuple(notes),
+        )
+
+    def _shape(self, calls: int) -> tuple[float, float, int]:
+        """Rows of a request, requests of a segment, segments of a batch."""
+        e, spent = self.experiment, self.spent
+        spec = e.stream(e.actors[-1].writes[0])
+        if not e.token_streams:
+            return float(spec.num_rows), float(spec.sizes["T"]), spec.batch_segments
+        players = [a for a in e.actors if a.asks and "rollouts" in a.writes] or list(e.actors)
+        rows = spent["units"] / max(calls, 1)
+        return rows, spent["units"] / spent["updates"] / len(players) / rows, len(players)
+
+    def _serve(self, tokens: bool, notes: list[str]) -> tuple[Line, Batch | None, Batch | None]:
+        """Seconds of a batch by rows, and a request with its reply."""
+        if tokens:
+            points = [p for c in self.clients for p in c.points]
+            return Line.fit(points), None, None
+        sample = next((c.sample for c in self.clients if c.sample is not None), None)
+        if sample is None:
+            notes.append("environments ask a compiled policy row by row; inference apart from them was not measured")
+            return Line(0.0, 0.0), None, None
+        inferencer = self.experiment.inference[0].make()
+        inferencer.load_params(ParamSet(0, self.trainer.learner.params()))
+        return infer_line(inferencer, sample)
+
+    def _batch_units(self) -> float:
+        """Steps or tokens of an update's batch."""
+        reader = max(self.readers.values(), key=lambda r: r.takes)
+        return reader.steps / max(reader.takes, 1)
+
+    def _update_line(self, units: float, update_s: float) -> Line:
+        """A second point: the last batch, all of its segments twice. A language model's update is a line through 0."""
+        if self.experiment.token_streams:
+            return Line(0.0, update_s / units)
+        learner, twice = self.trainer.learner, {name: [*r.batch, *r.batch] for name, r in self.readers.items()}
+        spent = _median(lambda: _ignore(learner.update(learner.prepare(twice, progress=0.5))), times=3)
+        slope = max(0.0, min((spent - update_s) / units, update_s / units))
+        return Line(update_s - slope * units, slope)
+
+    def _versions(self) -> tuple[float, float]:
+        """Seconds to publish a copy and to load it."""
+        params = dict(self.trainer.learner.params())
+        channel, inferencer = LocalChannel("policy", shared=False, depth=2), self.experiment.inference[0].make()
+        versions = iter(range(100))
+        publish_s = _median(lambda: channel.publish(next(versions), params), times=5)
+        found = ChannelSubscriber(channel).poll()
+        assert found is not None
+        return publish_s, _median(lambda: _ignore(load(inferencer, found)), times=5)
+
+    def _segment_bytes(self) -> int:
+        """Of a segment as actors send it."""
+        spec = self.experiment.stream(self.experiment.actors[-1].writes[0])
+        sizes = {name: math.prod(spec.shape(name)) * f.dtype.itemsize for name, f in spec.fields.items()}
+        return sum(sizes.values())
+
+
+def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[Line, Batch, Batch]:
+    """Seconds of inference by rows, as a policy worker calls it; with a request and its reply."""
+    points, replies = list[tuple[float, float]](), list[Reply]()
+
+    def answer(rows: Batch) -> None:
+        inferencer.submit([Request(0, rows, -1)])
+        replies[:] = inferencer.step()
+
+    for n in SIZES:
+        rows = tiled(sample, n)
+        points.append((float(n), _median(partial(answer, rows), times=15)))
+    answer(sample)
+    return Line.fit(points), sample, replies[0].rows
+
+
+def tiled(rows: Batch, num: int) -> Batch:
+    """`num` rows: those given, over and over."""
+
+    def tile(x: Tensor) -> Tensor:
+        return x.repeat(-(-num // x.shape[0]), *([1] * (x.dim() - 1)))[:num].contiguous()
+
+    return rows.map(tile)
+
+
+def board_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
+    """Seconds that a request and its reply cost the asking and the answering end of a mailbox."""
+    board = Board.local(
+        InferenceSpec("plan", 1, 1, 4, max_bytes=2 * (num_bytes(request) + num_bytes(reply or request)) + (1 << 14))
+    )
+    client, server = BoardClient(board, 0, ChannelSubscriber(LocalChannel("none", shared=True, depth=1))), BoardServer(board, 0)
+    asking, answering = list[float](), list[float]()
+    for _ in range(30):
+        start = time.perf_counter()
+        ticket = client.submit(request)
+        middle = time.perf_counter()
+        found = server.poll()
+        server.reply([Reply(found[0].id, reply if reply is not None else request, 0)])
+        late = time.perf_counter()
+        client.poll()
+        client.ready(ticket)
+        asking.append(middle - start + time.perf_counter() - late)
+        answering.append(late - middle)
+    return sorted(asking)[15], sorted(answering)[15]
+
+
+def wake_seconds(times: int = 100) -> float:
+    """Seconds until another process has read what is written to a pipe: half of a round trip."""
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        spent = []
+        for _ in range(times):
+            start = time.perf_counter()
+            child.stdin.write(b"x")
+            child.stdout.read(1)
+            spent.append(time.perf_counter() - start)
+        child.stdin.close()
+    return sorted(spent)[times // 2] / 2
+
+
+def _median(call: Callable[[], None], *, times: int) -> float:
+    call()
+    spent = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - start)
+    return sorted(spent)[times // 2]
+
+
+def _ignore(value: object) -> None:
+    """For a call whose answer does not matter."""

@@ -1,0 +1,194 @@
+"""The placement of a described cluster that gives the most steps or tokens a second: enumerate, predict, rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.flow.staleness import StalenessConfig
+from runnel.plan.costs import Costs, Line
+from runnel.plan.model import Inference, Placement, Prediction, predict
+from runnel.plan.simulate import NetworkConfig
+from runnel.run.experiment import RunConfig
+
+RINGS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes that are alike."""
+
+    nodes: int = 1
+    cores: int = 2
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What there is to place workers on.
+
+    >>> c = Cluster((NodeKind(4, 64, 0), NodeKind(1, 16, 8)))
+    >>> c.cores, c.gpus, c.num_nodes
+    (272, 8, 5)
+    """
+
+    kinds: tuple[NodeKind, ...] = (NodeKind(),)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> Cluster:
+        """From plain data: `{"nodes": [{"nodes": 4, "cores": 64, "gpus": 1}, ...], "network": {"gbps": 100}}`."""
+        unknown = set(data) - {"nodes", "network"}
+        if unknown:
+            raise ConfigError("cluster", sorted(unknown), "unknown; use nodes and network")
+        try:
+            kinds = tuple(NodeKind(**kind) for kind in data["nodes"])
+            return Cluster(kinds, NetworkConfig(**data.get("network", {})))
+        except (TypeError, KeyError) as error:
+            raise ConfigError("cluster", data, f"give nodes with nodes, cores, gpus, and network with gbps: {error}") from error
+
+    @property
+    def cores(self) -> int:
+        return sum(k.nodes * k.cores for k in self.kinds)
+
+    @property
+    def gpus(self) -> int:
+        return sum(k.nodes * k.gpus for k in self.kinds)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(k.nodes for k in self.kinds)
+
+    def check(self) -> None:
+        for kind in self.kinds:
+            for name in ("nodes", "cores"):
+                if getattr(kind, name) < 1:
+                    raise ConfigError(name, getattr(kind, name), "use at least 1")
+            if kind.gpus < 0:
+                raise ConfigError("gpus", kind.gpus, "use 0 or more")
+        if self.network.gbps <= 0:
+            raise ConfigError("network-gbps", self.network.gbps, "use a bandwidth above 0")
+
+
+def on_accelerators(costs: Costs, speedup: float) -> Costs:
+    """Costs with batches of inference and updates `speedup` times as fast: a guess until they are measured there."""
+    if speedup <= 0:
+        raise ConfigError("gpu-speedup", speedup, "use a number above 0")
+    serve, update = (Line(x.base / speedup, x.per_row / speedup) for x in (costs.serve, costs.update))
+    return replace(costs, serve=serve, update=update)
+
+
+def placement_of(config: RunConfig, costs: Costs, *, cores: int) -> Placement:
+    """The placement that a config describes, on one machine."""
+    servers = config.placement.policy_workers
+    return Placement(
+        actors=config.num_actors,
+        inference="split" if servers else "inline",
+        servers=servers,
+        ring=getattr(config, "ring", 1),
+        trainers=config.placement.trainers,
+        batch_segments=costs.batch_segments,
+        staleness=config.staleness,
+        one_process=config.launcher == "inproc",
+        cores=cores,
+    )
+
+
+def placements(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> Iterator[Placement]:
+    """Every sensible placement: trainers and policy workers by powers of two, actors on all cores that are left.
+
+    Replay has one trainer. More trainers or policy workers than accelerators are not placed where there are any. The number of
+    environments of an actor is a hyperparameter and stays; so does the batch of a language model.
+    """
+    devices, cores = cluster.gpus > 0, cluster.cores
+    room = cluster.gpus if devices else cores
+    network = cluster.network if cluster.num_nodes > 1 else None
+    one = Placement(staleness=staleness, devices=devices, cores=cores, network=network)
+    if cluster.num_nodes == 1:
+        yield replace(one, one_process=True, batch_segments=costs.batch_segments, actors=max(1, costs.batch_segments), cores=1)
+    for trainers in powers(1 if costs.update_ratio else room):
+        shares: list[tuple[Inference, int]] = [("inline", 0), ("central", trainers)]
+        shares += [("split", servers) for servers in powers(room - trainers)]
+        for inference, servers in shares:
+            taken = 0 if devices else trainers + (servers if inference == "split" else 0)
+            for actors in actor_counts(cores - taken, trainers):
+                yield from sizes(costs, replace(one, actors=actors, inference=inference, servers=servers, trainers=trainers))
+
+
+def sizes(costs: Costs, p: Placement) -> Iterator[Placement]:
+    """A placement with every size that its requests may have."""
+    if costs.unit == "tokens":  # the completions of a batch are shared by all actors
+        whole = costs.rows * costs.batch_segments
+        if whole >= p.actors:
+            yield replace(p, rows=whole / p.actors, batch_segments=p.actors)
+        return
+    envs = round(costs.rows * costs.ring)
+    for ring in RINGS if p.inference != "inline" else (1,):
+        if envs % ring == 0:
+            batch = costs.batch_segments if costs.update_ratio else p.actors * ring
+            yield replace(p, ring=ring, rows=envs / ring, batch_segments=batch)
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... and `most` itself.
+
+    >>> powers(6), powers(0)
+    ([1, 2, 4, 6], [])
+    """
+    found = [1 << i for i in range(max(most, 0).bit_length()) if 1 << i <= most]
+    return found if not found or found[-1] == most else [*found, most]
+
+
+def actor_counts(cores: int, trainers: int) -> list[int]:
+    """All cores that are left, half of them, a quarter: more than the rest can use only makes batches larger."""
+    found = [cores // part // trainers * trainers for part in (1, 2, 4)]
+    return sorted({n for n in found if n >= 1}, reverse=True)
+
+
+def search(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> list[Prediction]:
+    """Predictions of all placements, the fastest first; of equal ones that with fewer workers.
+
+    >>> best = search(Costs(), Cluster((NodeKind(2, 64, 1),)), StalenessConfig(mode="window"))[0]
+    >>> best.placement.inference, best.placement.trainers
+    ('central', 2)
+    """
+    cluster.check()
+    found = [predict(costs, p) for p in placements(costs, cluster, staleness)]
+    if not found:
+        raise ConfigError("cores", cluster.cores, "leaves no core for an actor; describe a larger cluster")
+
+    def rank(q: Prediction) -> tuple[float, int, int]:
+        p = q.placement
+        return (-float(f"{q.units_per_s:.2g}"), p.trainers + p.servers, p.actors * p.ring)
+
+    return sorted(found, key=rank)
+
+
+def best_of_each(ranked: Sequence[Prediction]) -> list[Prediction]:
+    """The best of one process, of inline, split and central, in their order of rank."""
+    seen: dict[tuple[str, bool], Prediction] = {}
+    for q in ranked:
+        seen.setdefault((q.placement.inference, q.placement.one_process), q)
+    return list(seen.values())
+
+
+def train_flags(p: Placement, config: RunConfig) -> list[str]:
+    """What to add to `runnel train RECIPE` for a placement."""
+    if p.one_process:
+        return ["--launcher", "inproc"]
+    launcher = "local" if p.network is None else "ray"
+    flags = ["--launcher", launcher, "--num-actors", str(p.actors)]
+    if p.servers:
+        flags += ["--placement.policy-workers", str(p.servers)]
+    if hasattr(config, "ring") and p.ring > 1:
+        flags += ["--ring", str(p.ring)]
+    if hasattr(config, "num_segments"):
+        flags += ["--num-segments", str(p.batch_segments)]
+    if p.trainers > 1:
+        flags += ["--placement.trainers", str(p.trainers)]
+    if p.inference == "central":
+        flags += ["--placement.groups", "policy-* trainer"]
+    flags += ["--staleness.mode", p.staleness.mode]
+    return [*flags, "--staleness.max-lag", str(p.staleness.max_lag)] if p.staleness.mode == "window" else flags

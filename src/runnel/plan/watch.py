@@ -1,0 +1,128 @@
+"""Ends of streams that pass everything on and keep what a measurement needs: times, rows, the last batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from runnel.core.batch import Batch
+from runnel.core.protocols import Reply, RowPolicy, State
+from runnel.core.records import Segment
+from runnel.flow.slots import TableReader
+from runnel.flow.workers.actor import SavedClient
+
+
+def num_bytes(batch: Batch) -> int:
+    """Bytes of all leaves."""
+    return sum(x.numel() * x.element_size() for x in batch.values())
+
+
+class TimedClient:
+    """An inference client that times another."""
+
+    def __init__(self, inner: SavedClient) -> None:
+        self.inner = inner
+        self.sample: Batch | None = None
+        """Rows of one request."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Start to measure anew."""
+        self.calls, self.infer_s, self.infer_cpu, self.load_s = 0, 0.0, 0.0, 0.0
+        self.points: list[tuple[float, float]] = []
+        """Of an engine: completions in the making, and the seconds of one step of all of them."""
+
+    @property
+    def version(self) -> int:
+        return self.inner.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self.inner.version = version
+
+    def submit(self, rows: Batch, *, version: int = -1) -> int:
+        wall, cpu = time.perf_counter(), time.process_time()
+        ticket = self.inner.submit(rows, version=version)
+        self._add(wall, cpu)
+        self.calls += int(self.inner.pending() == 0)
+        if self.sample is None:
+            self.sample = rows.map(lambda x: x.clone())
+        return ticket
+
+    def poll(self) -> int:
+        pending = self.inner.pending()
+        wall, cpu = time.perf_counter(), time.process_time()
+        done = self.inner.poll()
+        if pending:
+            self.points.append((float(pending), self._add(wall, cpu)))
+            self.calls += 1
+        return done
+
+    def local(self) -> Callable[[Batch], Batch] | None:
+        direct = self.inner.local()
+        if direct is None:
+            return None
+
+        def answer(rows: Batch) -> Batch:
+            wall, cpu = time.perf_counter(), time.process_time()
+            reply = direct(rows)
+            self._add(wall, cpu)
+            self.calls += 1
+            if self.sample is None:
+                self.sample = rows.map(lambda x: x.clone())
+            return reply
+
+        return answer
+
+    def _add(self, wall: float, cpu: float) -> float:
+        spent = time.perf_counter() - wall
+        self.infer_s += spent
+        self.infer_cpu += time.process_time() - cpu
+        return spent
+
+    def sync(self, version: int = -1) -> bool:
+        start = time.perf_counter()
+        done = self.inner.sync(version)
+        self.load_s += time.perf_counter() - start
+        return done
+
+    def row_policy(self) -> RowPolicy | None:
+        return self.inner.row_policy()
+
+    def ready(self, ticket: int) -> Reply | None:
+        return self.inner.ready(ticket)
+
+    def abort(self, tickets: Sequence[int]) -> None:
+        self.inner.abort(tickets)
+
+    def pending(self) -> int:
+        return self.inner.pending()
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.inner.events()
+
+    def snapshot(self) -> State:
+        return self.inner.snapshot()
+
+    def restore(self, state: State) -> None:
+        self.inner.restore(state)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class KeepingReader(TableReader):
+    """A reader that remembers the last batch, and counts what it gave out."""
+
+    batch: Sequence[Segment] = ()
+    steps = 0
+    takes = 0
+
+    def take(self, num_segments: int, **more: Any) -> list[Segment]:
+        found = super().take(num_segments, **more)
+        if found:
+            self.batch = found
+            self.steps += sum(s.header.num_steps for s in found)
+            self.takes += 1
+        return found
