@@ -316,6 +316,10 @@ class BoardServer:
                 board.control[box, STATE] = SERVING
         return out
 
+    def client_of(self, request: int) -> int:
+        """Whose request it is, while it is being served."""
+        return self._box_of[request] // self._board.spec.depth
+
     def reply(self, replies: Sequence[Reply]) -> None:
         if not replies:
             return
@@ -379,6 +383,14 @@ def pack(rows: Batch, out: Bytes, name: str) -> int:
         elif stop > start:
             out[start:stop] = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return layout.size
+
+
+def packed(rows: Batch, max_bytes: int = 1 << 62, name: str = "") -> Bytes:
+    """`pack` into memory of its own; a message of more than `max_bytes` is refused."""
+    size = _layout(tuple((k, v.dtype, v.shape) for k, v in rows.items())).size
+    out = np.empty(min(size, max_bytes), np.uint8)
+    pack(rows, out, name)
+    return out
 
 
 def unpack(data: Bytes, size: int) -> Batch:

@@ -34,7 +34,17 @@ MODEL = "model"
 """Where in its folder a run leaves a model that other programs load."""
 FRESH_ROUND = 1 << 20
 """Evaluations during a run count up from 0; those by hand start here, so that their episodes are others."""
-LAUNCHERS: dict[str, Callable[[Session], str]] = {"inproc": inproc.launch, "local": local.launch}
+
+
+def _launch_ray(session: Session) -> str:
+    try:
+        from runnel.run.launchers import ray
+    except ImportError as error:
+        raise ConfigError("launcher", "ray", f"needs Ray: pip install 'runnel[ray]' ({error})") from error
+    return ray.launch(session)
+
+
+LAUNCHERS: dict[str, Callable[[Session], str]] = {"inproc": inproc.launch, "local": local.launch, "ray": _launch_ray}
 
 
 @dataclasses.dataclass(frozen=True)

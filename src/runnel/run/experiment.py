@@ -75,6 +75,15 @@ class PlacementConfig:
 
 
 @dataclass(frozen=True)
+class ClusterConfig:
+    """The Ray cluster of a run with launcher ray."""
+
+    address: str = ""
+    """Where the cluster is: auto (this machine belongs to it), or HOST:PORT of its head. Empty takes RAY_ADDRESS, or else
+    starts one on this machine, on the loopback, that ends with the run."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """What every recipe can be told."""
 
@@ -82,8 +91,9 @@ class RunConfig:
     """Seed of everything random in the run."""
     device: str = "cpu"
     """Where networks live: cpu, cuda, cuda:1."""
-    launcher: Literal["inproc", "local"] = "inproc"
-    """inproc: one process, deterministic, steppable. local: one process per group, over shared memory."""
+    launcher: Literal["inproc", "local", "ray"] = "inproc"
+    """inproc: one process, deterministic, steppable. local: one process per group, over shared memory. ray: the same on a Ray
+    cluster (`cluster`), over as many nodes as it has."""
     out: str = "runs"
     """Folder in which the run's own folder is made."""
     name: str = ""
@@ -109,6 +119,7 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def lag_policy(
         self, batch_segments: int, *, batch_steps: int = 0, start: int = 0, stop: int | None = None, tokens: bool = False
@@ -179,7 +190,7 @@ class RunConfig:
         _check_device(self.device, self.placement.trainers)
         if self.checkpoint.keep < 1:
             raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
-        if self.deterministic and self.launcher == "local" and self.staleness.mode == "window":
+        if self.deterministic and self.launcher != "inproc" and self.staleness.mode == "window":
             raise ConfigError(
                 "staleness.mode",
                 "window",

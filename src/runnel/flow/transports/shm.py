@@ -14,7 +14,7 @@ import select
 import tempfile
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -102,10 +102,20 @@ class Doorbells:
         return bool(ready)
 
 
+class Bells(Protocol):
+    """How processes on the same memory wake each other."""
+
+    def ring(self) -> None:
+        """Everyone else."""
+        ...
+
+    def wait(self, timeout_s: float, *also: int) -> bool: ...
+
+
 class ShmTransport:
     """Streams over descriptors that the parent made (`allocate`) and every child was given (`fds`)."""
 
-    def __init__(self, fds: Mapping[str, int], bells: Doorbells) -> None:
+    def __init__(self, fds: Mapping[str, int], bells: Bells) -> None:
         self._fds, self._bells = fds, bells
 
     @staticmethod

@@ -1,0 +1,59 @@
+"""The transport of a run on several nodes: shared memory where both ends of an edge are on one node, calls where they are not.
+
+A sample stream lies on the node of its reader. Every node has its own mailboxes, and its own copy of the parameter channel: the
+agents bring requests to the nodes of policy workers, and what was published to all.
+"""
+
+from __future__ import annotations
+
+from runnel.core.errors import ConfigError
+from runnel.core.protocols import SampleWriter
+from runnel.core.records import StreamSpec
+from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec
+from runnel.flow.params import Channel, ChannelSubscriber
+from runnel.flow.slots import SlotTable
+from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.transports.map import Map, board_on
+from runnel.flow.transports.node import NodeBells, NodeMemory
+from runnel.flow.transports.remote import Net, RemoteWriter
+
+
+class ClusterTransport:
+    """`run.wiring.Outer` for one process on one node."""
+
+    def __init__(self, memory: NodeMemory, place: int, net: Net, where: Map, *, node: str, first: int = 0) -> None:
+        self._bells = NodeBells(memory, place)
+        self._shm = memory.transport(self._bells)
+        self._net, self.where, self.node, self._first = net, where, node, first
+        self._remote: list[RemoteWriter] = []
+
+    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
+        if self.where.streams[spec.name] != self.node:
+            raise ConfigError("placement", spec.name, "who reads a stream must be on its node; put them into one group")
+        return self._shm.samples(spec, policy)
+
+    def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> SampleWriter:
+        home = self.where.streams[spec.name]
+        if home == self.node:
+            return self._shm.writer(spec, policy, index)
+        writer = RemoteWriter(lambda: self._net.peer(home), spec, index, wake=self._bells.wake, first=self._first)
+        self._remote.append(writer)
+        return writer
+
+    def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> BoardClient:
+        """Of this node's mailboxes, whoever empties them."""
+        return self._shm.client(board_on(spec, self.where, self.node), index, subscriber, first=first)
+
+    def server(self, spec: InferenceSpec, index: int) -> BoardServer:
+        here = self.where.boards[spec.name][self.node]
+        return self._shm.server(board_on(spec, self.where, self.node), here.index(index))
+
+    def params(self, name: str, *, depth: int) -> Channel:
+        return self._shm.params(name, depth=depth)
+
+    def wait(self, timeout_s: float, *also: int) -> bool:
+        return self._bells.wait(timeout_s, *also)
+
+    def flush(self) -> None:
+        for writer in self._remote:
+            writer.flush()

@@ -1,0 +1,350 @@
+"""The ends of streams that lie on another node: what they write or ask is called there, and answered later.
+
+A call carries a head (JSON) and a body (bytes in one array): data, never objects. Calls are numbered by their sender, and one
+that is not answered in time, or whose node was lost, is sent again; the agent of the node does each number once
+(`flow/transports/agent.py`). So a message that is late, lost or doubled changes nothing but the time.
+
+Nothing here waits: a writer that asks for a segment gets None until the answer is there, and the answer wakes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from runnel.core.batch import Batch
+from runnel.core.errors import RunnelError
+from runnel.core.protocols import Feedback, Reply, Request, RowPolicy, State
+from runnel.core.records import Header, Slot, StreamSpec, check_used, trim
+from runnel.flow.inference import Bytes, InferenceSpec, packed, unpack
+from runnel.flow.params import ChannelSubscriber
+
+Head = dict[str, Any]
+Parcel = tuple[Head, Bytes | None]
+RETRY_S = 10.0
+LONG_POLL_S = 0.5
+"""So long an agent holds a question back whose answer is no, in case it becomes yes."""
+FLUSH_S = 30.0
+MAX_SENDING = 2
+_ALIGN = 64
+
+
+class PeerLost(RunnelError):
+    """A node that does not answer any more."""
+
+
+class Peer(Protocol):
+    """The agent of another node."""
+
+    def call(self, method: str, head: Head, body: Bytes | None = None) -> Future[Parcel]: ...
+
+
+class Net(Protocol):
+    """The agents of all nodes."""
+
+    def peer(self, node: str) -> Peer: ...
+
+    def stash(self, body: Bytes) -> Any:
+        """Put a body where all nodes can fetch it, once; give what comes back to `Peer.call`."""
+        ...
+
+
+class Call:
+    """One numbered call, sent again until it is answered. `peer` may lead to another node by then."""
+
+    def __init__(
+        self, peer: Callable[[], Peer], method: str, head: Head, body: Bytes | None = None, *, wake: Callable[[], None]
+    ) -> None:
+        self._peer, self._method, self._head, self._body, self._wake = peer, method, head, body, wake
+        self._tries = 0
+        self._send()
+
+    def _send(self) -> None:
+        self._tries += 1
+        self._sent = time.monotonic()
+        self._future = self._peer().call(self._method, self._head, self._body)
+        self._future.add_done_callback(lambda _: self._wake())
+
+    def done(self) -> bool:
+        """Whether the answer is there; one that is overdue is asked for again."""
+        if self._future.done():
+            if not isinstance(self._future.exception(), PeerLost):
+                return True
+            if time.monotonic() - self._sent > min(0.1 * 2**self._tries, 2.0):
+                self._send()
+        elif time.monotonic() - self._sent > RETRY_S:
+            self._send()
+        return False
+
+    def result(self) -> Parcel:
+        return self._future.result(0.0)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is done; `PeerLost` if that takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while not self.done():
+            if time.monotonic() > deadline:
+                raise PeerLost(f"{self._method} of {self._head.get('stream')!r} was not answered in {timeout_s:g} s")
+            with suppress(TimeoutError, PeerLost):
+                self._future.result(0.05)
+
+
+class RemoteWriter:
+    """`SampleWriter` for a stream on another node. A segment is filled here, in one piece of memory, and sent whole."""
+
+    def __init__(
+        self, peer: Callable[[], Peer], spec: StreamSpec, index: int, *, wake: Callable[[], None], first: int = 0
+    ) -> None:
+        self._peer, self.spec, self.index, self._wake = peer, spec, index, wake
+        self._number = first
+        self._asked: Call | None = None
+        self._granted: Slot | None = None
+        self._sending: deque[tuple[Call, Block | None]] = deque()
+        self._blocks: list[Block] = []
+        self._out: dict[int, Block] = {}
+        self._watch: Call | None = None
+        self._feedback: list[Feedback] = []
+        self._version = 0
+        self.num_refused = 0
+        """Segments that were cancelled on the other side before they arrived."""
+
+    # ---------------------------------------------------------------------------------------------------------- segments
+    def reserve(self) -> Slot | None:
+        self._settle()
+        if len(self._sending) >= MAX_SENDING:
+            return None
+        self._hear()
+        slot, self._granted = self._granted, None
+        if slot is None and self._asked is None:
+            self._asked = self._call("reserve", {"wait_s": LONG_POLL_S})
+        return slot
+
+    def _hear(self) -> None:
+        if self._asked is None or not self._asked.done():
+            return
+        head, _ = self._asked.result()
+        self._asked, self._version = None, head["version"]
+        if head["index"] >= 0:
+            self._granted = self._slot(head)
+
+    def _slot(self, head: Head) -> Slot:
+        block = self._blocks.pop() if self._blocks else Block(self.spec)
+        self._out[head["index"]] = block
+        return Slot(head["index"], self.spec, Header(**head["header"]), block.arrays)
+
+    def commit(self, slot: Slot, *, num_steps: int) -> None:
+        slot.header.num_steps = num_steps
+        check_used(self.spec, slot.header.used)
+        block = self._out.pop(slot.index)
+        body = block.memory if not self.spec.variable else packed(trim(self.spec, slot.arrays, slot.header.used))
+        head = {"index": slot.index, "header": vars(slot.header)}
+        self._sending.append((self._call("commit", head, body), block))
+        if self._asked is None and len(self._sending) < MAX_SENDING:
+            self._asked = self._call("reserve", {"wait_s": LONG_POLL_S})
+
+    def cancel(self, slot: Slot, reason: str) -> None:
+        self._blocks.append(self._out.pop(slot.index))
+        head = {"index": slot.index, "sample_id": slot.header.sample_id, "reason": reason}
+        self._sending.append((self._call("cancel", head), None))
+
+    def reclaim(self, index: int) -> Slot:
+        call = self._call("fetch", {"index": index})
+        call.wait(FLUSH_S)
+        head, body = call.result()
+        assert body is not None, "a segment has a body"
+        slot = self._slot(head)
+        for key, value in unpack(body, len(body)).items():
+            slot.arrays[key].copy_(value)
+        return slot
+
+    def _settle(self) -> None:
+        while self._sending and self._sending[0][0].done():
+            call, block = self._sending.popleft()
+            head, _ = call.result()
+            self._version = max(self._version, head["version"])
+            self.num_refused += head["refused"]
+            if block is not None:
+                self._blocks.append(block)
+
+    # ------------------------------------------------------------------------------------------------------------ watching
+    def feedback(self) -> list[Feedback]:
+        self._look()
+        found, self._feedback = self._feedback, []
+        return found
+
+    def version(self) -> int:
+        self._look()
+        return self._version
+
+    def _look(self) -> None:
+        """One question is always open: it is answered when the version moves or a reader has said something."""
+        if self._watch is not None and self._watch.done():
+            head, body = self._watch.result()
+            self._version = max(self._version, head["version"])
+            if body is not None:
+                self._feedback += _unpack_feedback(head["ids"], unpack(body, len(body)))
+            self._watch = None
+        if self._watch is None:
+            self._watch = self._call("watch", {"known": self._version, "wait_s": LONG_POLL_S})
+
+    # -------------------------------------------------------------------------------------------------------------- calls
+    def _call(self, method: str, head: Head, body: Bytes | None = None) -> Call:
+        self._number += 1
+        head = {"stream": self.spec.name, "writer": self.index, "number": self._number, **head}
+        return Call(self._peer, method, head, body, wake=self._wake)
+
+    def flush(self) -> None:
+        """Until all that was committed has arrived. A segment that was granted and is not begun goes back."""
+        for call, _ in self._sending:
+            call.wait(FLUSH_S)
+        self._settle()
+        if self._asked is not None:
+            self._asked.wait(FLUSH_S)
+            self._hear()
+        if self._granted is not None:
+            slot, self._granted = self._granted, None
+            self._blocks.append(self._out.pop(slot.index))
+            back = self._call("give_back", {"index": slot.index, "sample_id": slot.header.sample_id})
+            back.wait(FLUSH_S)
+
+
+class Block:
+    """Memory of one segment, in one piece: it goes into the object store as it lies."""
+
+    def __init__(self, spec: StreamSpec) -> None:
+        places, size = block_places(spec)
+        self.memory: Bytes = np.zeros(size, np.uint8)
+        self.arrays = block_arrays(spec, self.memory, places)
+
+
+Places = dict[str, tuple[int, int]]
+
+
+def block_places(spec: StreamSpec) -> tuple[Places, int]:
+    """Where the arrays of a segment lie in its block: start and number of values; and the bytes of it all."""
+    at, places = 0, {}
+    for name, field in spec.fields.items():
+        count = int(np.prod(spec.shape(name), dtype=np.int64))
+        places[name] = (at, count)
+        at += -(-count * field.dtype.itemsize // _ALIGN) * _ALIGN
+    return places, max(at, _ALIGN)
+
+
+def block_arrays(spec: StreamSpec, memory: Bytes, places: Places) -> Batch:
+    """The arrays of a segment as views of its block."""
+    arrays = Batch()
+    for name, (at, count) in places.items():
+        dtype, shape = spec.fields[name].dtype, spec.shape(name)
+        whole = torch.frombuffer(memory, dtype=dtype, count=count, offset=at) if count else torch.zeros(0, dtype=dtype)
+        arrays[name] = whole.view(shape)
+    return arrays
+
+
+def pack_feedback(found: Sequence[Feedback]) -> tuple[list[int], Bytes | None]:
+    """The ids, and the values side by side."""
+    rows = Batch({f"{n}/{k}": v for n, one in enumerate(found) for k, v in one.values.items()})
+    return [one.sample_id for one in found], packed(rows) if found else None
+
+
+def _unpack_feedback(ids: Sequence[int], rows: Mapping[str, torch.Tensor]) -> list[Feedback]:
+    found = [Feedback(i, {}) for i in ids]
+    for name, value in rows.items():
+        number, _, key = name.partition("/")
+        found[int(number)].values[key] = value
+    return found
+
+
+class RemoteClient:
+    """`InferenceClient` for policy workers on another node. Keeps each request until its reply is taken."""
+
+    def __init__(
+        self,
+        peer: Callable[[], Peer],
+        spec: InferenceSpec,
+        index: int,
+        subscriber: ChannelSubscriber,
+        *,
+        wake: Callable[[], None],
+        first: int = 0,
+    ) -> None:
+        self._peer, self.spec, self.index, self._subscriber, self._wake = peer, spec, index, subscriber, wake
+        self._requests: dict[int, Request] = {}
+        self._calls: dict[int, Call] = {}
+        self._replies: dict[int, Reply] = {}
+        self._next = first
+        self.version = -1
+
+    def submit(self, rows: Batch, *, version: int = -1) -> int:
+        ticket = self._next
+        self._next += 1
+        self._requests[ticket] = Request(ticket, rows.map(lambda x: x.clone()), version)
+        self._ask(ticket)
+        return ticket
+
+    def _ask(self, ticket: int) -> None:
+        request = self._requests[ticket]
+        head = {"stream": self.spec.name, "client": self.index, "number": ticket, "version": request.version}
+        body = packed(request.rows, self.spec.max_bytes, self.spec.name)
+        self._calls[ticket] = Call(self._peer, "ask", head, body, wake=self._wake)
+
+    def poll(self) -> int:
+        done = [ticket for ticket, call in self._calls.items() if call.done()]
+        for ticket in done:
+            head, body = self._calls.pop(ticket).result()
+            assert body is not None, "a reply has rows"
+            self._replies[ticket] = Reply(ticket, unpack(body, len(body)), head["version"])
+        return len(done)
+
+    def local(self) -> None:
+        return None
+
+    def row_policy(self) -> RowPolicy | None:
+        return None
+
+    def ready(self, ticket: int) -> Reply | None:
+        reply = self._replies.pop(ticket, None)
+        if reply is not None:
+            del self._requests[ticket]
+            self.version = max(self.version, reply.version)
+        return reply
+
+    def abort(self, tickets: Sequence[int]) -> None:
+        running = [t for t in tickets if t in self._calls]
+        for ticket in tickets:
+            for kept in (self._requests, self._calls, self._replies):
+                kept.pop(ticket, None)
+        if running:
+            self._peer().call("abort", {"stream": self.spec.name, "client": self.index, "tickets": running})
+
+    def pending(self) -> int:
+        return len(self._requests) - len(self._replies)
+
+    def sync(self, version: int = -1) -> bool:
+        """The policy worker loads parameters; here it is enough that the version has been published."""
+        found = self._subscriber.newest()
+        self.version = max(self.version, found)
+        return found >= max(version, 0)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The policy worker tells."""
+        return []
+
+    def snapshot(self) -> State:
+        requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}
+        return {"next": self._next, "version": self.version, "requests": requests}
+
+    def restore(self, state: State) -> None:
+        self._next, self.version = state["next"], state["version"]
+        for ticket, request in state["requests"].items():
+            self._requests[int(ticket)] = Request(int(ticket), Batch(request["rows"]), request["version"])
+            self._ask(int(ticket))
+
+    def close(self) -> None:
+        """The policy worker closes its inferencer."""

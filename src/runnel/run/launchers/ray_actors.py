@@ -1,0 +1,210 @@
+"""What runs inside Ray's processes: a group of workers, and the agent of a node. Ray starts them; what they do is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import os
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from runnel.core.errors import ConfigError
+from runnel.flow.inference import Bytes
+from runnel.flow.transports.agent import NodeAgent
+from runnel.flow.transports.cluster import ClusterTransport
+from runnel.flow.transports.map import Map, board_on
+from runnel.flow.transports.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
+from runnel.flow.transports.ray import RayNet
+from runnel.run.launchers.line import Message
+from runnel.run.launchers.member import Member, read_experiment, tell_error
+from runnel.run.wiring import PARAMS, Edges, place
+
+FLUSH_S = 0.25
+
+
+def enter(orders: dict[str, Any]) -> None:
+    """Stand where the launching process stood: same folder, same modules."""
+    for path in reversed(orders["sys_path"]):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+    if Path(orders["cwd"]).is_dir():
+        os.chdir(orders["cwd"])
+
+
+class QueueLine:
+    """The group's end of a control line whose other end calls in over Ray."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._in: list[Message] = []
+        self._out: list[Message] = []
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._something = asyncio.Event()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def send(self, message: Message) -> None:
+        with self._lock:
+            self._out.append(message)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._something.set)
+
+    def receive(self) -> list[Message]:
+        with self._lock:
+            found, self._in = self._in, []
+        if found:
+            with suppress(BlockingIOError):
+                os.read(self._read, 4096)
+        return found
+
+    # ------------------------------------------------------------------------------------------- the end that Ray calls
+    def put(self, message: Message) -> None:
+        with self._lock:
+            self._in.append(message)
+        try:
+            os.write(self._write, b"!")
+        except BlockingIOError:
+            return
+
+    async def take(self) -> list[Message]:
+        """What was sent; waits for something, but not for ever."""
+        try:
+            await asyncio.wait_for(self._something.wait(), FLUSH_S)
+        except TimeoutError:
+            return []
+        self._something.clear()
+        with self._lock:
+            found, self._out = self._out, []
+        return found
+
+
+class GroupActor:
+    """A process group as a Ray actor. Its workers are polled on a thread of their own; Ray's calls come in on another."""
+
+    def __init__(self) -> None:
+        self._line: QueueLine | None = None
+        self._begun, self._ended = asyncio.Event(), asyncio.Event()
+        self._orders: dict[int, Message] = {}
+        self._next = 0
+
+    async def where(self) -> bytes:
+        """The node on which Ray put us."""
+        context = ray.get_runtime_context()
+        return json.dumps({"node": context.get_node_id(), "pid": os.getpid(), "ip": ray.util.get_node_ip_address()}).encode()
+
+    async def begin(self, data: bytes) -> None:
+        self._line = QueueLine()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, args=(json.loads(data), self._line, loop), daemon=True).start()
+        self._begun.set()
+
+    def _run(self, orders: dict[str, Any], line: QueueLine, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            member = self._member(orders, line)
+        except Exception as error:
+            tell_error(line, orders["group"], error)
+        else:
+            member.serve()
+        finally:
+            loop.call_soon_threadsafe(self._ended.set)
+
+    def _member(self, orders: dict[str, Any], line: QueueLine) -> Member:
+        enter(orders)
+        log = Path(orders["run"]) / "log.txt"
+        if not log.parent.is_dir():
+            raise ConfigError("out", orders["run"], "this node does not see the run's folder; put it on a shared file system")
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        transport = ClusterTransport(
+            NodeMemory.from_data(orders["memory"]),
+            orders["place"],
+            RayNet(orders["id"]),
+            Map.from_data(orders["map"]),
+            node=orders["node"],
+            first=orders["incarnation"] << 32,
+        )
+        experiment = read_experiment(orders["recipe"], orders["config"])
+        numbers = {"epoch": orders["epoch"], "incarnation": orders["incarnation"]}
+        return Member(experiment, orders["group"], line, transport, **numbers)
+
+    async def order(self, number: int, data: bytes) -> None:
+        """Orders are numbered: Ray may bring calls in any order."""
+        self._orders[number] = json.loads(data)
+        await self._begun.wait()
+        while self._next in self._orders and self._line is not None:
+            self._line.put(self._orders.pop(self._next))
+            self._next += 1
+
+    async def listen(self) -> bytes:
+        """What the group has said."""
+        await self._begun.wait()
+        assert self._line is not None, "it has begun"
+        return json.dumps(await self._line.take()).encode()
+
+    async def stack(self) -> str:
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read()
+
+    async def ended(self) -> None:
+        """Returns when the workers are closed."""
+        await self._ended.wait()
+
+
+class AgentActor:
+    """The agent of a node as a Ray actor."""
+
+    def __init__(self) -> None:
+        self._agent: NodeAgent | None = None
+
+    async def open(self, data: bytes) -> bytes:
+        """Make the node's memory; returns where it is."""
+        orders = json.loads(data)
+        enter(orders)
+        experiment = read_experiment(orders["recipe"], orders["config"])
+        edges, node, where = Edges(experiment, place(experiment)), orders["node"], Map.from_data(orders["map"])
+        streams = {name: spec for name, spec in edges.streams.items() if where.streams[name] == node}
+        boards = {name: board_on(spec, where, node) for name, spec in edges.boards.items()}
+        memory = make_memory(streams, [PARAMS], boards)
+        bells = NodeBells(memory, AGENT_PLACE)
+        shm = memory.transport(bells)
+        self._agent = NodeAgent(
+            node,
+            where,
+            RayNet(orders["id"]),
+            tables={name: shm.samples(spec, experiment.staleness[name]) for name, spec in streams.items()},
+            boards={name: shm.inference(spec) for name, spec in boards.items()},
+            channels={PARAMS: shm.params(PARAMS, depth=experiment.lag + 2)},
+            bells=bells,
+        )
+        self._agent.start()
+        return json.dumps(memory.to_data()).encode()
+
+    async def call(self, method: str, head: bytes, body: Bytes | None = None) -> tuple[bytes, Bytes | None]:
+        """A call of another node."""
+        assert self._agent is not None, "open first"
+        answer, found = await self._agent.call(method, json.loads(head), body)
+        return json.dumps(answer).encode(), found
+
+    async def update(self, data: bytes) -> None:
+        """Another map."""
+        assert self._agent is not None, "open first"
+        self._agent.update(Map.from_data(json.loads(data)))
+
+    async def live(self) -> None:
+        """Never returns: whoever waits for it learns when the agent is gone."""
+        await asyncio.Event().wait()
