@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import re
 import socket
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -114,16 +113,14 @@ class TorchCollective:
         return RankError(missing or [self.rank], self.stage, what, detail)
 
     def _missing(self) -> list[int]:
-        left = [r for r in range(self.world_size) if r != self.rank]
-        deadline = time.monotonic() + ROLL_CALL_S
+        others = [r for r in range(self.world_size) if r != self.rank]
         try:
             self._store.set(f"{ALIVE}/{self.rank}", "1")
-            while left and time.monotonic() < deadline:
-                left = [r for r in left if not self._store.check([f"{ALIVE}/{r}"])]
-                time.sleep(0.05)
+            with suppress(RuntimeError):  # not all of them come in time
+                self._store.wait([f"{ALIVE}/{r}" for r in others], timedelta(seconds=ROLL_CALL_S))
+            return [r for r in others if not self._store.check([f"{ALIVE}/{r}"])]
         except RuntimeError:
             return [0]  # it keeps the store
-        return left
 
     def close(self) -> None:
         """Let go of sockets; ranks that still wait for this one are told so by theirs."""
