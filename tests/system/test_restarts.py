@@ -13,6 +13,7 @@ import pytest
 from test_faults import descendants, last_row, newest
 
 import runnel as rl
+from runnel.track.folder import RunFolder
 
 TINY: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -120,3 +121,38 @@ def test_who_dies_too_often_ends_the_run(tmp_path: Path) -> None:
     settings = {**TINY, **PPO, "env": f"{Path(__file__).parent / 'fault_envs.py'}:Dies", "placement": {"max_restarts": 1}}
     with pytest.raises(rl.WorkerFailure, match="killed by signal SIGKILL"):
         rl.train("ppo", out=str(tmp_path), **settings)
+
+
+def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
+    """`runnel scale` asks through the run's folder."""
+    folder = RunFolder(tmp_path / "run")
+    seen: set[int] = set()
+
+    def on_update(row: dict[str, Any]) -> None:
+        actors = {group for group in ("actor-0", "actor-1", "actor-2", "actor-3") if _lives(group)}
+        seen.add(len(actors))
+        if row["version"] == 10:
+            folder.add_order({"op": "scale", "numbers": {"actor": 4}})
+        if 4 in seen and 1 not in seen and not told_to_shrink:
+            told_to_shrink.append(row["version"])
+            folder.add_order({"op": "scale", "numbers": {"actor": 1}})
+        if 1 in seen:
+            folder.add_order({"op": "stop"})
+
+    told_to_shrink: list[int] = []
+    settings = {**TINY, **PPO, "total_updates": 100_000, "checkpoint": {"every": 200}}
+    settings |= {"placement": {"max_actors": 4}, "staleness": {"mode": "window", "max_lag": 4}}
+    run = rl.train("ppo", out=str(tmp_path), on_update=on_update, **settings)
+    assert run.status == "interrupted"
+    assert {2, 4, 1} <= seen
+    account = last_row(run.path)["streams"]["trajectories"]
+    gone = sum(account["cancelled"].values()) + sum(account["dropped"].values())
+    assert account["dispatched"] == account["consumed"] + gone + account["in_flight"]
+    assert rl.resume(run.path, total_updates=run.version + 5).status == "finished"
+
+
+def _lives(group: str) -> bool:
+    try:
+        return bool(process_of(group))
+    except (AssertionError, FileNotFoundError, ProcessLookupError):
+        return False

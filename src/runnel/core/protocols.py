@@ -120,7 +120,10 @@ class InferenceClient(Protocol):
     version: int
     """Newest parameter version known to answer; -1 before any."""
 
-    def submit(self, rows: Batch, *, version: int = -1) -> int: ...
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
+        """Ask; returns a ticket. Requests of one `affinity` go to one policy worker where there are several (they share a
+        prefix, say); -1 leaves it to the client's own."""
+        ...
 
     def poll(self) -> int: ...
 

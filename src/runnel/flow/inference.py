@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -48,7 +49,7 @@ class InlineClient:
         self._answer = inferencer.answer if isinstance(inferencer, DirectInferencer) else None
         self.version = -1
 
-    def submit(self, rows: Batch, *, version: int = -1) -> int:
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         assert version in (-1, self.version), f"asked for version {version}, loaded is {self.version}; call sync first"
         ticket = self._next
         self._next += 1
@@ -133,7 +134,11 @@ class InlineClient:
 
 # --------------------------------------------------------------------------------------------------------- mailboxes
 FREE, ASKED, SERVING, ANSWERED, ABORTED, LOST = range(6)
-STATE, ID, VERSION, SIZE = range(4)
+STATE, ID, VERSION, SIZE, AFFINITY = range(5)
+BOX = 5
+"""Numbers of a mailbox."""
+ALIVE_S = 2.0
+"""A policy worker that has not looked at its board for so long is taken for gone, and others serve its clients."""
 _ALIGN = 16
 
 
@@ -147,10 +152,18 @@ class InferenceSpec:
     depth: int = 4
     """Requests that one client may have outstanding in mailboxes; more wait in the client."""
     max_bytes: int = 1 << 16
+    fixed: bool = True
+    """Each server has its own clients, whatever the others do (deterministic). Else those that are alive share the requests by
+    affinity, and who is idle takes from the others."""
 
     @property
     def num_boxes(self) -> int:
         return self.num_clients * self.depth
+
+    @property
+    def num_numbers(self) -> int:
+        """Control numbers: those of the boxes, then when each server last looked (nanoseconds)."""
+        return self.num_boxes * BOX + self.num_servers
 
 
 class Board:
@@ -166,14 +179,15 @@ class Board:
         ring: Callable[[], None] | None = None,
     ) -> None:
         self.spec = spec
-        self.control = control.reshape(spec.num_boxes, 4)
+        self.control = control[: spec.num_boxes * BOX].reshape(spec.num_boxes, BOX)
+        self.looked = control[spec.num_boxes * BOX :]
         self.payload = payload.reshape(spec.num_boxes, spec.max_bytes)
         self.lock: AbstractContextManager[Any] = lock if lock is not None else nullcontext()
         self.ring = ring if ring is not None else lambda: None
 
     @staticmethod
     def local(spec: InferenceSpec) -> Board:
-        return Board(spec, np.zeros(spec.num_boxes * 4, np.int64), np.zeros(spec.num_boxes * spec.max_bytes, np.uint8))
+        return Board(spec, np.zeros(spec.num_numbers, np.int64), np.zeros(spec.num_boxes * spec.max_bytes, np.uint8))
 
 
 class BoardClient:
@@ -183,7 +197,8 @@ class BoardClient:
 
     def __init__(self, board: Board, client: int, subscriber: ChannelSubscriber, *, first: int = 0) -> None:
         depth = board.spec.depth
-        self._board, self._boxes = board, range(client * depth, (client + 1) * depth)
+        self._board, self._boxes, self._client = board, range(client * depth, (client + 1) * depth), client
+        self._affinity: dict[int, int] = {}
         self._subscriber = subscriber
         self._requests: dict[int, Request] = {}
         self._unsent: deque[int] = deque()
@@ -191,10 +206,12 @@ class BoardClient:
         self._next = first
         self.version = -1
 
-    def submit(self, rows: Batch, *, version: int = -1) -> int:
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         ticket = self._next
         self._next += 1
         self._requests[ticket] = Request(ticket, rows.map(lambda x: x.clone()), version)
+        if affinity >= 0:
+            self._affinity[ticket] = affinity
         self._unsent.append(ticket)
         self._send()
         return ticket
@@ -209,7 +226,8 @@ class BoardClient:
                     continue
                 request = self._requests[self._unsent.popleft()]
                 size = pack(request.rows, board.payload[box], board.spec.name)
-                board.control[box] = (ASKED, request.id, request.version, size)
+                affinity = self._affinity.get(request.id, self._client)
+                board.control[box] = (ASKED, request.id, request.version, size, affinity)
                 sent = True
         if sent:
             board.ring()
@@ -244,12 +262,14 @@ class BoardClient:
         reply = self._replies.pop(ticket, None)
         if reply is not None:
             del self._requests[ticket]
+            self._affinity.pop(ticket, None)
             self.version = max(self.version, reply.version)
         return reply
 
     def abort(self, tickets: Sequence[int]) -> None:
         for ticket in tickets:
             self._requests.pop(ticket, None)
+            self._affinity.pop(ticket, None)
             self._replies.pop(ticket, None)
             if ticket in self._unsent:
                 self._unsent.remove(ticket)
@@ -287,7 +307,8 @@ class BoardClient:
 
 
 class BoardServer:
-    """The serving end for the clients whose number is `server` modulo the number of servers.
+    """The serving end: of the clients whose number is `server` modulo the number of servers, or (where that is not `fixed`) of
+    its share of the requests.
 
     What one before it was serving when it was lost is given back: the clients ask again.
     """
@@ -295,30 +316,51 @@ class BoardServer:
     def __init__(self, board: Board, server: int) -> None:
         spec = board.spec
         clients = np.arange(spec.num_boxes) // spec.depth
-        self._boxes = np.flatnonzero(clients % spec.num_servers == server)
-        self._board = board
+        self._own = clients % spec.num_servers == server
+        self._board, self._server = board, server
         self._box_of: dict[int, int] = {}
         self._next = 0
         with board.lock:
-            states = board.control[self._boxes, STATE]
-            board.control[self._boxes[states == SERVING], STATE] = LOST
-            board.control[self._boxes[states == ABORTED], STATE] = FREE
+            states, mine = board.control[:, STATE], self._own if spec.fixed else board.control[:, VERSION] == _by(server)
+            board.control[mine & (states == SERVING), STATE] = LOST
+            board.control[mine & (states == ABORTED), STATE] = FREE
 
     def poll(self) -> list[Request]:
         board, out = self._board, []
         with board.lock:
-            states = board.control[self._boxes, STATE]
-            for box in self._boxes[states == ASKED].tolist():
+            for box in self._mine():
                 rows = unpack(board.payload[box], int(board.control[box, SIZE]))
                 out.append(Request(self._next, rows, int(board.control[box, VERSION])))
                 self._box_of[self._next] = box
                 self._next += 1
                 board.control[box, STATE] = SERVING
+                if not board.spec.fixed:
+                    board.control[box, VERSION] = _by(self._server)
         return out
 
-    def client_of(self, request: int) -> int:
-        """Whose request it is, while it is being served."""
-        return self._box_of[request] // self._board.spec.depth
+    def _mine(self) -> list[int]:
+        """Boxes to serve now. Shared: those of its affinity; if it has nothing at all to do, its share of what others have not
+        begun."""
+        board = self._board
+        asked = board.control[:, STATE] == ASKED
+        if board.spec.fixed:
+            return np.flatnonzero(asked & self._own).tolist()
+        now = time.monotonic_ns()
+        board.looked[self._server] = now
+        alive = np.flatnonzero(now - board.looked < ALIVE_S * 1e9).tolist()
+        if len(alive) < board.spec.num_servers:
+            given_up = (board.control[:, STATE] == SERVING) & ~np.isin(-2 - board.control[:, VERSION], alive)
+            board.control[given_up, STATE] = LOST
+        mine = asked & (board.control[:, AFFINITY] % len(alive) == alive.index(self._server))
+        if mine.any() or self._box_of:
+            return np.flatnonzero(mine).tolist()
+        waiting = np.flatnonzero(asked).tolist()
+        return waiting[: -(-len(waiting) // len(alive))]
+
+    def origin(self, request: int) -> tuple[int, int]:
+        """Whose request it is, while it is being served, and its affinity."""
+        box = self._box_of[request]
+        return box // self._board.spec.depth, int(self._board.control[box, AFFINITY])
 
     def reply(self, replies: Sequence[Reply]) -> None:
         if not replies:
@@ -340,6 +382,11 @@ class BoardServer:
             for i in gone:
                 self._board.control[self._box_of.pop(i), STATE] = FREE
         return gone
+
+
+def _by(server: int) -> int:
+    """What stands in place of a request's version while `server` is at it: whoever takes its place then knows."""
+    return -2 - server
 
 
 # ------------------------------------------------------------------------------------------------------------ packing

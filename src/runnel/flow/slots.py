@@ -174,12 +174,15 @@ class SlotTable:
     def _next_sequence(self, writer: int, states: list[int] | bytes) -> int | None:
         """The number of the next segment of `writer`, if the policy admits it.
 
-        Exact: writers take turns by number, and none runs so far ahead that a number before its own would find no slot.
+        Exact: writers take turns by number (or, by a policy without turns, each takes the lowest that is open), and none runs
+        so far ahead that a number before its own would find no slot.
         """
         version, running = int(self.globals[VERSION]), states.count(RESERVED)
         if self.policy.exact:
             taken = self._taken(writer, states)
             stride, cursor = self.spec.num_writers, min(self.readers[:, CURSOR].tolist())
+            if not self.policy.turns:
+                stride = 1
             sequence: int = cursor + (writer - cursor) % stride
             while sequence in taken:
                 sequence += stride

@@ -55,6 +55,12 @@ class StalenessPolicy(Protocol):
         """Segments are read in sequence order, and each names the version that must make it."""
         ...
 
+    @property
+    def turns(self) -> bool:
+        """Exact: writers take turns by number, so that who makes which segment does not depend on timing. Else whoever asks
+        first gets the lowest number that is open, and writers may come and go."""
+        ...
+
     def admit(self, counters: Counters) -> int:
         """Segments that may be started now (window)."""
         ...
@@ -98,6 +104,7 @@ class LagPolicy:
     start: int = 0
     stop: int | None = None
     max_concurrent: int = 0
+    turns: bool = True
 
     def _batches_open(self, version: int) -> int:
         """Batches that may have been started when the learner is at `version`."""
@@ -153,6 +160,7 @@ class RatioPolicy:
     lag: int = 0
     exact: bool = True
     num_segments: int | None = None
+    turns: bool = True
 
     def updates(self, num_steps: int) -> int:
         """Updates that `num_steps` inserted steps have paid for."""

@@ -145,7 +145,7 @@ class PromptSampler:
             seed = make_seed(self._seed, "sample", group.slot.header.sample_id + row)
             sampling = SamplingConfig(0.0) if self._greedy_first and row == 0 else self._sampling
             request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
-            group.tickets[row] = client.submit(request, version=group.required)
+            group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
 
     def _collect(self, client: InferenceClient) -> int:
         """Take replies; a group that is complete goes to its judges."""

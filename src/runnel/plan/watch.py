@@ -41,9 +41,9 @@ class TimedClient:
     def version(self, version: int) -> None:
         self.inner.version = version
 
-    def submit(self, rows: Batch, *, version: int = -1) -> int:
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         wall, cpu = time.perf_counter(), time.process_time()
-        ticket = self.inner.submit(rows, version=version)
+        ticket = self.inner.submit(rows, version=version, affinity=affinity)
         self._add(wall, cpu)
         self.calls += int(self.inner.pending() == 0)
         if self.sample is None:

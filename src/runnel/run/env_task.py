@@ -89,7 +89,7 @@ class EnvTask:
 
             return make
 
-        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(self._config.num_actors))
+        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(self._config.most_actors))
 
     def evaluation(self, make_net: Callable[[], AgentNet]) -> EvaluationSpec | None:
         """Greedy episodes beside training, as `config.eval` says; None where it says none."""

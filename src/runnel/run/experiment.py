@@ -63,6 +63,10 @@ class PlacementConfig:
     that one would take."""
     policy_workers: int = 0
     """Policy workers that serve inference for all actors; 0 keeps inference inline in each actor."""
+    max_actors: int = 0
+    """Actors that `runnel scale` may bring the run to while it goes on; 0 keeps their number."""
+    max_policy_workers: int = 0
+    """Likewise for policy workers."""
     threads: int = 1
     """Torch threads of each process."""
     stage_timeout_s: float = 120.0
@@ -141,7 +145,23 @@ class RunConfig:
             start=start,
             stop=min(known) if known else None,
             max_concurrent=s.max_concurrent,
+            turns=self.turns,
         )
+
+    @property
+    def most_actors(self) -> int:
+        """Actors for which there is room."""
+        return max(self.num_actors, self.placement.max_actors)
+
+    @property
+    def most_policy_workers(self) -> int:
+        """Policy workers for which there is room."""
+        return max(self.placement.policy_workers, self.placement.max_policy_workers)
+
+    @property
+    def turns(self) -> bool:
+        """Whether actors write in turn: then each must be there, and timing changes nothing. On a cluster they come and go."""
+        return self.deterministic or (self.launcher != "ray" and self.most_actors == self.num_actors)
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """Choose what the user left open, once, when a run is made: the config that is kept, and what to tell about it."""
@@ -175,6 +195,8 @@ class RunConfig:
             ("eval.samples", self.eval.samples),
             ("placement.policy_workers", self.placement.policy_workers),
             ("placement.max_restarts", self.placement.max_restarts),
+            ("placement.max_actors", self.placement.max_actors),
+            ("placement.max_policy_workers", self.placement.max_policy_workers),
         ):
             if value < 0:
                 raise ConfigError(name, value, "use 0 for none, or a number")
@@ -190,6 +212,13 @@ class RunConfig:
         _check_device(self.device, self.placement.trainers)
         if self.checkpoint.keep < 1:
             raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
+        if self.deterministic and self.most_actors > self.num_actors:
+            raise ConfigError("placement.max_actors", self.placement.max_actors, "a deterministic run keeps its actors; use 0")
+        if self.most_policy_workers and not self.placement.policy_workers:
+            raise ConfigError("placement.policy_workers", 0, "start with at least 1; a run that is inline stays so")
+        elastic = self.most_actors > self.num_actors or self.most_policy_workers > self.placement.policy_workers
+        if elastic and self.launcher == "inproc":
+            raise ConfigError("launcher", "inproc", "one process cannot grow; use local or ray, or leave placement.max_* at 0")
         if self.deterministic and self.launcher != "inproc" and self.staleness.mode == "window":
             raise ConfigError(
                 "staleness.mode",
@@ -301,6 +330,14 @@ class Experiment:
 
     def stream(self, name: str) -> StreamSpec:
         return next(s for s in self.streams if s.name == name)
+
+    def is_idle(self, worker: str) -> bool:
+        """Whether a worker is one that only `runnel scale` brings into play."""
+        kind, _, number = worker.rpartition("-")
+        if kind == "actor":
+            return int(number) >= self.config.num_actors
+        named = {s.name for s in self.inference if s.num_workers}
+        return kind in named and int(number) >= self.config.placement.policy_workers
 
     def worker_names(self) -> list[str]:
         """All workers, in the order in which one round polls them."""

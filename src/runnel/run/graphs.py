@@ -43,7 +43,7 @@ def on_policy_graph(
         state=net.state_spec,
         batch_segments=batch,
         capacity=max(batch * (policy.lag + 1), c.batch_segments),
-        num_writers=c.num_actors,
+        num_writers=c.most_actors,
         device=c.device,
     )
     _check_memory(c, task, num_segments=stream.capacity // c.batch_segments)
@@ -83,6 +83,7 @@ def replay_graph(
         segment_steps=c.num_envs // c.ring * c.num_steps,
         lag=c.staleness.lag,
         exact=exact,
+        turns=c.turns,
     )
     if c.total_steps:
         ratio = replace(ratio, num_segments=ratio.segments_for(c.total_steps))
@@ -95,7 +96,7 @@ def replay_graph(
         state=net.state_spec,
         logprob=False,
         capacity=2 * c.batch_segments,
-        num_writers=c.num_actors,
+        num_writers=c.most_actors,
         reader="buffer",
     )
     make_store: type[ReplayStore] | type[SequenceStore]
@@ -136,7 +137,7 @@ def _inference(c: EnvConfig, task: EnvTask, net: AgentNet, network: Callable[[],
     row_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     return InferenceStream(
         lambda: TorchInferencer(network(), device=c.device, merge=not c.deterministic),
-        num_workers=c.placement.policy_workers,
+        num_workers=c.most_policy_workers,
         depth=max(4, c.ring),
         max_bytes=(1 << 14) + row_bytes * (c.num_envs // c.ring),
     )

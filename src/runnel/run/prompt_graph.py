@@ -129,7 +129,7 @@ def prompt_graph(
         streams=tuple(streams),
         staleness=staleness,
         actors=tuple(actors),
-        inference=(InferenceStream(lambda: task.engine(slots), num_workers=c.placement.policy_workers, depth=slots),),
+        inference=(InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots),),
         learner=lambda ranks: learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks),
         phases=tuple(phases),
         evaluation=task.evaluation(),

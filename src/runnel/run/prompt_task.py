@@ -109,7 +109,7 @@ class PromptTask:
             sampling_logprob=truncates,
             groups_per_batch=num_prompts,
             capacity=num_prompts * (lag + 1),
-            num_writers=self._config.num_actors,
+            num_writers=self._config.most_actors,
             reader="trainer",
         )
 
@@ -152,7 +152,7 @@ class PromptTask:
 
             return make
 
-        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=("rollouts",)) for i in range(self._config.num_actors))
+        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=("rollouts",)) for i in range(self._config.most_actors))
 
     def evaluation(self) -> EvaluationSpec | None:
         """Greedy answers to unseen prompts, and samples of them, as `config.eval` says."""

@@ -21,6 +21,8 @@ from runnel.run.experiment import Experiment
 from runnel.run.ledger import Ledger
 from runnel.track.folder import RunFolder
 
+ORDERS_S = 1.0
+
 
 @dataclass
 class Session:
@@ -41,6 +43,8 @@ class Session:
     interrupted: threading.Event = field(default_factory=threading.Event)
     beginning: State = field(default_factory=dict)
     """What the ledger held before the first start."""
+    _looked: float = 0.0
+    _orders_read: int = -1
     started: bool = False
     """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""
 
@@ -65,6 +69,19 @@ class Session:
             self.ledger.restore(self.beginning)
         self.ledger.lost(why, f"going on from version {self.ledger.version}")
         print(f"runnel: warning: {why}; going on from version {self.ledger.version}", file=sys.stderr)
+
+    def orders(self) -> list[dict[str, Any]]:
+        """What a person has asked for since the last call; the folder is looked at once a second. A stop is done here."""
+        now = self.clock.now()
+        if now - self._looked < ORDERS_S:
+            return []
+        self._looked = now
+        found, self._orders_read = self.folder.read_orders(self._orders_read)
+        for order in found:
+            if order["op"] == "stop":
+                self.ledger.note("stopped by order")
+                self.interrupted.set()
+        return found
 
     def should_stop(self) -> str | None:
         """The status to end with, or None to go on."""

@@ -113,7 +113,8 @@ class Edges:
 def board_spec(experiment: Experiment, stream: InferenceStream) -> InferenceSpec:
     """The mailboxes of an inference stream."""
     clients = sum(stream.name in a.asks for a in experiment.actors)
-    return InferenceSpec(stream.name, clients, stream.num_workers, stream.depth, stream.max_bytes)
+    fixed = experiment.config.turns
+    return InferenceSpec(stream.name, clients, stream.num_workers, stream.depth, stream.max_bytes, fixed)
 
 
 def wire(

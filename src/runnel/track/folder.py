@@ -20,6 +20,7 @@ from typing import Any
 from runnel.core.errors import ConfigError
 
 Row = dict[str, Any]
+ORDERS = ("stop", "scale", "checkpoint")
 
 PACKAGES = (
     "runnel",
@@ -62,6 +63,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
+        self.orders = self.path / "orders.jsonl"
 
     @classmethod
     def create(cls, root: Path | str, name: str) -> RunFolder:
@@ -102,6 +104,39 @@ class RunFolder:
                     "run", str(self.path), "another process is training it; wait for it to end, or stop it"
                 ) from error
             yield
+
+    def add_order(self, order: Mapping[str, Any]) -> None:
+        """Ask the process that trains the run for something: `{"op": "stop"}`, `{"op": "scale", "numbers": {"actor": 4}}`."""
+        with self.orders.open("a") as file:
+            file.write(json.dumps(dict(order)) + "\n")
+
+    def read_orders(self, start: int) -> tuple[list[dict[str, Any]], int]:
+        """Orders from byte `start` on, and where the next begins; -1 skips what was there before."""
+        if not self.orders.exists():
+            return [], max(start, 0)
+        if start < 0:
+            return [], self.orders.stat().st_size
+        with self.orders.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        found = []
+        for line in whole.splitlines():
+            try:
+                order = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(order, dict) and order.get("op") in ORDERS:
+                found.append(order)
+        return found, start + len(whole)
+
+    def is_held(self) -> bool:
+        """Whether a process is training the run now."""
+        try:
+            with self.held():
+                return False
+        except ConfigError:
+            return True
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The resolved configuration, as plain data."""

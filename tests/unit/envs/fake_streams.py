@@ -80,7 +80,7 @@ class FakeClient:
         self.waiting: dict[int, tuple[int, Batch, int]] = {}
         self._next = 0
 
-    def submit(self, rows: Batch, *, version: int = -1) -> int:
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         self._next += 1
         rows = Batch(rows) if self.delay == 0 else rows.map(torch.clone)
         self.waiting[self._next] = (self.delay, rows, self.version if version < 0 else version)

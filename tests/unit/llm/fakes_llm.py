@@ -73,7 +73,7 @@ class FakeClient:
     def version(self) -> int:
         return self.engine.version
 
-    def submit(self, rows: Batch, *, version: int = -1) -> int:
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         self.next_ticket += 1
         self.engine.submit([Request(self.next_ticket, rows, version)])
         return self.next_ticket

@@ -237,7 +237,7 @@ class NodeAgent:
             subscriber = ChannelSubscriber(self.channel())
             self._clients[key], self._asked[key] = BoardClient(self._boards[key[0]], key[1], subscriber), {}
         client, answer = self._clients[key], asyncio.get_running_loop().create_future()
-        self._asked[key][client.submit(unpack(body, len(body)), version=head["version"])] = answer
+        self._asked[key][client.submit(unpack(body, len(body)), version=head["version"], affinity=head["affinity"])] = answer
         found: Parcel = await answer
         return found
 
@@ -312,8 +312,9 @@ class Relay:
             return
         if active:
             for request in self._server.poll():
-                client = self._server.client_of(request.id)
-                self._running[request.id] = (client, self._client(client).submit(request.rows, version=request.version))
+                client, affinity = self._server.origin(request.id)
+                ticket = self._client(client).submit(request.rows, version=request.version, affinity=affinity)
+                self._running[request.id] = (client, ticket)
         self._abort(self._server)
         for remote in self._clients.values():
             remote.poll()
@@ -345,5 +346,5 @@ class Relay:
 
 def replace_servers(board: Board) -> Board:
     """The same mailboxes, as if one policy worker served them all."""
-    spec = replace(board.spec, num_servers=1)
-    return Board(spec, board.control, board.payload, lock=board.lock, ring=board.ring)
+    spec = replace(board.spec, num_servers=1, fixed=True)
+    return Board(spec, board.control.reshape(-1), board.payload, lock=board.lock, ring=board.ring)

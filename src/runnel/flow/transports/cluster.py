@@ -46,7 +46,7 @@ class ClusterTransport:
 
     def server(self, spec: InferenceSpec, index: int) -> BoardServer:
         here = self.where.boards[spec.name][self.node]
-        return self._shm.server(board_on(spec, self.where, self.node), here.index(index))
+        return self._shm.server(board_on(spec, self.where, self.node), here.index(index) if spec.fixed else index)
 
     def params(self, name: str, *, depth: int) -> Channel:
         return self._shm.params(name, depth=depth)

@@ -37,4 +37,4 @@ class Map:
 
 def board_on(spec: InferenceSpec, where: Map, node: str) -> InferenceSpec:
     """The mailboxes of one node: for all clients, and the policy workers that are there (or the agent in their place)."""
-    return replace(spec, num_servers=max(1, len(where.boards[spec.name].get(node, []))))
+    return replace(spec, num_servers=max(1, len(where.boards[spec.name].get(node, [])))) if spec.fixed else spec

@@ -278,19 +278,22 @@ class RemoteClient:
         self._requests: dict[int, Request] = {}
         self._calls: dict[int, Call] = {}
         self._replies: dict[int, Reply] = {}
+        self._affinity: dict[int, int] = {}
         self._next = first
         self.version = -1
 
-    def submit(self, rows: Batch, *, version: int = -1) -> int:
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         ticket = self._next
         self._next += 1
         self._requests[ticket] = Request(ticket, rows.map(lambda x: x.clone()), version)
+        self._affinity[ticket] = affinity
         self._ask(ticket)
         return ticket
 
     def _ask(self, ticket: int) -> None:
         request = self._requests[ticket]
         head = {"stream": self.spec.name, "client": self.index, "number": ticket, "version": request.version}
+        head["affinity"] = self._affinity.get(ticket, -1)
         body = packed(request.rows, self.spec.max_bytes, self.spec.name)
         self._calls[ticket] = Call(self._peer, "ask", head, body, wake=self._wake)
 
@@ -312,13 +315,14 @@ class RemoteClient:
         reply = self._replies.pop(ticket, None)
         if reply is not None:
             del self._requests[ticket]
+            self._affinity.pop(ticket, None)
             self.version = max(self.version, reply.version)
         return reply
 
     def abort(self, tickets: Sequence[int]) -> None:
         running = [t for t in tickets if t in self._calls]
         for ticket in tickets:
-            for kept in (self._requests, self._calls, self._replies):
+            for kept in (self._requests, self._calls, self._replies, self._affinity):
                 kept.pop(ticket, None)
         if running:
             self._peer().call("abort", {"stream": self.spec.name, "client": self.index, "tickets": running})

@@ -122,7 +122,7 @@ class ShmTransport:
     def allocate(streams: Mapping[str, StreamSpec], channels: list[str], boards: Mapping[str, InferenceSpec]) -> dict[str, int]:
         """Descriptors for every edge between groups. Parameter channels get their size from the first publication."""
         sizes = {f"samples/{k}": _stream_layout(v)[1] for k, v in streams.items()}
-        sizes |= {f"inference/{k}": v.num_boxes * (32 + v.max_bytes) for k, v in boards.items()}
+        sizes |= {f"inference/{k}": v.num_numbers * 8 + v.num_boxes * v.max_bytes for k, v in boards.items()}
         need, free = sum(sizes.values()), free_shared_memory()
         if need > free:
             raise ConfigError("streams", f"{need >> 20} MiB", f"only {free >> 20} MiB of shared memory is free; lower capacity")
@@ -140,9 +140,9 @@ class ShmTransport:
         return SlotTable(spec, policy, SlotMemory(control, slots, feedback), lock=FileLock(fd), ring=self._bells.ring)
 
     def inference(self, spec: InferenceSpec) -> Board:
-        fd, split = self._fds[f"inference/{spec.name}"], spec.num_boxes * 32
+        fd, split = self._fds[f"inference/{spec.name}"], spec.num_numbers * 8
         memory = mmap.mmap(fd, split + spec.num_boxes * spec.max_bytes)
-        control = np.frombuffer(memory, np.int64, spec.num_boxes * 4)
+        control = np.frombuffer(memory, np.int64, spec.num_numbers)
         payload = np.frombuffer(memory, np.uint8, offset=split)
         return Board(spec, control, payload, lock=FileLock(fd), ring=self._bells.ring)
 

@@ -66,7 +66,8 @@ def _rounds(session: Session, group: Group) -> str:
         if idle >= PATIENCE:
             waits = "; ".join(f"{name} waits for {what}" for name, what in group.waits().items())
             raise DeadlockError(f"nothing can move any more: {waits}")
-        if session.checkpoint_due(saved):
+        asked = any(order["op"] == "checkpoint" for order in session.orders())
+        if asked or session.checkpoint_due(saved):
             save(session, group)
             saved = ledger.version
         ledger.tick()

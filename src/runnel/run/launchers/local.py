@@ -69,7 +69,7 @@ class LocalHost:
 
     def open(self, groups: Collection[str]) -> None:
         self._fds = Edges(self._session.experiment, self._session.groups).allocate()
-        self._pipes = Doorbells.make(list(groups))
+        self._pipes = Doorbells.make(list(self._session.groups))
         self._scratch = tempfile.TemporaryDirectory(prefix="runnel-")
 
     def start(self, group: str, *, epoch: int, incarnation: int) -> LocalSeat:

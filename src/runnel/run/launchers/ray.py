@@ -263,7 +263,7 @@ class RayHost:
     # -------------------------------------------------------------------------------------------------------------- map
     def _map(self) -> Map:
         groups, experiment = self._session.groups, self._session.experiment
-        where = {worker: self._seats[g].node for g, members in groups.items() for worker in members}
+        where = {w: self._seats[g].node if g in self._seats else "" for g, members in groups.items() for w in members}
         edges = Edges(experiment, groups)
         streams = {name: where[experiment.reader_of(name)] for name in edges.streams}
         nodes = sorted({*(n for n in where.values() if n), *self._nodes})

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Protocol
 
 from runnel.core.errors import DeadlockError, NonFiniteError, WorkerFailure
@@ -111,20 +110,24 @@ class Supervisor:
         self.session, self.config, self.host = session, session.experiment.config, host
         self.children: dict[str, Child] = {}
         self._losses = losses
+        self._active = [g for g, members in session.groups.items() if not all(map(session.experiment.is_idle, members))]
         self._paused = True
         self._gone: list[str] = []
+        self._leaving: dict[str, Child] = {}
+        self._comings: dict[str, int] = {}
+        """Times that a group has left by order, and may come again."""
         self._moved = self._watched = time.monotonic()
 
     # --------------------------------------------------------------------------------------------------------- start
     def start(self) -> None:
         session = self.session
-        self.host.open(session.groups)
-        for name in session.groups:
+        self.host.open(self._active)
+        for name in self._active:
             self.children[name] = self._seat(name)
         session.ledger.tick("starting processes")
         self._await("ready", list(self.children), START_TIMEOUT_S)
-        owners = [g for g in session.groups if self._owns_streams(g)]
-        for name in (*owners, *(g for g in session.groups if g not in owners)):
+        owners = [g for g in self._active if self._owns_streams(g)]
+        for name in (*owners, *(g for g in self._active if g not in owners)):
             self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
             self._await("started", [name], START_TIMEOUT_S)
         session.started = True
@@ -132,7 +135,7 @@ class Supervisor:
 
     def _seat(self, name: str) -> Child:
         """Incarnations differ between epochs, and between the starts of a group within one."""
-        epoch, restarts = self.session.epoch, len(self._losses.get(name, ()))
+        epoch, restarts = self.session.epoch, len(self._losses.get(name, ())) + self._comings.get(name, 0)
         return Child(name, self.host.start(name, epoch=epoch, incarnation=epoch + (restarts << 12)))
 
     def _owns_streams(self, group: str) -> bool:
@@ -156,12 +159,57 @@ class Supervisor:
             if status is not None:
                 self._finish(status)
                 return status
-            if self.session.checkpoint_due(saved):
+            asked = self._obey()
+            if asked or self.session.checkpoint_due(saved):
                 self._barrier()
                 saved = ledger.version
                 self._go()
                 self._moved = time.monotonic()
             ledger.tick()
+
+    def _obey(self) -> bool:
+        """Do what a person asked for (`runnel scale`, `stop`, `checkpoint`); returns whether that was a checkpoint."""
+        asked = False
+        for order in self.session.orders():
+            if order["op"] == "scale":
+                for kind, number in order["numbers"].items():
+                    self._scale(kind, number)
+            asked = asked or order["op"] == "checkpoint"
+        self._see_off()
+        return asked
+
+    def _scale(self, kind: str, number: int) -> None:
+        """Bring the workers of a kind to a number: start groups that wait for it, or have the last ones leave."""
+        numbered = [g for g in self.session.groups if g.rpartition("-")[0] == kind and g.rpartition("-")[2].isdigit()]
+        for group in numbered[number:]:
+            if group in self.children:
+                self._dismiss(group)
+        for group in numbered[:number]:
+            if group not in self.children and group not in self._leaving:
+                child = self.children[group] = self._seat(group)
+                child.since = time.monotonic()
+        self.session.ledger.note(f"scaled to {min(number, len(numbered))} workers of kind {kind}")
+
+    def _dismiss(self, group: str) -> None:
+        child = self.children.pop(group)
+        child.seat.line.send({"op": "stop"})
+        child.heard = time.monotonic()
+        self._leaving[group] = child
+        self._comings[group] = self._comings.get(group, 0) + 1
+
+    def _see_off(self) -> None:
+        """Groups that were told to leave and have left, or take too long: what they had reserved is given up."""
+        for group, child in list(self._leaving.items()):
+            if not child.seat.died() and time.monotonic() - child.heard < EXIT_TIMEOUT_S:
+                continue
+            child.seat.end(0.0)
+            del self._leaving[group]
+            self._abandon(self.session.groups[group])
+
+    def _abandon(self, workers: list[str]) -> None:
+        for name in self.children:
+            if self._owns_streams(name):
+                self._order(name, {"op": "abandon", "workers": workers})
 
     def _go(self) -> None:
         self._paused = False
@@ -187,7 +235,8 @@ class Supervisor:
         self._pause(names)
         names = [n for n in names if n in self._standing()]
         path = session.checkpoints.begin(session.ledger.version)
-        missing = [w for g, members in session.groups.items() if g not in names for w in members]
+        expected = [g for g in session.groups if g in self.children or g in self._gone]
+        missing = [w for g in expected if g not in names for w in session.groups[g]]
         files: dict[str, str] = {}
         for name in names:
             self._order(name, {"op": "save", "path": str(path), "abandon": missing})
@@ -330,9 +379,7 @@ class Supervisor:
         if not self.session.started or not self._is_stateless(child.name):
             raise RunLost(f"worker {child.name!r} {detail}")
         self.session.ledger.lost(f"worker {child.name!r} {detail}", "starting it again")
-        for name in self.children:
-            if self._owns_streams(name):
-                self._order(name, {"op": "abandon", "workers": members})
+        self._abandon(members)
         again = self._seat(child.name)
         again.since = child.since or time.monotonic()
         self.children[child.name] = again
@@ -371,13 +418,14 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------------- end
     def end(self) -> None:
         """Again: nothing."""
-        for child in self.children.values():
-            with suppress(WorkerFailure):
-                child.seat.line.send({"op": "stop"})
+        children = [*self.children.values(), *self._leaving.values()]
+        for child in children:
+            child.seat.line.send({"op": "stop"})
         deadline = time.monotonic() + EXIT_TIMEOUT_S
-        for child in self.children.values():
+        for child in children:
             child.seat.end(max(0.1, deadline - time.monotonic()))
         self.children.clear()
+        self._leaving.clear()
         self.host.close()
 
 
