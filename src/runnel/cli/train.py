@@ -131,7 +131,12 @@ def _dry_run(recipe: str, config: RunConfig) -> int:
     experiment = registry.build(recipe, config)
     print(json.dumps(to_data(config), indent=2))
     print()
-    print(describe(experiment, place(experiment)))
+    groups = place(experiment)
+    print(describe(experiment, groups))
+    if config.launcher == "ray":
+        from runnel.run.launchers.ray import show_placement
+
+        print(show_placement(experiment, groups))
     return 0
 
 

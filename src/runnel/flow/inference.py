@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from runnel.core.batch import Batch
+from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Closes, DirectInferencer, Inferencer, ParamSet, Reply, Request, RowPolicy, State
 from runnel.flow.params import ChannelSubscriber, load
@@ -177,8 +177,9 @@ class Board:
         *,
         lock: AbstractContextManager[Any] | None = None,
         ring: Callable[[], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self.clock = spec, clock or WallClock()
         self.control = control[: spec.num_boxes * BOX].reshape(spec.num_boxes, BOX)
         self.looked = control[spec.num_boxes * BOX :]
         self.payload = payload.reshape(spec.num_boxes, spec.max_bytes)
@@ -345,7 +346,7 @@ class BoardServer:
         asked = board.control[:, STATE] == ASKED
         if board.spec.fixed:
             return np.flatnonzero(asked & self._own).tolist()
-        now = time.monotonic_ns()
+        now = int(board.clock.now() * 1e9)
         board.looked[self._server] = now
         alive = np.flatnonzero(now - board.looked < ALIVE_S * 1e9).tolist()
         if len(alive) < board.spec.num_servers:

@@ -85,6 +85,10 @@ class ClusterConfig:
     address: str = ""
     """Where the cluster is: auto (this machine belongs to it), or HOST:PORT of its head. Empty takes RAY_ADDRESS, or else
     starts one on this machine, on the loopback, that ends with the run."""
+    place: tuple[str, ...] = ()
+    """What processes need of a node, a line each: "actor-*: 1 core, on cpu, spread", "trainer*: 4 cores, 1 gpu, 32 GiB".
+    `on NAME` is a node with the label pool=NAME. Default: the cores of `placement.threads`, and a GPU for who computes on
+    it."""
 
 
 @dataclass(frozen=True)

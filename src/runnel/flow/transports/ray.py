@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import time
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -126,7 +126,7 @@ class Faults:
         lose_answer = random.random() < self.drop / 2
 
         def late() -> None:
-            time.sleep(random.random() * self.delay)
+            threading.Event().wait(random.random() * self.delay)
             if not lose_answer:
                 send().add_done_callback(lambda done: _copy(done, answer))
             else:

@@ -9,7 +9,6 @@ Nothing here waits: a writer that asks for a segment gets None until the answer 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from runnel.core.batch import Batch
+from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import RunnelError
 from runnel.core.protocols import Feedback, Reply, Request, RowPolicy, State
 from runnel.core.records import Header, Slot, StreamSpec, check_used, trim
@@ -34,6 +34,8 @@ LONG_POLL_S = 0.5
 FLUSH_S = 30.0
 MAX_SENDING = 2
 _ALIGN = 64
+CLOCK: Clock = WallClock()
+"""For calls that are overdue; a test may put another in its place."""
 
 
 class PeerLost(RunnelError):
@@ -68,7 +70,7 @@ class Call:
 
     def _send(self) -> None:
         self._tries += 1
-        self._sent = time.monotonic()
+        self._sent = CLOCK.now()
         self._future = self._peer().call(self._method, self._head, self._body)
         self._future.add_done_callback(lambda _: self._wake())
 
@@ -77,9 +79,9 @@ class Call:
         if self._future.done():
             if not isinstance(self._future.exception(), PeerLost):
                 return True
-            if time.monotonic() - self._sent > min(0.1 * 2**self._tries, 2.0):
+            if CLOCK.now() - self._sent > min(0.1 * 2**self._tries, 2.0):
                 self._send()
-        elif time.monotonic() - self._sent > RETRY_S:
+        elif CLOCK.now() - self._sent > RETRY_S:
             self._send()
         return False
 
@@ -88,9 +90,9 @@ class Call:
 
     def wait(self, timeout_s: float) -> None:
         """Until it is done; `PeerLost` if that takes longer."""
-        deadline = time.monotonic() + timeout_s
+        deadline = CLOCK.now() + timeout_s
         while not self.done():
-            if time.monotonic() > deadline:
+            if CLOCK.now() > deadline:
                 raise PeerLost(f"{self._method} of {self._head.get('stream')!r} was not answered in {timeout_s:g} s")
             with suppress(TimeoutError, PeerLost):
                 self._future.result(0.05)

@@ -34,6 +34,9 @@ class LocalSeat:
     def __init__(self, process: subprocess.Popen[bytes], line: Line, stack_file: Path) -> None:
         self.process, self.line, self.stack_file = process, line, stack_file
 
+    def waits(self) -> bool:
+        return False
+
     def died(self) -> str:
         code = self.process.poll()
         if code is None:

@@ -7,25 +7,29 @@ and answers for it to other nodes.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from runnel.core.config import to_data
-from runnel.core.errors import WorkerFailure
+from runnel.core.errors import ConfigError, WorkerFailure
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.ray import NAMESPACE, agent_name
 from runnel.run.experiment import Experiment
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.ray_actors import AgentActor, GroupActor
 from runnel.run.launchers.supervisor import START_TIMEOUT_S, Seat, supervise
+from runnel.run.needs import Need, NodeRoom, describe_fit, fit, needs_of
 from runnel.run.session import Session
 from runnel.run.wiring import PARAMS, Edges, available_cores
 
@@ -37,28 +41,56 @@ MANY = 100_000
 
 def launch(session: Session) -> str:
     """Run to the end; returns the status."""
-    with connected(session):
+    with connected(session.experiment, session.groups):
         return supervise(session, RayHost(session))
 
 
 @contextmanager
-def connected(session: Session) -> Iterator[None]:
+def connected(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> Iterator[None]:
     """A cluster: the one we are in, the one at `cluster.address`, or a new one on this machine that ends with the run."""
     if ray.is_initialized():
         yield
         return
-    cluster = session.experiment.config.cluster
-    address = cluster.address or os.environ.get("RAY_ADDRESS", "")
-    quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "warning"}
+    address = experiment.config.cluster.address or os.environ.get("RAY_ADDRESS", "")
+    quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
     if address:
-        ray.init(address=address, **quiet)
-    else:
-        cores = max(available_cores(), len(session.groups) * session.experiment.config.placement.threads)
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+        _attach(address, quiet)
+    else:  # its cores are only numbers: as with the local launcher, processes share what the machine has
+        cores = math.ceil(sum(need.cores for need in needs_of(experiment, groups).values()))
+        labels = {k: v for need in needs_of(experiment, groups).values() for k, v in need.labels.items()}
+        more = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "labels": labels}
+        ray.init(address="local", num_cpus=max(cores, available_cores()), **more, **quiet)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _attach(address: str, quiet: dict[str, Any]) -> None:
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        raise ConfigError("cluster.address", address, f"no Ray cluster answers there ({text}); `ray start --head`") from error
+
+
+def rooms() -> list[NodeRoom]:
+    """What the nodes of the cluster that we are in have free."""
+    free = ray._private.state.available_resources_per_node()
+    found = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = free.get(node["NodeID"], {})
+            memory = has.get("memory", float("inf"))
+            found.append(NodeRoom(node["NodeID"], has.get("CPU", 0.0), has.get("GPU", 0.0), memory, node.get("Labels", {})))
+    return found
+
+
+def show_placement(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> str:
+    """How the run would lie on its cluster; a `ConfigError` says what is missing."""
+    with connected(experiment, groups):
+        needs, nodes = needs_of(experiment, groups), rooms()
+        return describe_fit(needs, fit(needs, nodes), nodes)
 
 
 class RayLine:
@@ -125,6 +157,10 @@ class RaySeat:
             self.place = None
         return bool(self.node)
 
+    def waits(self) -> bool:
+        """Ray has no place for it yet."""
+        return self.place is not None
+
     def died(self) -> str:
         return self._failed or self.line.lost
 
@@ -171,6 +207,9 @@ class RayHost:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._id = ""
+        self._needs = needs_of(session.experiment, session.groups)
+        self._rooms: dict[str, tuple[Any, int]] = {}
+        """Ray's placement group of each process group, and the number of its bundle there."""
         self._seats: dict[str, RaySeat] = {}
         self._nodes: dict[str, Node] = {}
 
@@ -178,6 +217,8 @@ class RayHost:
     def open(self, groups: Collection[str]) -> None:
         """Have every group placed: only then is it known which edges leave a node."""
         self._id = f"{self._session.folder.path.name[-40:]}-{secrets.token_hex(4)}"
+        fit({g: self._needs[g] for g in groups}, rooms())
+        self._reserve(groups)
         actors = {name: self._actor(name) for name in groups}
         self._seats = {name: RaySeat(name, actor, {}) for name, actor in actors.items()}
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -190,11 +231,27 @@ class RayHost:
                 raise WorkerFailure(late, f"found no place on the cluster in {START_TIMEOUT_S:g} s")
             time.sleep(0.02)
 
+    def _reserve(self, groups: Collection[str]) -> None:
+        """Have Ray keep room for groups: those that are spread, and those that are packed."""
+        for spread in (True, False):
+            some = [g for g in groups if self._needs[g].spread == spread]
+            if some:
+                bundles = [_resources(self._needs[g]) for g in some]
+                labels = [dict(self._needs[g].labels) for g in some]
+                strategy = "SPREAD" if spread else "PACK"
+                group = placement_group(bundles, strategy=strategy, bundle_label_selector=labels if any(labels) else None)
+                self._rooms |= {name: (group, index) for index, name in enumerate(some)}
+
     def _actor(self, group: str) -> Any:
-        config = self._session.experiment.config
-        options: dict[str, Any] = {"num_cpus": config.placement.threads, "max_concurrency": 64}
+        if group not in self._rooms:
+            self._reserve([group])
+        need, (room, index) = self._needs[group], self._rooms[group]
+        strategy = PlacementGroupSchedulingStrategy(room, placement_group_bundle_index=index)
+        options: dict[str, Any] = {"num_cpus": need.cores, "num_gpus": need.gpus, "scheduling_strategy": strategy}
+        if need.memory:
+            options["memory"] = need.memory
         name = f"runnel-{self._id}-{group}-{secrets.token_hex(2)}"
-        return ray.remote(GroupActor).options(name=name, namespace=NAMESPACE, **options).remote()
+        return ray.remote(GroupActor).options(name=name, namespace=NAMESPACE, max_concurrency=64, **options).remote()
 
     def start(self, group: str, *, epoch: int, incarnation: int) -> RaySeat:
         seat = self._seats.get(group)
@@ -218,7 +275,7 @@ class RayHost:
                 self._begin(seat, node)
 
     def _node(self, name: str) -> Node:
-        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=name, soft=False)
+        strategy = NodeAffinitySchedulingStrategy(node_id=name, soft=False)
         agent = (
             ray.remote(AgentActor)
             .options(
@@ -300,7 +357,14 @@ class RayHost:
             ray.kill(seat.actor)
         for node in self._nodes.values():
             ray.kill(node.agent)
-        self._seats, self._nodes = {}, {}
+        for room in {id(room): room for room, _ in self._rooms.values()}.values():
+            remove_placement_group(room)
+        self._seats, self._nodes, self._rooms = {}, {}, {}
+
+
+def _resources(need: Need) -> dict[str, float]:
+    found = {"CPU": need.cores, "GPU": need.gpus, "memory": float(need.memory)}
+    return {name: number for name, number in found.items() if number}
 
 
 def _boards(experiment: Experiment, edges: Edges, where: dict[str, str]) -> dict[str, dict[str, list[int]]]:

@@ -34,6 +34,10 @@ class Seat(Protocol):
     @property
     def line(self) -> ControlLine: ...
 
+    def waits(self) -> bool:
+        """Whether it has no place to run yet: a cluster may have lost the room for it."""
+        ...
+
     def died(self) -> str:
         """How the process ended, in words; empty while it lives."""
         ...
@@ -323,7 +327,7 @@ class Supervisor:
                 continue
             quiet = time.monotonic() - child.heard
             if child.since is not None:
-                if quiet > START_TIMEOUT_S:
+                if quiet > START_TIMEOUT_S and not child.seat.waits():
                     self._lost(child, f"did not start in {quiet:.0f} s")
                 continue
             if not silence:
