@@ -157,7 +157,6 @@ class _Simulation:
             self.streams,
             devices=self.devices,
             broadcast=self.broadcast,
-            batch=c.batch,
             update_s=costs.update(c.batch * costs.segment_units) + costs.publish_s,
             reduce_s=reduce_seconds(n, costs.param_bytes, c.network),
             until=c.updates,

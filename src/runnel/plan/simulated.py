@@ -88,6 +88,9 @@ class Stream:
         self._waiting: deque[tuple[int, Callable[[Slot], None]]] = deque()
         self.finished = 0
         """Segments committed and not yet taken (or dropped)."""
+        self._in_order: Counter[int] = Counter()
+        """Exact: segments committed, by the batch that they belong to."""
+        self._num_taken = 0
         self.on_commit: Callable[[], None] = lambda: None
 
     def reserve(self, writer: int, call: Callable[[Slot], None]) -> None:
@@ -125,7 +128,21 @@ class Stream:
     def _commit(self, slot: Slot) -> None:
         self._writer(slot.header.writer).commit(slot, num_steps=round(self._costs.segment_units))
         self.finished += 1
+        self._in_order[slot.header.sequence // self.table.spec.batch_segments] += 1
         self.on_commit()
+
+    def take(self) -> list[Segment]:
+        """The next batch, if it is whole. The table is asked only where it can say yes: to ask it takes a look at all slots."""
+        batch = self.table.spec.batch_segments
+        have = self._in_order[self._num_taken] if self.table.policy.exact else self.finished
+        segments = self.reader.take(batch) if have >= batch else []
+        if segments:
+            self._num_taken += 1
+            self.finished -= batch
+        elif have >= batch:  # some were too old, and are dropped
+            self.finished = self.reader.available()
+            self.retry()
+        return segments
 
     @property
     def num_waiting(self) -> int:
@@ -287,13 +304,12 @@ class Trainers:
         *,
         devices: Sequence[Device],
         broadcast: Broadcast,
-        batch: int,
         update_s: float,
         reduce_s: float,
         until: int,
     ) -> None:
         self._agenda, self._streams, self._devices, self._broadcast = agenda, streams, devices, broadcast
-        self._batch, self._update_s, self._reduce_s, self._until = batch, update_s, reduce_s, until
+        self._update_s, self._reduce_s, self._until = update_s, reduce_s, until
         self._taken: dict[int, list[Segment]] = {}
         self._ready = 0
         self.version = 0
@@ -310,16 +326,13 @@ class Trainers:
 
     def _take(self, index: int) -> None:
         stream = self._streams[index]
-        if index in self._taken or stream.finished < self._batch or self.version >= self._until:
+        if index in self._taken or self.version >= self._until:
             return
-        segments = stream.reader.take(self._batch)
+        queued = stream.finished
+        segments = stream.take()
         if not segments:
-            if not stream.table.policy.exact:  # some were too old, and are dropped
-                stream.finished = stream.reader.available()
-                stream.retry()
             return
-        self.queued.append(stream.finished)
-        stream.finished -= self._batch
+        self.queued.append(queued)
         self._taken[index] = segments
         self.staleness.update(self.version - s.header.version_min for s in segments)
         self._devices[index].use("update", self._update_s, self._updated)
