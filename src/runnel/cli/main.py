@@ -1,4 +1,7 @@
-"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench, plan, simulate."""
+"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench, plan, simulate.
+
+And a run as a job: submit, ps, logs, stop, scale, attach.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,12 @@ Reinforcement learning on one dataflow of workers and streams.
   check-env ENV                      what is wrong with an environment, in words
   bench [--recipe NAME] [--profile]  how fast a recipe runs here, and where its time goes
   plan RECIPE [--field value ...]    measure its stages here, and find the fastest placement on a cluster you describe
+  submit train RECIPE ...            run on a Ray cluster as a job
+  ps [FOLDER]                        runs: what they do, how far they are
+  logs RUN [-f]                      what the processes of a run have printed
+  attach RUN                         the live view of a run that goes on elsewhere
+  scale RUN --actors N               change the number of actors or policy workers while it goes on
+  stop RUN                           end it at its next version, with a checkpoint
   simulate [--actors N ...]          a cluster of thousands of cores by simulation, on the real staleness policies
 
 `runnel COMMAND --help` says more; `runnel train RECIPE --help` lists every field of that recipe.
@@ -59,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, commands, doctor, pipeline, plan, simulate, train
+    from runnel.cli import bench, commands, doctor, jobs, pipeline, plan, simulate, train
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
@@ -74,6 +83,12 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "bench": bench.bench,
         "plan": plan.plan,
         "simulate": simulate.simulate,
+        "submit": jobs.submit,
+        "ps": jobs.ps,
+        "logs": jobs.logs,
+        "attach": jobs.attach,
+        "scale": jobs.scale,
+        "stop": jobs.stop,
     }
     if name not in known:
         raise ConfigError("command", name, f"unknown; use one of {', '.join(known)}")
