@@ -1,4 +1,6 @@
-"""Every transport keeps the same promises: the public contract checks, property by property, over `inproc` and `shm`."""
+"""Every transport keeps the same promises: the public contract checks, property by property, over `inproc`, `shm` and `remote`.
+
+How `ray` carries the same calls is in test_ray_transport.py."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from remote_ends import Remote
 
 from runnel.core.errors import DataError
 from runnel.core.protocols import Reply, State
@@ -23,6 +26,7 @@ from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import LagPolicy, StalenessPolicy
+from runnel.flow.transports import remote
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import Doorbells, ShmTransport
 from runnel.testing.param_properties import params_of
@@ -131,14 +135,15 @@ def ends_of(spec: InferenceSpec, asking: Board, serving: Board, params: ParamEnd
     return InferenceEnds(clients, servers, lambda version: params.publisher.publish(version, params_of(version)))
 
 
-@pytest.fixture(params=["inproc", "shm"])
-def transport(request: pytest.FixtureRequest) -> Iterator[Any]:
+@pytest.fixture(params=["inproc", "shm", "remote"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     if request.param == "inproc":
         yield Inproc()
-    else:
-        shm = Shm()
-        yield shm
-        shm.close()
+        return
+    monkeypatch.setattr(remote, "LONG_POLL_S", 0.0)
+    made: Any = Shm() if request.param == "shm" else Remote()
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("check", SAMPLES.values(), ids=SAMPLES)

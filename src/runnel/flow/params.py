@@ -90,6 +90,10 @@ class Channel(Protocol):
 
     def has(self, version: int) -> bool: ...
 
+    def stamps(self) -> dict[int, int]:
+        """The versions that can be had, and the checksum with which each was published."""
+        ...
+
     def get(self, version: int) -> ParamSet | None:
         """Exactly `version`; None if it is not there, or damaged (`DataError` is for a publisher out of order)."""
         ...
@@ -127,6 +131,9 @@ class LocalChannel:
 
     def has(self, version: int) -> bool:
         return version in self._versions or version in self._restored
+
+    def stamps(self) -> dict[int, int]:
+        return {version: crc for version, (_, crc) in self._versions.items()}
 
     def get(self, version: int) -> ParamSet | None:
         if version in self._restored and version not in self._versions:

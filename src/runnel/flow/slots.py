@@ -213,6 +213,20 @@ class SlotTable:
             self.globals[CANCELLED + reason_index(reason)] += self.spec.num_rows
         self.ring()
 
+    def give_back(self, slot: Slot) -> None:
+        """A segment that was reserved and never begun: as if it had not been asked for."""
+        header = slot.header
+        with self.lock:
+            assert self.state[slot.index] == RESERVED, "only a reserved slot can be given back"
+            self.state[slot.index] = FREE
+            self.globals[DISPATCHED] -= self.spec.num_rows
+            number = header.sample_id // self.spec.num_rows // self.spec.num_writers
+            if self.writer_count[header.writer] == number + 1:
+                self.writer_count[header.writer] = number
+            if not self.policy.exact and self.globals[NEXT] == header.sequence + 1:
+                self.globals[NEXT] = header.sequence
+        self.ring()
+
     def cancel_writer(self, writer: int, reason: str) -> int:
         """A writer is gone: its reserved slots are cancelled. Returns the rows."""
         with self.lock:

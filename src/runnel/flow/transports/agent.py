@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ from runnel.core.protocols import Reply
 from runnel.core.records import Header, Slot
 from runnel.flow.inference import Board, BoardClient, BoardServer, Bytes, packed, unpack
 from runnel.flow.params import Channel, ChannelSubscriber, checksum
-from runnel.flow.slots import DISPATCHED, FREE, RESERVED, VERSION, SlotTable
+from runnel.flow.slots import RESERVED, VERSION, SlotTable
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.remote import (
     Head,
@@ -36,11 +37,14 @@ from runnel.flow.transports.remote import (
     pack_feedback,
 )
 from runnel.flow.transports.shm import Bells
+from runnel.flow.transports.spread import Spreader
 
 REMEMBERED = 64
 """Answers that are kept for each sender, for calls that come again."""
 BELL_S = 0.5
-SPREAD_S = 60.0
+warnings.filterwarnings("ignore", message="The given buffer is not writable")  # bodies are only read
+LIFE_BITS = 32
+"""A sender counts its calls in the lower bits of a number; the bits above say which life of the sender it is."""
 
 
 class NodeAgent:
@@ -62,6 +66,12 @@ class NodeAgent:
         self._places = {name: block_places(table.spec)[0] for name, table in tables.items()}
         self._clients: dict[tuple[str, int], BoardClient] = {}
         self._asked: dict[tuple[str, int], dict[int, asyncio.Future[Parcel]]] = {}
+        self._tickets: dict[tuple[str, int], dict[int, int]] = {}
+        """By client: the ticket here of each number that is being asked."""
+        self._lives: dict[tuple[str, int], int] = {}
+        """By stream and writer: the newest life of it that has called."""
+        self._granted: dict[tuple[str, int], dict[int, int]] = {}
+        """By stream and writer: slots that it was given here and has not given back, with their sample ids."""
         self._answers: dict[tuple[Any, ...], OrderedDict[int, asyncio.Future[Parcel]]] = {}
         self._moved = asyncio.Event()
         self._methods: dict[str, Callable[[Head, Bytes | None], Awaitable[Parcel]]] = {
@@ -76,8 +86,7 @@ class NodeAgent:
             "receive": self._receive,
         }
         self._relays = {name: Relay(self, name, board) for name, board in boards.items()}
-        self._spread: dict[tuple[str, str], int] = {}
-        self._spreading: asyncio.Task[None] | None = None
+        self.spreader = Spreader(node, net, channels)
         self._closed = False
         self.num_refused = 0
         """Parameter versions that arrived damaged."""
@@ -90,7 +99,6 @@ class NodeAgent:
     def update(self, where: Map) -> None:
         """Nodes have come or gone. Those that are new get the parameters that there are."""
         self.where = where
-        self._spread = {key: v for key, v in self._spread.items() if key[1] in where.params[key[0]][1]}
         self._pulse()
 
     def wake(self) -> None:
@@ -117,8 +125,7 @@ class NodeAgent:
                 self._deliver(key, client)
         for name, relay in self._relays.items():
             relay.move(active=not self.where.boards[name].get(self.node))
-        if self._spreading is None or self._spreading.done():
-            self._spreading = asyncio.ensure_future(self._spread_all())
+        self.spreader.move(self.where)
 
     # --------------------------------------------------------------------------------------------------------------- calls
     async def call(self, method: str, head: Head, body: Bytes | None = None) -> Parcel:
@@ -159,12 +166,26 @@ class NodeAgent:
     async def _reserve(self, head: Head, body: Bytes | None) -> Parcel:
         table, deadline = self._table(head), asyncio.get_running_loop().time() + head["wait_s"]
         while True:
-            slot = table.reserve(head["writer"])
+            slot = table.reserve(head["writer"]) if self._lives_on(head) else None
             version = int(table.globals[VERSION])
             if slot is not None:
+                self._granted.setdefault((head["stream"], head["writer"]), {})[slot.index] = slot.header.sample_id
                 return {"index": slot.index, "header": vars(slot.header), "version": version}, None
             if not await self._until_moved(deadline):
                 return {"index": -1, "version": version}, None
+
+    def _lives_on(self, head: Head) -> bool:
+        """Whether no later life of the writer has called. A question of one that died meanwhile must not be granted: nobody
+        would fill the segment. What it was granted after it had been given up for lost is cancelled when its successor calls."""
+        key, life = (head["stream"], head["writer"]), head["number"] >> LIFE_BITS
+        newest = self._lives.setdefault(key, life)
+        if life > newest:
+            self._lives[key] = life
+            table = self._table(head)
+            for index, sample_id in self._granted.pop(key, {}).items():
+                if self._holds(table, {**head, "index": index}, sample_id):
+                    table.cancel(table.slot(index), "worker_lost")
+        return bool(life >= newest)
 
     def _table(self, head: Head) -> SlotTable:
         name = head["stream"]
@@ -190,6 +211,7 @@ class NodeAgent:
                 for key, value in block_arrays(table.spec, body, self._places[table.spec.name]).items():
                     slot.arrays[key].copy_(value)
             table.commit(slot, header.num_steps)
+        self._let_go(head, header.sample_id)
         return {"refused": int(refused), "version": int(table.globals[VERSION])}, None
 
     def _copy_used(self, slot: Slot, rows: Batch) -> None:
@@ -204,16 +226,22 @@ class NodeAgent:
         refused = not self._holds(table, head, head["sample_id"])
         if not refused:
             table.cancel(table.slot(head["index"]), head["reason"])
+        self._let_go(head, head["sample_id"])
         return {"refused": int(refused), "version": int(table.globals[VERSION])}, None
 
     async def _give_back(self, head: Head, body: Bytes | None) -> Parcel:
         """A segment that was granted and never begun: as if it had not been asked for."""
         table = self._table(head)
         if self._holds(table, head, head["sample_id"]):
-            with table.lock:
-                table.state[head["index"]] = FREE
-                table.globals[DISPATCHED] -= table.spec.num_rows
+            table.give_back(table.slot(head["index"]))
+        self._let_go(head, head["sample_id"])
         return {}, None
+
+    def _let_go(self, head: Head, sample_id: int) -> None:
+        """The writer has ended with a segment."""
+        held = self._granted.get((head["stream"], head["writer"]), {})
+        if held.get(head["index"]) == sample_id:
+            del held[head["index"]]
 
     async def _fetch(self, head: Head, body: Bytes | None) -> Parcel:
         table = self._table(head)
@@ -237,8 +265,14 @@ class NodeAgent:
             subscriber = ChannelSubscriber(self.channel())
             self._clients[key], self._asked[key] = BoardClient(self._boards[key[0]], key[1], subscriber), {}
         client, answer = self._clients[key], asyncio.get_running_loop().create_future()
-        self._asked[key][client.submit(unpack(body, len(body)), version=head["version"], affinity=head["affinity"])] = answer
-        found: Parcel = await answer
+        ticket = client.submit(unpack(body, len(body)), version=head["version"], affinity=head["affinity"])
+        self._asked[key][ticket] = answer
+        tickets = self._tickets.setdefault(key, {})
+        tickets[head["number"]] = ticket
+        try:
+            found: Parcel = await answer
+        finally:
+            tickets.pop(head["number"], None)
         return found
 
     def _deliver(self, key: tuple[str, int], client: BoardClient) -> None:
@@ -250,35 +284,24 @@ class NodeAgent:
                     future.set_result(({"version": reply.version}, packed(reply.rows)))
 
     async def _abort(self, head: Head, body: Bytes | None) -> Parcel:
-        """Whoever asked does not wait any more; the work ends where it is, and its answer goes nowhere."""
-        known = self._answers.get(("ask", head["stream"], None, head["client"]), OrderedDict())
-        for number in head["tickets"]:
-            if number in known:
-                known.pop(number).cancel()
+        """Whoever asked does not wait any more: the policy worker is told, and the mailboxes serve others. A question that comes
+        after its own abort is not asked."""
+        key = (head["stream"], head["client"])
+        known, tickets = self._answers.setdefault(("ask", key[0], None, key[1]), OrderedDict()), self._tickets.get(key, {})
+        gone = [tickets[number] for number in head["tickets"] if number in tickets]
+        for answer in [self._asked[key].pop(ticket, None) for ticket in gone]:
+            if answer is not None and not answer.done():
+                answer.set_result(({"version": -1}, None))
+        for number in set(head["tickets"]) - known.keys():
+            known[number] = asyncio.get_running_loop().create_future()
+            known[number].set_result(({"version": -1}, None))
+        if gone:
+            self._clients[key].abort(gone)
+            self._clients[key].poll()
+            self._deliver(key, self._clients[key])
         return {}, None
 
     # ---------------------------------------------------------------------------------------------------------- parameters
-    async def _spread_all(self) -> None:
-        for name, (home, readers) in self.where.params.items():
-            if home != self.node:
-                continue
-            channel, nodes = self._channels[name], [n for n in readers if n != home]
-            wanted = {v for n in nodes for v in range(self._spread.get((name, n), -1) + 1, channel.newest() + 1)}
-            for version in sorted(v for v in wanted if channel.has(v)):
-                await self._bring(name, version, [n for n in nodes if self._spread.get((name, n), -1) < version])
-
-    async def _bring(self, name: str, version: int, nodes: list[str]) -> None:
-        found = self._channels[name].get(version)
-        if found is None:
-            return
-        head = {"name": name, "version": version, "crc": checksum(found.params)}
-        body = self._net.stash(packed(Batch(found.params)))
-        calls = [asyncio.wrap_future(self._net.peer(n).call("receive", head, body)) for n in nodes]
-        done = await asyncio.gather(*(asyncio.wait_for(c, SPREAD_S) for c in calls), return_exceptions=True)
-        for node, answer in zip(nodes, done, strict=True):
-            if not isinstance(answer, BaseException) and answer[0]["taken"]:
-                self._spread[(name, node)] = max(version, self._spread.get((name, node), -1))
-
     async def _receive(self, head: Head, body: Bytes | None) -> Parcel:
         """A version from the node where it was published: verified, then published here."""
         assert body is not None, "a version has parameters"
@@ -286,7 +309,8 @@ class NodeAgent:
         if checksum(params) != head["crc"]:
             self.num_refused += 1
             return {"taken": False}, None
-        if head["version"] >= channel.newest():
+        newest = channel.newest()
+        if head["version"] > newest or (head["version"] == newest and channel.stamps()[newest] != head["crc"]):
             channel.publish(head["version"], params)
         return {"taken": True}, None
 

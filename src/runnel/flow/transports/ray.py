@@ -41,12 +41,15 @@ class RayNet:
         self._faults = Faults.from_text(os.environ.get(FAULTS, ""))
 
     def peer(self, node: str) -> Peer:
-        if node not in self._peers:
+        """Asked for anew once it was lost: the node may have another agent by then."""
+        known = self._peers.get(node)
+        if known is None or known.lost:
             try:
-                self._peers[node] = RayPeer(ray.get_actor(agent_name(self._run, node), namespace=NAMESPACE), self._faults)
+                known = RayPeer(ray.get_actor(agent_name(self._run, node), namespace=NAMESPACE), self._faults)
             except ValueError:
                 return LostPeer(node)
-        return self._peers[node]
+            self._peers[node] = known
+        return known
 
     def stash(self, body: Bytes) -> Any:
         return ray.put(body)
@@ -69,6 +72,7 @@ class RayPeer:
 
     def __init__(self, handle: Any, faults: Faults | None = None) -> None:
         self._handle, self._faults = handle, faults
+        self.lost = False
 
     def call(self, method: str, head: Head, body: Any = None) -> Future[Parcel]:
         if self._faults is not None:
@@ -85,7 +89,9 @@ class RayPeer:
                 data, found = done.result()
                 answer.set_result((json.loads(data), found))
             else:
-                answer.set_exception(_as_lost(error, method))
+                found = _as_lost(error, method)
+                self.lost = self.lost or isinstance(found, PeerLost)
+                answer.set_exception(found)
 
         reference.future().add_done_callback(settle)
         return answer

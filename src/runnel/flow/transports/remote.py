@@ -187,14 +187,17 @@ class RemoteWriter:
 
     def _look(self) -> None:
         """One question is always open: it is answered when the version moves or a reader has said something."""
-        if self._watch is not None and self._watch.done():
-            head, body = self._watch.result()
-            self._version = max(self._version, head["version"])
-            if body is not None:
-                self._feedback += _unpack_feedback(head["ids"], unpack(body, len(body)))
-            self._watch = None
+        self._see()
         if self._watch is None:
             self._watch = self._call("watch", {"known": self._version, "wait_s": LONG_POLL_S})
+
+    def _see(self) -> None:
+        if self._watch is None or not self._watch.done():
+            return
+        head, body = self._watch.result()
+        self._version, self._watch = max(self._version, head["version"]), None
+        if body is not None:
+            self._feedback += _unpack_feedback(head["ids"], unpack(body, len(body)))
 
     # -------------------------------------------------------------------------------------------------------------- calls
     def _call(self, method: str, head: Head, body: Bytes | None = None) -> Call:

@@ -204,6 +204,13 @@ class ShmChannel:
     def has(self, version: int) -> bool:
         return self._attach() and bool((self._versions() == version).any())
 
+    def stamps(self) -> dict[int, int]:
+        if not self._attach():
+            return {}
+        with self._lock:
+            numbers = self._numbers[1 : 1 + 2 * self._depth].tolist()
+        return {version: crc for version, crc in zip(numbers[::2], numbers[1::2], strict=True) if version >= 0}
+
     def get(self, version: int) -> ParamSet | None:
         if not self.has(version):
             return None
