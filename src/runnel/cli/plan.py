@@ -135,7 +135,7 @@ def show_costs(costs: Costs, console: Console) -> None:
         ("", "64 rows", costs.serve(64)),
         ("request and reply", "both ends", costs.message_s + costs.respond_s),
         ("update", f"{units:,.0f} {costs.unit}", costs.update(units)),
-        ("publish a version", f"{costs.param_bytes / 1e6:.3g} MB", costs.publish_s),
+        ("publish a version", f"{costs.param_bytes / 1e6:.3g} MB", costs.publish_s + costs.copy_s),
         ("load a version", "", costs.load_s),
         ("bookkeeping", "an update", costs.ledger_s),
     ):

@@ -85,9 +85,11 @@ class Costs:
     update_cpu: float = 1.0
     """Cores that an update keeps busy."""
     publish_s: float = 1.0e-3
-    """Seconds that a version takes to be published."""
+    """Seconds that a version takes to be checked and published where it is shared."""
+    copy_s: float = 0.0
+    """Seconds more where it is copied: between processes, and wherever actors may be behind."""
     load_s: float = 1.0e-3
-    """Seconds that a version takes to be loaded."""
+    """Seconds that a version takes to be loaded, and compared with what the learner says of it."""
     ledger_s: float = 0.0
     """Seconds an update of the run's own bookkeeping: rows of metrics."""
     batch_segments: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import select
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,9 @@ from runnel.track.folder import RunFolder
 ENDLESS = 1_000_000_000
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Rows of the inference batches that are timed."""
-ECHO = "import os\nwhile (b := os.read(0, 1)): os.write(1, b)"
+ECHO = "import os, select\nwhile select.select([0], [], []) and (b := os.read(0, 1)): os.write(1, b)"
+PAUSE_S = 2e-3
+"""Between two messages that are timed: whoever waits for environments has gone to sleep, and its caches are cold."""
 
 
 def measure(recipe: str, config: RunConfig, *, seconds: float = 2.0) -> Costs:
@@ -131,11 +134,16 @@ class _Measurement:
         step_cpu = max(0.0, spent["actor_cpu"] - sum(c.infer_cpu for c in self.clients)) / steps
         serve, request, reply = self._serve(tokens, notes)
         infer_s = asked / calls if calls else 0.0
+        if not tokens and calls:  # in a run, whose caches are cold after each step of the environments
+            serve = Line(max(serve.base, infer_s - serve.per_row * rows), serve.per_row)
         if tokens:  # the mean holds the prompts too, which come with few of the steps
             scale = infer_s / max(serve(rows), 1e-9)
             serve = Line(serve.base * scale, serve.per_row * scale)
         update_s = (spent.get("prepare", 0.0) + spent.get("update", 0.0)) / updates
-        publish_s, load_s = self._versions()
+        copy_s, load_s = self._versions()
+        loads = sum(c.loads for c in self.clients)
+        load_s = max(load_s, sum(c.load_s for c in self.clients) / loads if loads else 0.0)
+        copied = copy_s if e.lag else 0.0
         params = self.trainer.learner.params()
         message_s, respond_s = (0.0, 0.0) if tokens or request is None else board_seconds(request, reply)
         buffer = next((w for w in self.group.workers if isinstance(w, BufferWorker)), None)
@@ -155,7 +163,8 @@ class _Measurement:
             wake_s=wake_seconds(),
             update=Line(update_s, 0.0) if buffer else self._update_line(units, update_s),
             update_cpu=max(0.1, spent["trainer_cpu"] / max(spent["trainer_s"], 1e-9)),
-            publish_s=publish_s,
+            publish_s=max(0.0, spent.get("publish", 0.0) / updates - copied),
+            copy_s=copy_s,
             load_s=load_s,
             ledger_s=spent["ledger_s"] / updates,
             batch_segments=segments,
@@ -212,10 +221,10 @@ class _Measurement:
         params = dict(self.trainer.learner.params())
         channel, inferencer = LocalChannel("policy", shared=False, depth=2), self.experiment.inference[0].make()
         versions = iter(range(100))
-        publish_s = _median(lambda: channel.publish(next(versions), params), times=5)
+        copy_s = _median(lambda: channel.publish(next(versions), params), times=5)
         found = ChannelSubscriber(channel).poll()
         assert found is not None
-        return publish_s, _median(lambda: _ignore(load(inferencer, found)), times=5)
+        return copy_s, _median(lambda: _ignore(load(inferencer, found)), times=5)
 
     def _segment_bytes(self) -> int:
         """Of a segment as actors send it."""
@@ -256,6 +265,7 @@ def board_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
     client, server = BoardClient(board, 0, ChannelSubscriber(LocalChannel("none", shared=True, depth=1))), BoardServer(board, 0)
     asking, answering = list[float](), list[float]()
     for _ in range(30):
+        time.sleep(PAUSE_S)
         start = time.perf_counter()
         ticket = client.submit(request)
         middle = time.perf_counter()
@@ -269,15 +279,17 @@ def board_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
     return sorted(asking)[15], sorted(answering)[15]
 
 
-def wake_seconds(times: int = 100) -> float:
+def wake_seconds(times: int = 50) -> float:
     """Seconds until another process has read what is written to a pipe: half of a round trip."""
     with subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         spent = []
         for _ in range(times):
+            time.sleep(PAUSE_S)
             start = time.perf_counter()
             child.stdin.write(b"x")
+            select.select([child.stdout], [], [])
             child.stdout.read(1)
             spent.append(time.perf_counter() - start)
         child.stdin.close()

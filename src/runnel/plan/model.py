@@ -131,7 +131,7 @@ def core_seconds(costs: Costs, p: Placement) -> tuple[float, float]:
     units = costs.update_units or p.batch_segments * costs.segment_units
     update = costs.update(units / p.trainers) * p.trainers
     training = 0.0 if p.devices else update * min(1.0, costs.update_cpu)
-    return playing, training + costs.ledger_s + costs.publish_s
+    return playing, training + costs.ledger_s + costs.publish_s + costs.copy_s
 
 
 def _batches(costs: Costs, p: Placement) -> Prediction:
@@ -139,14 +139,13 @@ def _batches(costs: Costs, p: Placement) -> Prediction:
     units = p.batch_segments * costs.segment_units
     segment, (playing, training) = segment_seconds(costs, p), core_seconds(costs, p)
     lag = p.staleness.lag
-    train = costs.update(units / p.trainers) + costs.publish_s * (lag > 0 or not p.one_process)
+    train = costs.update(units / p.trainers) + costs.publish_s + costs.copy_s * (lag > 0 or not p.one_process)
     if p.network is not None:
         train += reduce_seconds(p.trainers, costs.param_bytes, p.network)
     if p.inference == "central" and lag:  # what trains also answers
         train += p.batch_segments * costs.num_steps * costs.serve(costs.rows * p.lanes) / p.lanes / p.trainers
     if p.one_process:
-        loads = p.actors * costs.load_s if lag else 0.0
-        make = p.batch_segments * segment + loads
+        make = p.batch_segments * segment + p.actors * costs.load_s
         cycle = make + train + costs.ledger_s
         return _told(costs, p, cycle, {"make": make, "train": train}, segment)
     parallel = p.lanes if lag == 0 else min(p.lanes, max(1, lag) * p.batch_segments)
@@ -176,7 +175,7 @@ def _replay(costs: Costs, p: Placement) -> Prediction:
     """From replay: a segment pays for updates, and lets the next be started once all but `lag` of them are done."""
     segment, (playing, training) = segment_seconds(costs, p), core_seconds(costs, p)
     due, lag = costs.update_ratio * costs.segment_units, p.staleness.lag
-    update = costs.update(costs.update_units) + costs.select_s + costs.publish_s * (lag > 0 or not p.one_process)
+    update = costs.update(costs.update_units) + costs.select_s + costs.publish_s + costs.copy_s * (lag > 0 or not p.one_process)
     train = costs.insert_s + due * update
     if p.one_process:
         cycle = segment + train + due * costs.ledger_s

@@ -157,7 +157,7 @@ class _Simulation:
             self.streams,
             devices=self.devices,
             broadcast=self.broadcast,
-            update_s=costs.update(c.batch * costs.segment_units) + costs.publish_s,
+            update_s=costs.update(c.batch * costs.segment_units) + costs.publish_s + costs.copy_s,
             reduce_s=reduce_seconds(n, costs.param_bytes, c.network),
             until=c.updates,
         )

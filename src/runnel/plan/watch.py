@@ -30,6 +30,7 @@ class TimedClient:
     def forget(self) -> None:
         """Start to measure anew."""
         self.calls, self.infer_s, self.infer_cpu, self.load_s = 0, 0.0, 0.0, 0.0
+        self.loads = 0
         self.points: list[tuple[float, float]] = []
         """Of an engine: completions in the making, and the seconds of one step of all of them."""
 
@@ -82,9 +83,10 @@ class TimedClient:
         return spent
 
     def sync(self, version: int = -1) -> bool:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self.inner.version
         done = self.inner.sync(version)
         self.load_s += time.perf_counter() - start
+        self.loads += int(self.inner.version != before)
         return done
 
     def row_policy(self) -> RowPolicy | None:
