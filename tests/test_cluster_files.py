@@ -1,0 +1,70 @@
+"""The files that start a cluster: they parse, and the commands in them are ones that runnel understands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runnel.cli.train import parse
+from runnel.core.errors import ConfigError
+from runnel.run import registry
+from runnel.run.needs import Need, parse_line
+
+FOLDER = Path(__file__).parent.parent / "examples" / "cluster"
+SCRIPTS = ("bare.sh", "slurm.sbatch")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_shell(name: str) -> None:
+    done = subprocess.run(["bash", "-n", str(FOLDER / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = (FOLDER / name).read_text()
+    assert "set -euo pipefail" in text
+    assert "RAY_AUTH_MODE=token" in text, "an example must not leave a cluster open"
+
+
+def kuberay() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    found: dict[str, Any] = yaml.safe_load((FOLDER / "kuberay.yaml").read_text())
+    return found
+
+
+def test_the_ray_job_is_whole() -> None:
+    job = kuberay()
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]["rayClusterSpec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        volumes = {v["name"] for v in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {m["name"] for m in container["volumeMounts"]} <= volumes
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+    for workers in spec["workerGroupSpecs"]:
+        assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+
+
+def commands() -> list[list[str]]:
+    """Every `runnel train` or `runnel resume` in the files, as words."""
+    texts = [(FOLDER / name).read_text().replace("\\\n", " ") for name in SCRIPTS] + [kuberay()["spec"]["entrypoint"]]
+    lines = [m[0] for text in texts for m in re.finditer(r"runnel\"? (?:train|resume) [^\n]*", text)]
+    return [shlex.split(line.replace('runnel"', "runnel")) for line in lines]
+
+
+def test_the_commands_are_understood(tmp_path: Path) -> None:
+    found = [words for words in commands() if words[1] == "train"]
+    assert len(found) == 3
+    for words in found:
+        recipe = registry.load_recipe(words[2])
+        flags = [re.sub(r"^'(.*)'$", r"\1", w) for w in words[3:]]
+        _, config = parse(recipe.Config(), flags, prog="runnel train", about="")
+        config.check()
+        assert config.launcher == "ray"
+        for line in config.cluster.place:
+            parse_line(line, Need())
+    with pytest.raises(ConfigError):
+        parse_line("actor-*: a core", Need())
