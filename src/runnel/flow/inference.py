@@ -320,6 +320,7 @@ class BoardServer:
         self._own = clients % spec.num_servers == server
         self._board, self._server = board, server
         self._box_of: dict[int, int] = {}
+        self._ticket_of: dict[int, int] = {}
         self._next = 0
         with board.lock:
             states, mine = board.control[:, STATE], self._own if spec.fixed else board.control[:, VERSION] == _by(server)
@@ -332,7 +333,7 @@ class BoardServer:
             for box in self._mine():
                 rows = unpack(board.payload[box], int(board.control[box, SIZE]))
                 out.append(Request(self._next, rows, int(board.control[box, VERSION])))
-                self._box_of[self._next] = box
+                self._box_of[self._next], self._ticket_of[self._next] = box, int(board.control[box, ID])
                 self._next += 1
                 board.control[box, STATE] = SERVING
                 if not board.spec.fixed:
@@ -369,7 +370,9 @@ class BoardServer:
         board = self._board
         with board.lock:
             for reply in replies:
-                box = self._box_of.pop(reply.id)
+                box = self._close(reply.id)
+                if box is None:
+                    continue
                 if board.control[box, STATE] == ABORTED:
                     board.control[box, STATE] = FREE
                     continue
@@ -377,11 +380,21 @@ class BoardServer:
                 board.control[box, [STATE, VERSION, SIZE]] = (ANSWERED, reply.version, size)
         board.ring()
 
+    def _close(self, request: int) -> int | None:
+        """The box of a request, which is not served any more; None if the request is no longer there: this server was slow, was
+        taken for gone, and the client has asked again."""
+        box, ticket = self._box_of.pop(request), self._ticket_of.pop(request)
+        is_there = self._board.control[box, ID] == ticket and self._board.control[box, STATE] in (SERVING, ABORTED)
+        return box if is_there else None
+
     def aborted(self) -> list[int]:
+        gone, control = [], self._board.control
         with self._board.lock:
-            gone = [i for i, box in self._box_of.items() if self._board.control[box, STATE] == ABORTED]
-            for i in gone:
-                self._board.control[self._box_of.pop(i), STATE] = FREE
+            for request, box in list(self._box_of.items()):
+                if control[box, STATE] == ABORTED and control[box, ID] == self._ticket_of[request]:
+                    del self._box_of[request], self._ticket_of[request]
+                    control[box, STATE] = FREE
+                    gone.append(request)
         return gone
 
 
