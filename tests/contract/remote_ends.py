@@ -118,7 +118,7 @@ def still(body: Bytes | None) -> Bytes | None:
 
 
 class Faulty:
-    """A net that treats each call as `fates` say: `ok`, `lost` there, `unanswered`, `doubled`, `late` (after the next one)."""
+    """A net that treats each call as `fates` say: `ok`, `lost`, `unanswered`, `doubled`, `late` (after the next), `damaged`."""
 
     def __init__(self, net: Net, fates: Iterator[str]) -> None:
         self._net, self._fates = net, fates
@@ -130,7 +130,7 @@ class Faulty:
     def stash(self, body: Bytes) -> Any:
         return self._net.stash(body)
 
-    def carry(self, send: Callable[[], Future[Parcel]]) -> Future[Parcel]:
+    def carry(self, send: Callable[[], Future[Parcel]], damaged: Callable[[], Future[Parcel]]) -> Future[Parcel]:
         fate, answer = next(self._fates), Future[Parcel]()
         held, self._held = self._held, []
         match fate:
@@ -141,6 +141,8 @@ class Faulty:
             case "doubled":
                 send()
                 pass_on(send(), answer)
+            case "damaged":
+                pass_on(damaged(), answer)
             case "late":
                 self._held.append(lambda: pass_on(send(), answer))
             case _:
@@ -156,7 +158,18 @@ class FaultyPeer:
 
     def call(self, method: str, head: Head, body: Bytes | None = None) -> Future[Parcel]:
         kept = json.loads(json.dumps(head))  # as it was when it was sent
-        return self._faulty.carry(lambda: self._peer.call(method, kept, body))
+        return self._faulty.carry(
+            lambda: self._peer.call(method, kept, body), lambda: self._peer.call(method, kept, spoilt(body))
+        )
+
+
+def spoilt(body: Bytes | None) -> Bytes | None:
+    """With one bit turned over in the last value."""
+    if body is None:
+        return None
+    found: Bytes = body.copy()
+    found[-1] ^= 1
+    return found
 
 
 def pass_on(done: Future[Parcel], answer: Future[Parcel]) -> None:
@@ -198,7 +211,7 @@ class EagerWriter(RemoteWriter):
 
 
 class EagerClient(RemoteClient):
-    """`settle` waits until the agent has done all it could, and returns the number of our requests that are still open there."""
+    """`settle` waits until the agent has done all it could, and returns how many of our requests are still open there."""
 
     settle: Callable[[], int]
 
@@ -209,7 +222,7 @@ class EagerClient(RemoteClient):
 
     def poll(self) -> int:
         still_open = self.settle()
-        waiting = [call for call in self._calls.values()]
+        waiting = list(self._calls.values())
         while sum(not call._future.done() for call in waiting) > still_open:
             threading.Event().wait(0.002)
         return super().poll()

@@ -176,7 +176,7 @@ class NodeAgent:
 
     def _lives_on(self, head: Head) -> bool:
         """Whether no later life of the writer has called. A question of one that died meanwhile must not be granted: nobody
-        would fill the segment. What it was granted after it had been given up for lost is cancelled when its successor calls."""
+        would fill the segment. What it was granted after it was given up for lost is cancelled when its successor calls."""
         key, life = (head["stream"], head["writer"]), head["number"] >> LIFE_BITS
         newest = self._lives.setdefault(key, life)
         if life > newest:
@@ -284,8 +284,8 @@ class NodeAgent:
                     future.set_result(({"version": reply.version}, packed(reply.rows)))
 
     async def _abort(self, head: Head, body: Bytes | None) -> Parcel:
-        """Whoever asked does not wait any more: the policy worker is told, and the mailboxes serve others. A question that comes
-        after its own abort is not asked."""
+        """Whoever asked does not wait any more: the policy worker is told, and the mailboxes serve others. A question that
+        comes after its own abort is not asked."""
         key = (head["stream"], head["client"])
         known, tickets = self._answers.setdefault(("ask", key[0], None, key[1]), OrderedDict()), self._tickets.get(key, {})
         gone = [tickets[number] for number in head["tickets"] if number in tickets]

@@ -1,0 +1,247 @@
+"""The agent of a node: what it refuses, what it does once, and what becomes of segments whose writer is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from remote_ends import Faulty, Remote, RemoteStream
+
+from runnel.core.batch import Batch
+from runnel.core.errors import DataError
+from runnel.core.records import FieldSpec
+from runnel.flow.inference import packed, unpack
+from runnel.flow.params import ChannelSubscriber, LocalChannel, checksum
+from runnel.flow.staleness import LagPolicy
+from runnel.flow.transports import remote
+from runnel.flow.transports.map import Map
+from runnel.flow.transports.remote import Parcel, PeerLost, RemoteWriter
+from runnel.testing.param_properties import params_of
+from runnel.testing.sample_properties import ROWS, fill, spec_of, values, write
+
+LIFE = 1 << 32
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    monkeypatch.setattr(remote, "LONG_POLL_S", 0.0)
+    made = Remote()
+    yield made
+    made.close()
+
+
+def call(nodes: Remote, stream: RemoteStream, method: str, head: dict[str, Any], body: Any = None) -> Parcel:
+    head = {"stream": "check", "writer": 0, "wait_s": 0.0, **head}
+    return nodes.loop.run(next(iter(nodes.net.agents.values())).call(method, head, body))
+
+
+@pytest.fixture
+def stream(nodes: Remote) -> RemoteStream:
+    return nodes.samples(spec_of(capacity=2), LagPolicy(lag=3, batch=1, exact=True))
+
+
+# -------------------------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("name", ["__init__", "close", "_reserve", "eval", ""])
+def test_only_the_methods_of_its_table_can_be_called(nodes: Remote, stream: RemoteStream, name: str) -> None:
+    with pytest.raises(DataError, match="has no method"):
+        call(nodes, stream, name, {"number": 1})
+
+
+@pytest.mark.parametrize(
+    "body", [np.zeros(4, np.float32), np.zeros((2, 2), np.uint8), b"bytes", [1, 2], "text", torch.zeros(4, dtype=torch.uint8)]
+)
+def test_a_body_is_bytes_in_one_array(nodes: Remote, stream: RemoteStream, body: Any) -> None:
+    with pytest.raises(DataError, match="must be bytes in one array"):
+        call(nodes, stream, "commit", {"number": 1, "index": 0, "header": {}}, body)
+
+
+def test_a_stream_that_lies_elsewhere_is_refused_by_name(nodes: Remote, stream: RemoteStream) -> None:
+    with pytest.raises(DataError, match=r"stream 'other' does not lie on this node; here are \['check'\]"):
+        call(nodes, stream, "reserve", {"stream": "other", "number": 1})
+
+
+def test_a_body_of_the_wrong_size_changes_nothing(nodes: Remote, stream: RemoteStream) -> None:
+    slot = stream.writer(0).reserve()
+    assert slot is not None
+    fill(slot, 3.0)
+    head = {"number": 900, "index": slot.index, "header": vars(slot.header)}
+    with pytest.raises(ValueError, match="buffer"):
+        call(nodes, stream, "commit", head, np.zeros(4, np.uint8))
+    assert stream.reader("trainer").available() == 0
+    stream.writer(0).commit(slot, num_steps=1)
+    assert values(stream.reader("trainer").take(1)) == [3.0]
+
+
+def test_a_message_that_is_not_data_is_refused(nodes: Remote) -> None:
+    """A request whose header names a type that may not travel, or that is no header at all."""
+    good = packed(Batch({"x": torch.ones(3)}))
+    for wrong in (b'[["x", "object", [1]]]', b"\x80\x04}q\x00.", b'["x"]'):
+        body = np.zeros(len(good) + 64, np.uint8)
+        body[:8] = np.frombuffer(len(wrong).to_bytes(8, "little"), np.uint8)
+        body[8 : 8 + len(wrong)] = np.frombuffer(wrong, np.uint8)
+        with pytest.raises((KeyError, ValueError, TypeError)):
+            unpack(body, len(body))
+
+
+# --------------------------------------------------------------------------------------------------------- done once
+def test_a_call_that_comes_again_gets_the_first_answer(nodes: Remote, stream: RemoteStream) -> None:
+    first, again = (call(nodes, stream, "reserve", {"number": 7}) for _ in range(2))
+    assert first == again
+    assert stream.reader("trainer").accounting().dispatched == ROWS
+    assert call(nodes, stream, "reserve", {"number": 8})[0]["header"]["sequence"] == 1
+
+
+def test_a_commit_of_a_segment_that_was_given_up_is_refused_and_counted(nodes: Remote, stream: RemoteStream) -> None:
+    writer, reader = stream.writer(0), stream.reader("trainer")
+    slot = writer.reserve()
+    assert slot is not None
+    assert stream.cancel_writer(0, "worker_lost") == ROWS
+    fill(slot, 1.0)
+    writer.commit(slot, num_steps=5)
+    assert writer.num_refused == 1
+    account = reader.accounting()
+    assert (account.steps, account.cancelled, account.in_flight) == (0, {"worker_lost": ROWS}, 0)
+    write(writer, 2.0)
+    assert values(reader.take(1)) == [2.0]
+
+
+def test_a_commit_does_not_land_in_a_slot_that_has_a_new_owner(nodes: Remote, stream: RemoteStream) -> None:
+    """The segment was given up, and its slot reserved again by the writer's next life."""
+    late = stream.writer(0)
+    slot = late.reserve()
+    assert slot is not None
+    stream.cancel_writer(0, "worker_lost")
+    other = RemoteWriter(stream._peer, stream.table.spec, 0, wake=lambda: None, first=LIFE)
+    other.reserve()
+    nodes.loop.settle()
+    fill(slot, 666.0)
+    late.commit(slot, num_steps=5)
+    mine = other.reserve()
+    assert mine is not None
+    assert (mine.index, mine.header.sequence) == (slot.index, 0)
+    fill(mine, 1.0)
+    other.commit(mine, num_steps=5)
+    other.flush()
+    assert (late.num_refused, other.num_refused) == (1, 0)
+    assert values(stream.reader("trainer").take(1)) == [1.0]
+
+
+def test_an_open_question_of_a_dead_writer_is_not_granted(nodes: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked while the stream was full, died, and its successor asks: the segment goes to the successor."""
+    stream = nodes.samples(spec_of(capacity=1), LagPolicy(lag=9, batch=1, exact=True))
+    dead, reader = stream.writer(0), stream.reader("trainer")
+    write(dead, 0.0)
+    monkeypatch.setattr(remote, "LONG_POLL_S", 5.0)
+    assert RemoteWriter.reserve(dead) is None
+    alive = RemoteWriter(stream._peer, stream.table.spec, 0, wake=lambda: None, first=LIFE)
+    assert alive.reserve() is None
+    nodes.loop.settle()
+    reader.release(reader.take(1))
+    assert alive._asked is not None
+    alive._asked.wait(5.0)
+    slot = alive.reserve()
+    assert slot is not None
+    assert reader.accounting().in_flight == ROWS
+
+
+def test_what_a_dead_writer_was_granted_late_is_cancelled_when_its_successor_calls(nodes: Remote, stream: RemoteStream) -> None:
+    """It died, its segments were given up, and only then its last question was granted."""
+    stream.cancel_writer(0, "worker_lost")
+    assert stream.writer(0).reserve() is not None
+    alive = RemoteWriter(stream._peer, stream.table.spec, 0, wake=lambda: None, first=LIFE)
+    alive.reserve()
+    assert alive._asked is not None
+    alive._asked.wait(5.0)
+    slot = alive.reserve()
+    assert slot is not None
+    assert slot.header.sequence == 0, "the number that the dead one held"
+    account = stream.reader("trainer").accounting()
+    assert (account.cancelled, account.in_flight, account.balance) == ({"worker_lost": ROWS}, ROWS, 0)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_segment_that_was_granted_and_not_begun_goes_back_without_a_trace(nodes: Remote, exact: bool) -> None:
+    stream = nodes.samples(spec_of(), LagPolicy(lag=9, batch=1, exact=exact))
+    writer = stream.writer(0)
+    before = stream.snapshot()["control"].copy()
+    RemoteWriter.reserve(writer)
+    writer.flush()
+    fields = stream.snapshot()["control"]
+    changed = np.flatnonzero(fields != before)
+    slots = stream.table.spec.capacity * (1 + 11 + len(stream.table.spec.readers))
+    assert all(i >= len(fields) - slots for i in changed), "a count was not taken back"
+    first = write(writer, 1.0)
+    assert (first.header.sequence, first.header.sample_id) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ parameters
+def test_damaged_parameters_are_counted_and_brought_again(nodes: Remote) -> None:
+    nodes.wire = Faulty(nodes.net, iter(["damaged", "damaged", *["ok"] * 50]))
+    ends = nodes.params(3)
+    ends.publisher.publish(0, params_of(0))
+    away = nodes.net.agents["node-0-away"]
+    assert (ends.subscriber.poll(), away.num_refused) == (None, 1)
+    for _ in range(3):
+        nodes.spread("node-0")
+    found = ends.subscriber.poll()
+    assert found is not None
+    assert checksum(found.params) == checksum(params_of(0))
+    assert (away.num_refused, ends.subscriber.num_refused) == (2, 0)
+
+
+def test_a_node_that_does_not_answer_holds_up_no_other(nodes: Remote) -> None:
+    channels = {node: LocalChannel("policy", shared=False, depth=3) for node in ("home", "a", "b")}
+    where = Map({}, {}, {"policy": ("home", ["a", "b", "home", "silent", "gone"])})
+    for node, channel in channels.items():
+        nodes.agent(node, where, channels={"policy": channel})
+    nodes.agent("silent", where)
+    nodes.net.agents["silent"]._methods["receive"] = _never
+    for version in range(4):
+        channels["home"].publish(version, params_of(version))
+        for _ in range(20):
+            nodes.loop.do(nodes.net.agents["home"]._pulse)
+            nodes.loop.settle()
+        assert [ChannelSubscriber(channels[n]).newest() for n in ("a", "b")] == [version, version]
+
+
+async def _never(head: Any, body: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+def test_a_node_that_comes_later_gets_the_versions_that_there_are(nodes: Remote) -> None:
+    channels = {node: LocalChannel("policy", shared=False, depth=2) for node in ("home", "later")}
+    agent = nodes.agent("home", Map({}, {}, {"policy": ("home", ["home"])}), channels={"policy": channels["home"]})
+    for version in range(4):
+        channels["home"].publish(version, params_of(version))
+    where = Map({}, {}, {"policy": ("home", ["home", "later"])})
+    nodes.agent("later", where, channels={"policy": channels["later"]})
+    nodes.loop.do(lambda: agent.update(where))
+    nodes.spread("home")
+    assert sorted(channels["later"].stamps()) == [2, 3]
+
+
+# ------------------------------------------------------------------------------------------------------------------ calls
+def test_a_call_to_a_node_that_is_gone_says_so_in_time(nodes: Remote) -> None:
+    spec = spec_of(feedback={"x": FieldSpec(("B",))})
+    writer = RemoteWriter(lambda: nodes.net.peer("nowhere"), spec, 0, wake=lambda: None)
+    assert writer.reserve() is None
+    assert writer._asked is not None
+    with pytest.raises(PeerLost, match="reserve of 'check' was not answered in 0.3 s"):
+        writer._asked.wait(0.3)
+
+
+def test_a_node_that_comes_back_is_asked_again(nodes: Remote) -> None:
+    writer = RemoteWriter(lambda: nodes.net.peer("node-0"), spec_of(), 0, wake=lambda: None)
+    assert writer.reserve() is None
+    nodes.samples(spec_of(), LagPolicy(lag=1, batch=1, exact=True))
+    woken = threading.Event()
+    for _ in range(100):
+        if (slot := writer.reserve()) is not None:
+            break
+        woken.wait(0.01)
+    assert slot is not None

@@ -1,0 +1,73 @@
+"""Mailboxes that policy workers share: one that is slow is taken for gone, and what it answers late reaches nobody."""
+
+from __future__ import annotations
+
+from runnel.core.protocols import Reply
+from runnel.flow.inference import ALIVE_S, Board, BoardClient, BoardServer, InferenceSpec
+from runnel.flow.params import ChannelSubscriber, LocalChannel
+from runnel.testing.inference_properties import answer, rows_of
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def shared(depth: int = 1) -> tuple[Hand, BoardClient, list[BoardServer]]:
+    spec, clock = InferenceSpec("ask", num_clients=1, num_servers=2, depth=depth, max_bytes=4096, fixed=False), Hand()
+    board = Board.local(spec)
+    board.clock = clock
+    client = BoardClient(board, 0, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2)))
+    return clock, client, [BoardServer(board, i) for i in range(2)]
+
+
+def value(client: BoardClient, ticket: int) -> float | None:
+    client.poll()
+    reply = client.ready(ticket)
+    return None if reply is None else float(reply.rows["noise"][0, 0])
+
+
+def test_who_is_silent_loses_its_requests_to_the_others() -> None:
+    clock, client, (slow, other) = shared()
+    first = client.submit(rows_of(1.0))
+    (request,) = slow.poll()
+    clock.time += 2 * ALIVE_S
+    assert other.poll() == []
+    client.poll()  # it hears that the request was lost, and asks again
+    assert len(answer(other)) == 1
+    assert value(client, first) == 101.0
+    slow.reply([Reply(request.id, rows_of(666.0), 0)])
+    assert value(client, first) is None
+
+
+def test_a_late_reply_does_not_land_on_another_request() -> None:
+    clock, client, (slow, other) = shared()
+    first, second = client.submit(rows_of(1.0)), client.submit(rows_of(2.0))
+    (request,) = slow.poll()
+    clock.time += 2 * ALIVE_S
+    other.poll()
+    client.abort([first])
+    client.poll()  # the box has the second request now
+    slow.reply([Reply(request.id, rows_of(666.0), 0)])
+    assert value(client, second) is None
+    answer(other)
+    assert value(client, second) == 102.0
+
+
+def test_an_abort_is_told_to_who_serves_it_and_to_nobody_else() -> None:
+    clock, client, (slow, other) = shared()
+    first, second = client.submit(rows_of(1.0)), client.submit(rows_of(2.0))
+    slow.poll()
+    clock.time += 2 * ALIVE_S
+    other.poll()
+    client.abort([first])
+    client.poll()
+    (request,) = other.poll()
+    client.abort([second])
+    assert slow.aborted() == []
+    assert other.aborted() == [request.id]
