@@ -231,7 +231,7 @@ def test_a_call_to_a_node_that_is_gone_says_so_in_time(nodes: Remote) -> None:
     writer = RemoteWriter(lambda: nodes.net.peer("nowhere"), spec, 0, wake=lambda: None)
     assert writer.reserve() is None
     assert writer._asked is not None
-    with pytest.raises(PeerLost, match="reserve of 'check' was not answered in 0.3 s"):
+    with pytest.raises(PeerLost, match=r"reserve of 'check' was not answered in 0\.3 s"):
         writer._asked.wait(0.3)
 
 

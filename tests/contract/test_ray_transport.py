@@ -1,0 +1,133 @@
+"""The contract of transports over real Ray calls: agents in another process, their memory opened under /proc."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+from ray_cluster import local_ray
+from ray_nodes import AgentsActor, Answers, HostNet
+from remote_ends import EagerClient, RemoteStream, SpreadChannel, board_map
+from test_transport import flip
+
+from runnel.core.errors import DataError
+from runnel.core.records import StreamSpec
+from runnel.flow.inference import BoardServer, InferenceSpec
+from runnel.flow.params import ChannelSubscriber
+from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.transports import remote
+from runnel.flow.transports.map import Map
+from runnel.flow.transports.node import NodeBells, NodeMemory
+from runnel.flow.transports.ray import Faults, LostPeer, RayNet
+from runnel.flow.transports.remote import PeerLost
+from runnel.flow.transports.shm import ShmTransport
+from runnel.testing.param_properties import params_of
+from runnel.testing.transport import INFERENCE, PARAMS, SAMPLES, InferenceEnds, ParamEnds
+
+
+class OverRay:
+    """Writers, clients and publications reach agents in another process by Ray; readers and servers attach their memory."""
+
+    def __init__(self, host: Any) -> None:
+        self.host, self.net = host, HostNet(host)
+        self._count = 0
+
+    def _open(self, where: Map, node: str, *, stream: Any = None, board: Any = None, depth: int = 4) -> ShmTransport:
+        data = ray.get(self.host.open.remote(node, json.dumps(where.to_data()).encode(), stream, board, depth))
+        memory = NodeMemory.from_data(json.loads(data))
+        return memory.transport(NodeBells(memory, 1))
+
+    def _new(self) -> str:
+        self._count += 1
+        return f"node-{self._count}"
+
+    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> RemoteStream:
+        node = self._new()
+        shm = self._open(Map({spec.name: node}, {}, {}), node, stream=(spec, policy))
+        return RemoteStream(shm.samples(spec, policy), lambda: self.net.peer(node))
+
+    def params(self, depth: int) -> ParamEnds:
+        home = self._new()
+        away = f"{home}-away"
+        where = Map({}, {}, {"policy": (home, [home, away])})
+        there, here = (self._open(where, node, depth=depth).params("policy", depth=depth) for node in (away, home))
+
+        def damage(version: int) -> None:
+            assert there.has(version)
+            flip(there._buffers[list(there._versions()).index(version)]["net.weight"])
+
+        def settle() -> None:
+            ray.get(self.host.settle.remote(home))
+
+        return ParamEnds(SpreadChannel(here, settle), ChannelSubscriber(there), damage)
+
+    def inference(self, spec: InferenceSpec) -> InferenceEnds:
+        node = self._new()
+        shm = self._open(board_map(spec, node), node, board=spec)
+        board, channel = shm.inference(spec), shm.params("policy", depth=4)
+        clients = [self._client(node, spec, i, ChannelSubscriber(channel)) for i in range(spec.num_clients)]
+        servers = [BoardServer(board, i) for i in range(spec.num_servers)]
+        return InferenceEnds(clients, servers, lambda v: channel.publish(v, params_of(v)))
+
+    def _client(self, node: str, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber) -> EagerClient:
+        client = EagerClient(lambda: self.net.peer(node), spec, index, subscriber, wake=lambda: None)
+        client.settle = lambda: int(ray.get(self.host.settle.remote(node, spec.name, index)))
+        return client
+
+
+@pytest.fixture(scope="module")
+def transport() -> Iterator[OverRay]:
+    with pytest.MonkeyPatch.context() as patch, local_ray():
+        patch.setattr(remote, "LONG_POLL_S", 0.0)
+        yield OverRay(ray.remote(AgentsActor).options(max_concurrency=1000, num_cpus=0).remote())
+
+
+@pytest.mark.parametrize("check", SAMPLES.values(), ids=SAMPLES)
+def test_samples(transport: Any, check: Callable[[Any], None]) -> None:
+    check(transport.samples)
+
+
+@pytest.mark.parametrize("check", PARAMS.values(), ids=PARAMS)
+def test_params(transport: Any, check: Callable[[Any], None]) -> None:
+    check(transport.params)
+
+
+@pytest.mark.parametrize("check", INFERENCE.values(), ids=INFERENCE)
+def test_inference(transport: Any, check: Callable[[Any], None]) -> None:
+    check(transport.inference)
+
+
+# ----------------------------------------------------------------------------------------------------------------- errors
+def test_an_error_of_the_agent_stays_what_it_is(transport: OverRay) -> None:
+    transport._open(Map({}, {}, {}), "empty")
+    with pytest.raises(DataError, match="an agent has no method 'eval'"):
+        transport.net.peer("empty").call("eval", {}).result(10)
+
+
+def test_an_agent_that_is_gone_is_lost_and_its_successor_is_found(transport: OverRay) -> None:
+    """Also by those who had called the one before it."""
+    net = RayNet("run")
+    assert isinstance(net.peer("node"), LostPeer)
+    with pytest.raises(PeerLost, match="node node has no agent"):
+        net.peer("node").call("watch", {}).result(1)
+    for _ in range(2):
+        actor = ray.remote(Answers).options(name="runnel-run-agent-node", namespace="runnel", num_cpus=0).remote()
+        ray.get(actor.call.remote("", b"{}"))
+        assert net.peer("node").call("hello", {}).result(20)[0] == {"said": "hello"}
+        ray.kill(actor)
+        with pytest.raises(PeerLost):
+            for _ in range(100):
+                net.peer("node").call("hello", {}).result(20)
+
+
+def test_faults_are_read_from_text_and_refused_by_name() -> None:
+    assert Faults.from_text("") is None
+    assert Faults.from_text("drop=0.25,delay=0.5") == Faults(0.25, 0.5)
+    with pytest.raises(Exception, match="use drop=SHARE,delay=SECONDS"):
+        Faults.from_text("lose=1")
