@@ -133,7 +133,7 @@ class PPOLearner:
         num_steps, num_envs = data["action"].shape[:2]
         self.config.check(num_envs if self.net.state_spec else num_steps * num_envs)
         self._optimiser.lr = schedule.at(self.config.lr, progress)
-        return self._make_batch(data)
+        return self._make_batch(data) if self.collective.world_size == 1 else self._batch(data)
 
     def _batch(self, data: Batch) -> Batch:
         rewards, over = data["rewards/env"], data["terminated"] | data["truncated"]

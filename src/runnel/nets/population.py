@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.protocols import Collective
 from runnel.core.spaces import ArraySpec
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.fused import Fused, can_fuse
@@ -94,6 +95,10 @@ class Population:
         kernels = self.kernels()
         assert kernels is not None, "members that run one after the other are asked by themselves"
         return kernels.values(obs, width=len(self.members) * self.num_envs)
+
+    def update_statistics(self, obs: Mapping[str, Tensor], collective: Collective) -> None:
+        """Members that run in one go have no statistics: those that normalise observations run one after the other."""
+        assert not self.members[0].normalisers, "kernels do not normalise"
 
     @torch.no_grad()
     def keep(self, rewards: Tensor, ended: Tensor) -> None:
