@@ -7,7 +7,6 @@ there where it lies.
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 from collections.abc import Mapping
@@ -24,7 +23,8 @@ from runnel.flow.transports.remote import Head, Parcel, Peer, PeerLost
 
 NAMESPACE = "runnel"
 FAULTS = "RUNNEL_MESSAGE_FAULTS"
-"""Environment variable for tests: `drop=0.05,delay=0.2` loses that share of the messages, and delays each by up to so long."""
+"""Environment variable of the launching process, for tests: `drop=0.05,delay=0.2` loses that share of the messages between
+nodes, and delays each by up to so long."""
 
 
 def agent_name(run: str, node: str) -> str:
@@ -33,12 +33,12 @@ def agent_name(run: str, node: str) -> str:
 
 
 class RayNet:
-    """The agents of a run, by node."""
+    """The agents of a run, by node. `faults` as text: messages that are lost or late, on purpose."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, faults: str = "") -> None:
         self._run = run
         self._peers: dict[str, RayPeer] = {}
-        self._faults = Faults.from_text(os.environ.get(FAULTS, ""))
+        self._faults = Faults.from_text(faults)
 
     def peer(self, node: str) -> Peer:
         """Asked for anew once it was lost: the node may have another agent by then."""

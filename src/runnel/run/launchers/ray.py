@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError, WorkerFailure
 from runnel.flow.transports.map import Map
-from runnel.flow.transports.ray import NAMESPACE, agent_name
+from runnel.flow.transports.ray import FAULTS, NAMESPACE, agent_name
 from runnel.run.experiment import Experiment
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.ray_actors import AgentActor, GroupActor
@@ -315,6 +315,7 @@ class RayHost:
             "config": to_data(experiment.config),
             "cwd": os.getcwd(),
             "sys_path": [p for p in sys.path if p],
+            "faults": os.environ.get(FAULTS, ""),
         }
 
     # -------------------------------------------------------------------------------------------------------------- map

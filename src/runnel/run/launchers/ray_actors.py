@@ -131,7 +131,7 @@ class GroupActor:
         transport = ClusterTransport(
             NodeMemory.from_data(orders["memory"]),
             orders["place"],
-            RayNet(orders["id"]),
+            RayNet(orders["id"], orders["faults"]),
             Map.from_data(orders["map"]),
             node=orders["node"],
             first=orders["incarnation"] << 32,
@@ -185,7 +185,7 @@ class AgentActor:
         self._agent = NodeAgent(
             node,
             where,
-            RayNet(orders["id"]),
+            RayNet(orders["id"], orders["faults"]),
             tables={name: shm.samples(spec, experiment.staleness[name]) for name, spec in streams.items()},
             boards={name: shm.inference(spec) for name, spec in boards.items()},
             channels={PARAMS: shm.params(PARAMS, depth=experiment.lag + 2)},
