@@ -1,6 +1,6 @@
 """The model of `runnel plan` against real runs on this machine: predicted and measured rates, and the error of each.
 
-python -m benchmarks.plan.check
+python -m benchmarks.plan.check --docs
 python -m benchmarks.plan.check --seconds 3 --only ppo --out /tmp/look
 
 For each configuration the costs of the stages are measured in one process, a rate is predicted from them for the launcher and
@@ -33,6 +33,7 @@ from runnel.run.wiring import available_cores
 
 NAME = "plan/check"
 WITHIN = 0.2
+MARKS = ("<!-- check: benchmarks.plan.check --docs writes this table -->", "<!-- /check -->")
 Row = dict[str, Any]
 
 
@@ -135,12 +136,23 @@ def markdown(result: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_docs(table: str) -> None:
+    """Put the table into docs/scaling.md, between its two marks."""
+    page = venvs.ROOT / "docs" / "scaling.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    rows = table.partition("\n\n")[2].strip()
+    summary = table.splitlines()[1]
+    page.write_text(f"{before}{MARKS[0]}\n{summary}\n\n{rows}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="length of each measurement (6)")
     parser.add_argument("--warmup", type=float, default=1.5, help="seconds of a run before it, from the first update (1.5)")
     parser.add_argument("--only", default="", help="only configurations whose name has this in it")
     parser.add_argument("--out", default=str(RESULTS / NAME), help="folder of the result")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/scaling.md too")
     args = parser.parse_args(argv)
     rows = []
     for case in (c for c in CASES if args.only.lower() in c.name.lower()):
@@ -158,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (folder / "table.md").write_text(markdown(result), encoding="utf-8")
+    if args.docs:
+        write_docs(markdown(result))
     print(f"within {WITHIN:.0%}: {result['within']} of {len(rows)}")
     return int(result["within"] < min(8, len(rows)))
 
