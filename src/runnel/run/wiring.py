@@ -59,6 +59,10 @@ class Outer(Protocol):
         """Until something may have come, or one of the descriptors in `also` can be read, or the time has passed."""
         ...
 
+    def catch_up(self) -> None:
+        """Until all that was published by now has arrived here (before a checkpoint is restored)."""
+        ...
+
     def flush(self) -> None:
         """Until all that was written has arrived (before a checkpoint)."""
         ...

@@ -84,6 +84,7 @@ class NodeAgent:
             "ask": self._ask,
             "abort": self._abort,
             "receive": self._receive,
+            "stamps": self._stamps,
         }
         self._relays = {name: Relay(self, name, board) for name, board in boards.items()}
         self.spreader = Spreader(node, net, channels)
@@ -302,6 +303,9 @@ class NodeAgent:
         return {}, None
 
     # ---------------------------------------------------------------------------------------------------------- parameters
+    async def _stamps(self, head: Head, body: Bytes | None) -> Parcel:
+        return {"stamps": list(self._channels[head["name"]].stamps().items())}, None
+
     async def _receive(self, head: Head, body: Bytes | None) -> Parcel:
         """A version from the node where it was published: verified, then published here."""
         assert body is not None, "a version has parameters"

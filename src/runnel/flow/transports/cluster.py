@@ -15,7 +15,7 @@ from runnel.flow.slots import SlotTable
 from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.transports.map import Map, board_on
 from runnel.flow.transports.node import NodeBells, NodeMemory
-from runnel.flow.transports.remote import Net, RemoteWriter
+from runnel.flow.transports.remote import CLOCK, FLUSH_S, Call, Net, PeerLost, RemoteWriter
 
 
 class ClusterTransport:
@@ -26,6 +26,7 @@ class ClusterTransport:
         self._shm = memory.transport(self._bells)
         self._net, self.where, self.node, self._first = net, where, node, first
         self._remote: list[RemoteWriter] = []
+        self._channels: dict[str, Channel] = {}
 
     def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
         if self.where.streams[spec.name] != self.node:
@@ -49,10 +50,25 @@ class ClusterTransport:
         return self._shm.server(board_on(spec, self.where, self.node), here.index(index) if spec.fixed else index)
 
     def params(self, name: str, *, depth: int) -> Channel:
-        return self._shm.params(name, depth=depth)
+        self._channels[name] = self._shm.params(name, depth=depth)
+        return self._channels[name]
 
     def wait(self, timeout_s: float, *also: int) -> bool:
         return self._bells.wait(timeout_s, *also)
+
+    def catch_up(self) -> None:
+        for name, (home, _) in self.where.params.items():
+            if home == self.node or name not in self._channels:
+                continue
+            head = {"name": name}
+            call = Call(lambda: self._net.peer(home), "stamps", head, wake=self._bells.wake)  # noqa: B023
+            call.wait(FLUSH_S)
+            wanted = {(version, crc) for version, crc in call.result()[0]["stamps"]}
+            deadline = CLOCK.now() + FLUSH_S
+            while wanted - set(self._channels[name].stamps().items()):
+                if CLOCK.now() > deadline:
+                    raise PeerLost(f"versions {sorted(v for v, _ in wanted)} of {name!r} did not arrive in {FLUSH_S:g} s")
+                self._bells.wait(0.05)
 
     def flush(self) -> None:
         for writer in self._remote:

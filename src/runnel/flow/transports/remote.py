@@ -28,7 +28,10 @@ from runnel.flow.params import ChannelSubscriber
 
 Head = dict[str, Any]
 Parcel = tuple[Head, Bytes | None]
-RETRY_S = 10.0
+FIRST_RETRY_S, RETRY_S = 1.5, 10.0
+"""A call is sent again after so long, and then after twice that, up to the second."""
+SLOWEST_BYTES_PER_S = 20e6
+"""A body has so much more time."""
 LONG_POLL_S = 0.5
 """So long an agent holds a question back whose answer is no, in case it becomes yes."""
 FLUSH_S = 30.0
@@ -81,9 +84,13 @@ class Call:
                 return True
             if CLOCK.now() - self._sent > min(0.1 * 2**self._tries, 2.0):
                 self._send()
-        elif CLOCK.now() - self._sent > RETRY_S:
+        elif CLOCK.now() - self._sent > self._patience_s():
             self._send()
         return False
+
+    def _patience_s(self) -> float:
+        size = 0 if self._body is None else len(self._body)
+        return min(FIRST_RETRY_S * 2 ** (self._tries - 1), RETRY_S) + size / SLOWEST_BYTES_PER_S
 
     def result(self) -> Parcel:
         return self._future.result(0.0)

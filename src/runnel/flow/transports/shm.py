@@ -161,6 +161,9 @@ class ShmTransport:
     def wait(self, timeout_s: float, *also: int) -> bool:
         return self._bells.wait(timeout_s, *also)
 
+    def catch_up(self) -> None:
+        """What was published is here."""
+
     def flush(self) -> None:
         """What was written is there: memory has no way to go."""
 

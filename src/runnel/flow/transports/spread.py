@@ -16,11 +16,10 @@ from runnel.core.errors import RunnelError
 from runnel.flow.inference import packed
 from runnel.flow.params import Channel
 from runnel.flow.transports.map import Map
-from runnel.flow.transports.remote import Head, Net, Parcel
+from runnel.flow.transports.remote import SLOWEST_BYTES_PER_S, Head, Net, Parcel
 
-PATIENCE_S = 5.0
-SLOWEST_BYTES_PER_S = 20e6
-"""A version is brought again if it was not taken in the time that this, and a few seconds, allow."""
+PATIENCE_S = 2.0
+"""A version that was not taken in so long, and the time that its bytes may take, is brought again."""
 
 Route = tuple[str, str]
 """A channel, and a node that reads it."""

@@ -111,6 +111,8 @@ class Member:
 
     def _start(self, message: Message) -> None:
         path = message["checkpoint"]
+        if path:
+            self.outer.catch_up()
         fresh = self.group.start(read_parts(Path(path)) if path else None, epoch=self._epoch)
         if message["init_from"]:
             self.group.warm_start(read_params(Path(message["init_from"])), self.config.init_from)
