@@ -90,7 +90,7 @@ class Call:
 
     def _patience_s(self) -> float:
         size = 0 if self._body is None else len(self._body)
-        return min(FIRST_RETRY_S * 2 ** (self._tries - 1), RETRY_S) + size / SLOWEST_BYTES_PER_S
+        return float(min(FIRST_RETRY_S * 2 ** (self._tries - 1), RETRY_S) + size / SLOWEST_BYTES_PER_S)
 
     def result(self) -> Parcel:
         return self._future.result(0.0)

@@ -35,6 +35,8 @@ from runnel.run.wiring import PARAMS, Edges, available_cores
 
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 """Ray takes 127.0.0.1 for a slip and puts the machine's own address in its place."""
+GRACE_S = 5.0
+"""Room that was held until just now may take so long to be free again."""
 MANY = 100_000
 """Calls that an agent may have open at once."""
 
@@ -207,6 +209,7 @@ class RayHost:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._id = ""
+        self._opened = False
         self._needs = needs_of(session.experiment, session.groups)
         self._rooms: dict[str, tuple[Any, int]] = {}
         """Ray's placement group of each process group, and the number of its bundle there."""
@@ -217,7 +220,8 @@ class RayHost:
     def open(self, groups: Collection[str]) -> None:
         """Have every group placed: only then is it known which edges leave a node."""
         self._id = f"{self._session.folder.path.name[-40:]}-{secrets.token_hex(4)}"
-        fit({g: self._needs[g] for g in groups}, rooms())
+        self._await_room(groups, START_TIMEOUT_S if self._opened else GRACE_S)
+        self._opened = True
         self._reserve(groups)
         actors = {name: self._actor(name) for name in groups}
         self._seats = {name: RaySeat(name, actor, {}) for name, actor in actors.items()}
@@ -230,6 +234,18 @@ class RayHost:
                 late = next(s.group for s in self._seats.values() if not s.placed())
                 raise WorkerFailure(late, f"found no place on the cluster in {START_TIMEOUT_S:g} s")
             time.sleep(0.02)
+
+    def _await_room(self, groups: Collection[str], timeout_s: float) -> None:
+        """A run that is too large for its cluster is refused; one that has lost a node may wait for another."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fit({g: self._needs[g] for g in groups}, rooms())
+                return
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def _reserve(self, groups: Collection[str]) -> None:
         """Have Ray keep room for groups: those that are spread, and those that are packed."""
