@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a process keeps the mode of its first session, and a cluster has its own
 STORE_BYTES = 100 << 20
 ADDRESSES = tuple(f"127.0.0.{i}" for i in range(2, 10))
 """Ray takes 127.0.0.1 for a slip, and puts the machine's own address in its place."""
@@ -31,7 +35,6 @@ def local_ray(num_cpus: int = 2) -> Iterator[None]:
 
 def _mark() -> None:
     """What Ray starts from here finds our modules, and can be told from what others start."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["RUNNEL_TEST_OWNER"] = str(os.getpid())
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
 
@@ -39,7 +42,7 @@ def _mark() -> None:
 class Nodes:
     """A cluster whose nodes can be taken away and added."""
 
-    def __init__(self, num: int, *, num_cpus: int = 1) -> None:
+    def __init__(self, num: int, *, num_cpus: int = 2) -> None:
         from ray.cluster_utils import Cluster
 
         _mark()
@@ -54,7 +57,14 @@ class Nodes:
         ray.init(address=self._cluster.address, namespace="runnel", _node_ip_address=ADDRESSES[0], **quiet)
 
     def _arguments(self, address: str) -> dict[str, Any]:
-        return {"num_cpus": self._num_cpus, "node_ip_address": address, "object_store_memory": STORE_BYTES}
+        """Each node is a pool of its own: a, b, c by its address."""
+        labels = {"pool": "abcdefgh"[ADDRESSES.index(address)]}
+        return {
+            "num_cpus": self._num_cpus,
+            "node_ip_address": address,
+            "object_store_memory": STORE_BYTES,
+            "labels": labels,
+        }
 
     def add(self) -> None:
         address = self._free.pop(0)
@@ -76,26 +86,50 @@ class Nodes:
         self._cluster.shutdown()
 
 
-def ray_processes() -> dict[int, str]:
-    """Processes of Ray and its workers that descend from nobody but us: by pid, what they are."""
+def our_actors() -> dict[str, dict[str, Any]]:
+    """The groups of the run that goes on: by name, its node and its process."""
     found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                environ = (folder / "environ").read_bytes()
-            except (OSError, ProcessLookupError):
-                continue
-            if f"RUNNEL_TEST_OWNER={os.getpid()}".encode() in environ and int(folder.name) != os.getpid():
-                found[int(folder.name)] = command[:80]
+    for name in _names():
+        group = re.fullmatch(r"runnel-.+-[0-9a-f]{8}-(.+)-[0-9a-f]{4}", name)
+        if group is not None and not group[1].startswith("agent-"):
+            with suppress(RayError, ValueError, TimeoutError):
+                handle = ray.get_actor(name, namespace="runnel")
+                found[group[1]] = json.loads(ray.get(handle.where.remote(), timeout=5.0))
     return found
 
 
-def wait_until(check: Any, timeout_s: float = 20.0) -> bool:
+def agent_of(node: str) -> Any:
+    """The agent of a node."""
+    name = next(n for n in _names() if f"-agent-{node[:16]}" in n)
+    return ray.get_actor(name, namespace="runnel")
+
+
+def _names() -> list[str]:
+    return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["name"].startswith("runnel-")]
+
+
+def nothing_is_left() -> bool:
+    """No actor of a run, no process that shares our memory, nothing of ours under /dev/shm."""
+    return not _names() and not memory_holders() and not list(Path("/dev/shm").glob("*runnel*"))
+
+
+def memory_holders() -> list[int]:
+    """Processes started from here that map a run's memory."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with suppress(OSError):
+                mine = f"RUNNEL_TEST_OWNER={os.getpid()}".encode() in (folder / "environ").read_bytes()
+                if mine and "memfd:runnel-" in (folder / "maps").read_text():
+                    found.append(int(folder.name))
+    return found
+
+
+def wait_until(check: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     """Whether `check()` became true in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if check():
             return True
         time.sleep(0.1)
-    return bool(check())
+    return check()

@@ -1,0 +1,88 @@
+"""A recipe over Ray gives what it gives in one process: on one node, and on three that share no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray_cluster import Nodes, nothing_is_left, wait_until
+from tiny_slices import content, settings
+
+import runnel as rl
+
+APART = {"actor-*": "b", "policy-*": "c", "trainer*": "a"}
+"""Every kind of worker on a node of its own."""
+
+
+def train(name: str, out: Path, **extra: Any) -> rl.Run:
+    recipe, tiny = settings(name, **extra)
+    return rl.train(recipe, out=str(out), **tiny)
+
+
+def apart(*patterns: str) -> dict[str, Any]:
+    return {"place": tuple(f"{p}: 1 core, on {APART[p]}" for p in patterns)}
+
+
+def balanced(run: rl.Run) -> None:
+    streams = run.rows()[-1]["streams"]
+    for account in streams.values():
+        gone = sum(account["cancelled"].values()) + sum(account["dropped"].values())
+        assert account["dispatched"] == account["consumed"] + gone + account["in_flight"]
+
+
+def test_on_one_node_that_the_run_starts_itself(tmp_path: Path) -> None:
+    extra = {"deterministic": True, "num_actors": 2}
+    inproc = train("ppo", tmp_path / "inproc", **extra)
+    over_ray = train("ppo", tmp_path / "ray", launcher="ray", **extra)
+    assert content(over_ray.path, by_arrival=False) == content(inproc.path, by_arrival=False)
+    balanced(over_ray)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    made = Nodes(3)
+    yield made
+    assert wait_until(nothing_is_left)
+    made.close()
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_on_three_nodes_bit_for_bit(nodes: Nodes, name: str, tmp_path: Path) -> None:
+    """DQN: rows go to a buffer, batches to the trainer, priorities back."""
+    extra = {"deterministic": True, "num_actors": 2 if name == "ppo" else 1}
+    inproc = train(name, tmp_path / "inproc", **extra)
+    over_ray = train(name, tmp_path / "ray", launcher="ray", cluster=apart("actor-*", "trainer*"), **extra)
+    assert content(over_ray.path, by_arrival=False) == content(inproc.path, by_arrival=False)
+    balanced(over_ray)
+
+
+def test_a_buffer_on_a_node_of_its_own(nodes: Nodes, tmp_path: Path) -> None:
+    place = {"place": ("actor-*: 1 core, on b", "buffer: 1 core, on c", "trainer*: 1 core, on a")}
+    extra = {"deterministic": True}
+    inproc = train("dqn", tmp_path / "inproc", **extra)
+    over_ray = train("dqn", tmp_path / "ray", launcher="ray", cluster=place, placement={"groups": ("buffer",)}, **extra)
+    assert content(over_ray.path, by_arrival=False) == content(inproc.path, by_arrival=False)
+    balanced(over_ray)
+
+
+def test_a_language_model_served_from_another_node(nodes: Nodes, tmp_path: Path) -> None:
+    """Actor, engine and trainer on three nodes: requests are relayed, and answers are those of an engine inline."""
+    inproc = train("grpo", tmp_path / "inproc", deterministic=True)
+    extra = {"placement": {"policy_workers": 1, "threads": 1}, "cluster": apart("actor-*", "policy-*", "trainer*")}
+    over_ray = train("grpo", tmp_path / "ray", launcher="ray", deterministic=True, **extra)
+    assert content(over_ray.path)[1] == content(inproc.path)[1]
+    balanced(over_ray)
+
+
+def test_an_asynchronous_window_on_three_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    tiny = {"env": "CartPole-v1", "num_actors": 2, "num_envs": 2, "num_steps": 8, "total_updates": 40, "track": ()}
+    tiny |= {"eval": {"episodes": 0}, "vector": {"backend": "serial"}, "checkpoint": {"every": 15}, "name": "run"}
+    run = rl.train("appo", out=str(tmp_path), launcher="ray", cluster=apart("actor-*", "trainer*"), **tiny)
+    assert (run.status, run.version) == ("finished", 40)
+    assert [row["version"] for row in run.rows()] == list(range(1, 41))
+    balanced(run)
