@@ -113,6 +113,14 @@ def nothing_is_left() -> bool:
     return not _names() and not memory_holders() and not list(Path("/dev/shm").glob("*runnel*"))
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def memory_holders() -> list[int]:
     """Processes started from here that map a run's memory."""
     found = []
