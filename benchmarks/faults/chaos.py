@@ -94,7 +94,7 @@ class Chaos:
             name = self._rng.choice(sorted(self._faults))
             try:
                 self._faults[name]()
-            except LookupError:  # whom it would hit is away just now
+            except (LookupError, ValueError):  # what it would hit is not there just now
                 return True
             self.done.append(name)
             self._updates = 0
@@ -124,7 +124,8 @@ class Chaos:
         os.kill(self._rng.choice(found)[1], how)
 
     def _damage(self) -> None:
-        newest = sorted((self._folder / "checkpoints").glob("0*"))[-1]
+        """If there is one before it to go back to."""
+        _, newest = sorted((self._folder / "checkpoints").glob("0*"))[-2:]
         path = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1

@@ -1,0 +1,1 @@
+"""What carries samples and parameters, by itself."""
