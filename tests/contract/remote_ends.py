@@ -57,6 +57,12 @@ class LoopThread:
         self.run(turn())
 
     def close(self) -> None:
+        async def end() -> None:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        self.run(end())
+        self.settle()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(WAIT_S)
         self.loop.close()

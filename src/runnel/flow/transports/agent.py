@@ -89,6 +89,8 @@ class NodeAgent:
         self._relays = {name: Relay(self, name, board) for name, board in boards.items()}
         self.spreader = Spreader(node, net, channels)
         self._closed = False
+        self._received: dict[str, tuple[int, int]] = {}
+        """By channel: the last publication that was taken, by version and order."""
         self.num_refused = 0
         """Parameter versions that arrived damaged."""
 
@@ -313,8 +315,9 @@ class NodeAgent:
         if checksum(params) != head["crc"]:
             self.num_refused += 1
             return {"taken": False}, None
-        newest = channel.newest()
-        if head["version"] > newest or (head["version"] == newest and channel.stamps()[newest] != head["crc"]):
+        publication = (head["version"], head["order"])
+        if publication > self._received.get(head["name"], (-1, 0)):
+            self._received[head["name"]] = publication
             channel.publish(head["version"], params)
         return {"taken": True}, None
 

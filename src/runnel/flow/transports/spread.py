@@ -35,6 +35,8 @@ class Spreader:
         self._tasks: dict[Route, asyncio.Task[None]] = {}
         self._ready: dict[tuple[str, int], tuple[Head, Any, float]] = {}
         """Versions that were put where all can fetch them: head, body, patience."""
+        self._count = 0
+        """Of publications: of two with one version the later one counts, in whatever order they arrive."""
 
     def move(self, where: Map) -> None:
         """Start to bring what is lacking, where nothing is under way; forget nodes that read no more."""
@@ -83,7 +85,8 @@ class Spreader:
             if found is None:
                 return None
             body = packed(Batch(found.params))
-            head = {"name": name, "version": version, "crc": stamps[version]}
+            self._count += 1
+            head = {"name": name, "version": version, "crc": stamps[version], "order": self._count}
             self._ready[(name, version)] = (head, self._net.stash(body), PATIENCE_S + len(body) / SLOWEST_BYTES_PER_S)
         return self._ready[(name, version)]
 
