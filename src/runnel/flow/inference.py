@@ -193,7 +193,8 @@ class Board:
 
 class BoardClient:
     """`InferenceClient` over a board. Keeps each request until its reply is taken, so that it can ask again after a resume,
-    or where the policy worker was lost. Tickets count up from `first`, so as not to be those of one that had the boxes before.
+    or where the policy worker was lost. Tickets count up from `first`, so as not to be those of another that has or had the
+    boxes; what one before it had asked is given up.
     """
 
     def __init__(self, board: Board, client: int, subscriber: ChannelSubscriber, *, first: int = 0) -> None:
@@ -204,8 +205,12 @@ class BoardClient:
         self._requests: dict[int, Request] = {}
         self._unsent: deque[int] = deque()
         self._replies: dict[int, Reply] = {}
-        self._next = first
+        self._first = self._next = first
         self.version = -1
+        with board.lock:
+            states = board.control[self._boxes.start : self._boxes.stop, STATE]
+            served = (states == SERVING) | (states == ABORTED)
+            states[:] = np.where(served, ABORTED, FREE)
 
     def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         ticket = self._next
@@ -237,15 +242,16 @@ class BoardClient:
         board, num = self._board, 0
         with board.lock:
             for box in self._boxes:
+                if not self._first <= (ticket := int(board.control[box, ID])) < self._next:
+                    continue
                 if board.control[box, STATE] == ANSWERED:
-                    ticket = int(board.control[box, ID])
                     rows = unpack(board.payload[box], int(board.control[box, SIZE]))
                     if ticket in self._requests:
                         self._replies[ticket] = Reply(ticket, rows, int(board.control[box, VERSION]))
                     board.control[box, STATE] = FREE
                     num += 1
                 elif board.control[box, STATE] == LOST:
-                    if (ticket := int(board.control[box, ID])) in self._requests:
+                    if ticket in self._requests:
                         self._unsent.append(ticket)
                     board.control[box, STATE] = FREE
                     num += 1
@@ -299,6 +305,7 @@ class BoardClient:
 
     def restore(self, state: State) -> None:
         self._next, self.version = state["next"], state["version"]
+        self._first = min(0, self._next)
         for ticket, request in state["requests"].items():
             self._requests[int(ticket)] = Request(int(ticket), Batch(request["rows"]), request["version"])
             self._unsent.append(int(ticket))
@@ -386,6 +393,15 @@ class BoardServer:
         box, ticket = self._box_of.pop(request), self._ticket_of.pop(request)
         is_there = self._board.control[box, ID] == ticket and self._board.control[box, STATE] in (SERVING, ABORTED)
         return box if is_there else None
+
+    def give_up(self) -> None:
+        """Serve no more: who waits asks again, and another answers."""
+        with self._board.lock:
+            for request in list(self._box_of):
+                if (box := self._close(request)) is not None:
+                    states = self._board.control[:, STATE]
+                    states[box] = LOST if states[box] == SERVING else FREE
+        self._board.ring()
 
     def aborted(self) -> list[int]:
         gone, control = [], self._board.control

@@ -58,6 +58,9 @@ class Session:
         for problem in problems:
             self.ledger.note(f"fell back to checkpoint {path.name}: {problem}", level="warning")
             print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
+        if problems:  # they are of a past that is no more: no later look may take one of them for the newest
+            for newer in (p for p in self.checkpoints.finished() if p.name > path.name):
+                newer.rename(newer.with_name(f"damaged-{newer.name}-{self.epoch}"))
         self.ledger.note(f"resumed from version {manifest['version']} (epoch {self.epoch})")
 
     def go_back(self, why: str) -> None:

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remote_ends import Faulty, Remote, RemoteStream
+from remote_ends import Faulty, Remote, RemoteStream, board_map
 
 from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.records import FieldSpec
-from runnel.flow.inference import packed, unpack
+from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec, packed, unpack
 from runnel.flow.params import ChannelSubscriber, LocalChannel, checksum
 from runnel.flow.staleness import LagPolicy
 from runnel.flow.transports import remote
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.remote import Parcel, PeerLost, RemoteWriter
+from runnel.testing.inference_properties import answer, rows_of
 from runnel.testing.param_properties import params_of
 from runnel.testing.sample_properties import ROWS, fill, spec_of, values, write
 
@@ -223,6 +224,28 @@ def test_a_node_that_comes_later_gets_the_versions_that_there_are(nodes: Remote)
     nodes.loop.do(lambda: agent.update(where))
     nodes.spread("home")
     assert sorted(channels["later"].stamps()) == [2, 3]
+
+
+# -------------------------------------------------------------------------------------------------------------- inference
+def test_requests_that_were_relayed_are_asked_again_when_policy_workers_come_here(nodes: Remote) -> None:
+    """The agent had begun to bring them to a node that is gone; now they are served from the boxes in which they lie."""
+    spec = InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096, fixed=False)
+    channel = LocalChannel("policy", shared=False, depth=2)
+    board = nodes.board(spec, "here", board_map(spec, "gone"), channel)
+    client, agent = BoardClient(board, 0, ChannelSubscriber(channel)), nodes.net.agents["here"]
+    tickets = [client.submit(rows_of(float(i))) for i in range(4)]
+    for _ in range(3):
+        nodes.loop.do(agent._pulse)
+    server = BoardServer(board, 0)
+    assert server.poll() == [], "the agent has them"
+    nodes.loop.do(lambda: agent.update(board_map(spec, "here")))
+    for _ in range(4):
+        client.poll()
+        answer(server)
+        nodes.loop.do(agent._pulse)
+    client.poll()
+    found = [client.ready(ticket) for ticket in tickets]
+    assert [float(r.rows["noise"][0, 0]) for r in found if r is not None] == [100.0, 101.0, 102.0, 103.0]
 
 
 # ------------------------------------------------------------------------------------------------------------------ calls

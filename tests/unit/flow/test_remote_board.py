@@ -71,3 +71,25 @@ def test_an_abort_is_told_to_who_serves_it_and_to_nobody_else() -> None:
     client.abort([second])
     assert slow.aborted() == []
     assert other.aborted() == [request.id]
+
+
+def client_of(board: Board, first: int) -> BoardClient:
+    return BoardClient(board, 0, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2)), first=first)
+
+
+def test_two_that_use_the_same_boxes_take_only_their_own() -> None:
+    """An actor has come to this node, while the agent still waits for what it had asked from another."""
+    board = Board.local(InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096))
+    agent, server = client_of(board, 1 << 62), BoardServer(board, 0)
+    old = agent.submit(rows_of(1.0))
+    server.poll()
+    late = agent.submit(rows_of(2.0))
+    actor = client_of(board, 1 << 32)
+    assert len(server.aborted()) == 1, "what the one before had asked goes on"
+    new = actor.submit(rows_of(3.0))
+    answer(server)
+    assert (value(agent, old), value(agent, late)) == (None, None)
+    assert value(actor, new) == 103.0
+    again = [actor.submit(rows_of(float(i))) for i in (4, 5)]
+    answer(server)
+    assert [value(actor, t) for t in again] == [104.0, 105.0]

@@ -266,7 +266,10 @@ class NodeAgent:
         key = (head["stream"], head["client"])
         if key not in self._clients:
             subscriber = ChannelSubscriber(self.channel())
-            self._clients[key], self._asked[key] = BoardClient(self._boards[key[0]], key[1], subscriber), {}
+            first = (1 << 62) + (
+                secrets.randbits(29) << LIFE_BITS
+            )  # its boxes may have been, or become, those of a client here
+            self._clients[key], self._asked[key] = BoardClient(self._boards[key[0]], key[1], subscriber, first=first), {}
         client, answer = self._clients[key], asyncio.get_running_loop().create_future()
         ticket = client.submit(unpack(body, len(body)), version=head["version"], affinity=head["affinity"])
         self._asked[key][ticket] = answer
@@ -337,15 +340,15 @@ class Relay:
         """Take new requests if `active`, and give out what was answered."""
         if active and self._server is None:
             self._server = BoardServer(replace_servers(self._board), 0)
-        elif not active and not self._running:
+        elif not active and self._server is not None:
+            self._give_up(self._server)
             self._server = None
         if self._server is None:
             return
-        if active:
-            for request in self._server.poll():
-                client, affinity = self._server.origin(request.id)
-                ticket = self._client(client).submit(request.rows, version=request.version, affinity=affinity)
-                self._running[request.id] = (client, ticket)
+        for request in self._server.poll():
+            client, affinity = self._server.origin(request.id)
+            ticket = self._client(client).submit(request.rows, version=request.version, affinity=affinity)
+            self._running[request.id] = (client, ticket)
         self._abort(self._server)
         for remote in self._clients.values():
             remote.poll()
@@ -356,6 +359,14 @@ class Relay:
                 del self._running[request_id]
                 replies.append(Reply(request_id, reply.rows, reply.version))
         self._server.reply(replies)
+
+    def _give_up(self, server: BoardServer) -> None:
+        """Policy workers have come to this node. They find the requests in their mailboxes; what was brought elsewhere would
+        come back here, and wait for the very boxes that it holds."""
+        for client, ticket in self._running.values():
+            self._clients[client].abort([ticket])
+        self._running.clear()
+        server.give_up()
 
     def _abort(self, server: BoardServer) -> None:
         for request_id in server.aborted():
