@@ -226,6 +226,21 @@ def test_a_node_that_comes_later_gets_the_versions_that_there_are(nodes: Remote)
     assert sorted(channels["later"].stamps()) == [2, 3]
 
 
+def test_a_new_agent_of_a_node_gets_what_the_one_before_had(nodes: Remote) -> None:
+    where = Map({}, {}, {"policy": ("home", ["home", "away"])}, {"away": 1})
+    channels = [LocalChannel("policy", shared=False, depth=2) for _ in range(3)]
+    home = nodes.agent("home", where, channels={"policy": channels[0]})
+    nodes.agent("away", where, channels={"policy": channels[1]})
+    channels[0].publish(0, params_of(0))
+    nodes.spread("home")
+    nodes.agent("away", where, channels={"policy": channels[2]})
+    nodes.spread("home")
+    assert channels[2].newest() == -1, "nobody knows of it"
+    nodes.loop.do(lambda: home.update(Map({}, {}, where.params, {"away": 2})))
+    nodes.spread("home")
+    assert [c.newest() for c in channels] == [0, 0, 0]
+
+
 # -------------------------------------------------------------------------------------------------------------- inference
 def test_requests_that_were_relayed_are_asked_again_when_policy_workers_come_here(nodes: Remote) -> None:
     """The agent had begun to bring them to a node that is gone; now they are served from the boxes in which they lie."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from runnel.flow.inference import InferenceSpec
@@ -20,11 +20,14 @@ class Map:
     streams: dict[str, str]
     boards: dict[str, dict[str, list[int]]]
     params: dict[str, tuple[str, list[str]]]
+    lives: dict[str, int] = field(default_factory=dict)
+    """Which agent of a node it is: one that is started in place of another has nothing of what that had."""
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Map:
         boards = {name: dict(nodes) for name, nodes in data["boards"].items()}
-        return Map(dict(data["streams"]), boards, {name: (home, list(all)) for name, (home, all) in data["params"].items()})
+        params = {name: (home, list(all)) for name, (home, all) in data["params"].items()}
+        return Map(dict(data["streams"]), boards, params, dict(data["lives"]))
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)

@@ -21,8 +21,8 @@ from runnel.flow.transports.remote import SLOWEST_BYTES_PER_S, Head, Net, Parcel
 PATIENCE_S = 2.0
 """A version that was not taken in so long, and the time that its bytes may take, is brought again."""
 
-Route = tuple[str, str]
-"""A channel, and a node that reads it."""
+Route = tuple[str, str, int]
+"""A channel, a node that reads it, and the life of its agent."""
 
 
 class Spreader:
@@ -40,7 +40,8 @@ class Spreader:
 
     def move(self, where: Map) -> None:
         """Start to bring what is lacking, where nothing is under way; forget nodes that read no more."""
-        routes = {(name, n) for name, (home, nodes) in where.params.items() if home == self._node for n in nodes if n != home}
+        here = [(name, nodes) for name, (home, nodes) in where.params.items() if home == self._node]
+        routes = {(name, node, where.lives.get(node, 0)) for name, nodes in here for node in nodes if node != self._node}
         self._newest = {route: found for route, found in self._newest.items() if route in routes}
         for route in [r for r in self._tasks if r not in routes]:
             self._tasks.pop(route).cancel()

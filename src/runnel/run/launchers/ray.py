@@ -191,6 +191,7 @@ class Node:
     def __init__(self, name: str, agent: Any, opening: Any) -> None:
         self.name, self.agent, self.opening = name, agent, opening
         self.memory: dict[str, Any] | None = None
+        self.life = secrets.randbits(40)
         self.alive = agent.live.remote()
         self.next_place = 1
 
@@ -341,7 +342,8 @@ class RayHost:
         edges = Edges(experiment, groups)
         streams = {name: where[experiment.reader_of(name)] for name in edges.streams}
         nodes = sorted({*(n for n in where.values() if n), *self._nodes})
-        return Map(streams, _boards(experiment, edges, where), {PARAMS: (where["trainer"], nodes)})
+        lives = {name: node.life for name, node in self._nodes.items()}
+        return Map(streams, _boards(experiment, edges, where), {PARAMS: (where["trainer"], nodes)}, lives)
 
     def _tell_map(self) -> None:
         data = json.dumps(self._map().to_data()).encode()
