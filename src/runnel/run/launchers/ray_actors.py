@@ -170,6 +170,7 @@ class AgentActor:
 
     def __init__(self) -> None:
         self._agent: NodeAgent | None = None
+        self._opened = asyncio.Event()
 
     async def open(self, data: bytes) -> bytes:
         """Make the node's memory; returns where it is."""
@@ -192,17 +193,20 @@ class AgentActor:
             bells=bells,
         )
         self._agent.start()
+        self._opened.set()
         return json.dumps(memory.to_data()).encode()
 
     async def call(self, method: str, head: bytes, body: Bytes | None = None) -> tuple[bytes, Bytes | None]:
-        """A call of another node."""
-        assert self._agent is not None, "open first"
+        """A call of another node. Ray knows our name before we are ready: who finds it waits."""
+        await self._opened.wait()
+        assert self._agent is not None, "it is open"
         answer, found = await self._agent.call(method, json.loads(head), body)
         return json.dumps(answer).encode(), found
 
     async def update(self, data: bytes) -> None:
         """Another map."""
-        assert self._agent is not None, "open first"
+        await self._opened.wait()
+        assert self._agent is not None, "it is open"
         self._agent.update(Map.from_data(json.loads(data)))
 
     async def live(self) -> None:
