@@ -230,7 +230,7 @@ def _client(address: str) -> Any:
         from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:
-        raise ConfigError("--address", address, f"jobs need Ray: pip install 'runnel[ray]' ({error})") from error
+        raise ConfigError("--address", address, f"jobs need Ray's job client: pip install 'runnel[jobs]' ({error})") from error
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:
