@@ -170,9 +170,11 @@ def rows_of(folder: RunFolder, *, follow: bool) -> Iterator[Row]:
         live = folder.is_held()
         size = folder.metrics.stat().st_size if folder.metrics.exists() else 0
         at = min(at, size)
-        with folder.metrics.open("rb") as file:
-            file.seek(at)
-            data = file.read()
+        data = b""
+        if size:
+            with folder.metrics.open("rb") as file:
+                file.seek(at)
+                data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         at += len(whole)
         for line in whole.splitlines():

@@ -191,26 +191,21 @@ class Board:
         return Board(spec, np.zeros(spec.num_numbers, np.int64), np.zeros(spec.num_boxes * spec.max_bytes, np.uint8))
 
 
-class BoardClient:
-    """`InferenceClient` over a board. Keeps each request until its reply is taken, so that it can ask again after a resume,
-    or where the policy worker was lost. Tickets count up from `first`, so as not to be those of another that has or had the
-    boxes; what one before it had asked is given up.
-    """
+class Asker:
+    """What clients of policy workers elsewhere have in common: each request is kept until its reply is taken, so that it can be
+    asked again after a resume, or where it was lost. Tickets count up from `first`."""
 
-    def __init__(self, board: Board, client: int, subscriber: ChannelSubscriber, *, first: int = 0) -> None:
-        depth = board.spec.depth
-        self._board, self._boxes, self._client = board, range(client * depth, (client + 1) * depth), client
-        self._affinity: dict[int, int] = {}
+    def __init__(self, subscriber: ChannelSubscriber, first: int) -> None:
         self._subscriber = subscriber
         self._requests: dict[int, Request] = {}
-        self._unsent: deque[int] = deque()
         self._replies: dict[int, Reply] = {}
-        self._first = self._next = first
+        self._affinity: dict[int, int] = {}
+        self._next = first
         self.version = -1
-        with board.lock:
-            states = board.control[self._boxes.start : self._boxes.stop, STATE]
-            served = (states == SERVING) | (states == ABORTED)
-            states[:] = np.where(served, ABORTED, FREE)
+
+    def _ask(self, ticket: int) -> None:
+        """See to it that a request that is kept is sent."""
+        raise NotImplementedError
 
     def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         ticket = self._next
@@ -218,9 +213,76 @@ class BoardClient:
         self._requests[ticket] = Request(ticket, rows.map(lambda x: x.clone()), version)
         if affinity >= 0:
             self._affinity[ticket] = affinity
-        self._unsent.append(ticket)
+        self._ask(ticket)
+        return ticket
+
+    def ready(self, ticket: int) -> Reply | None:
+        reply = self._replies.get(ticket)
+        if reply is not None:
+            self._forget(ticket)
+            self.version = max(self.version, reply.version)
+        return reply
+
+    def _forget(self, ticket: int) -> None:
+        self._requests.pop(ticket, None)
+        self._affinity.pop(ticket, None)
+        self._replies.pop(ticket, None)
+
+    def local(self) -> Callable[[Batch], Batch] | None:
+        return None
+
+    def row_policy(self) -> RowPolicy | None:
+        return None
+
+    def pending(self) -> int:
+        return len(self._requests) - len(self._replies)
+
+    def sync(self, version: int = -1) -> bool:
+        """The policy worker loads parameters; here it is enough that the version has been published."""
+        found = self._subscriber.newest()
+        self.version = max(self.version, found)
+        return found >= max(version, 0)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The policy worker tells."""
+        return []
+
+    def snapshot(self) -> State:
+        requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}
+        return {"next": self._next, "version": self.version, "requests": requests}
+
+    def restore(self, state: State) -> None:
+        self._next, self.version = state["next"], state["version"]
+        for ticket, request in state["requests"].items():
+            self._requests[int(ticket)] = Request(int(ticket), Batch(request["rows"]), request["version"])
+            self._ask(int(ticket))
+
+    def close(self) -> None:
+        """The policy worker closes its inferencer."""
+
+
+class BoardClient(Asker):
+    """`InferenceClient` over a board. Its tickets must not be those of another that has or had the boxes; what one before it
+    had asked is given up."""
+
+    def __init__(self, board: Board, client: int, subscriber: ChannelSubscriber, *, first: int = 0) -> None:
+        super().__init__(subscriber, first)
+        depth = board.spec.depth
+        self._board, self._boxes, self._client = board, range(client * depth, (client + 1) * depth), client
+        self._unsent: deque[int] = deque()
+        self._first = first
+        with board.lock:
+            states = board.control[self._boxes.start : self._boxes.stop, STATE]
+            served = (states == SERVING) | (states == ABORTED)
+            states[:] = np.where(served, ABORTED, FREE)
+
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
+        ticket = super().submit(rows, version=version, affinity=affinity)
         self._send()
         return ticket
+
+    def _ask(self, ticket: int) -> None:
+        self._unsent.append(ticket)
 
     def _send(self) -> None:
         board, sent = self._board, False
@@ -259,25 +321,9 @@ class BoardClient:
             self._send()
         return num
 
-    def local(self) -> Callable[[Batch], Batch] | None:
-        return None
-
-    def row_policy(self) -> RowPolicy | None:
-        return None
-
-    def ready(self, ticket: int) -> Reply | None:
-        reply = self._replies.pop(ticket, None)
-        if reply is not None:
-            del self._requests[ticket]
-            self._affinity.pop(ticket, None)
-            self.version = max(self.version, reply.version)
-        return reply
-
     def abort(self, tickets: Sequence[int]) -> None:
         for ticket in tickets:
-            self._requests.pop(ticket, None)
-            self._affinity.pop(ticket, None)
-            self._replies.pop(ticket, None)
+            self._forget(ticket)
             if ticket in self._unsent:
                 self._unsent.remove(ticket)
         with self._board.lock:
@@ -286,32 +332,9 @@ class BoardClient:
                 if state in (ASKED, SERVING) and int(ticket) in tickets:
                     self._board.control[box, STATE] = FREE if state == ASKED else ABORTED
 
-    def pending(self) -> int:
-        return len(self._requests) - len(self._replies)
-
-    def sync(self, version: int = -1) -> bool:
-        """The policy worker loads parameters; here it is enough that the version has been published."""
-        found = self._subscriber.newest()
-        self.version = max(self.version, found)
-        return found >= max(version, 0)
-
-    def events(self) -> list[dict[str, Any]]:
-        """The policy worker tells."""
-        return []
-
-    def snapshot(self) -> State:
-        requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}
-        return {"next": self._next, "version": self.version, "requests": requests}
-
     def restore(self, state: State) -> None:
-        self._next, self.version = state["next"], state["version"]
-        self._first = min(0, self._next)
-        for ticket, request in state["requests"].items():
-            self._requests[int(ticket)] = Request(int(ticket), Batch(request["rows"]), request["version"])
-            self._unsent.append(int(ticket))
-
-    def close(self) -> None:
-        """The policy worker closes its inferencer."""
+        self._first = min(0, state["next"])
+        super().restore(state)
 
 
 class BoardServer:

@@ -126,7 +126,7 @@ class RunFolder:
                 order = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(order, dict) and order.get("op") in ORDERS:
+            if isinstance(order, dict) and _is_order(order):
                 found.append(order)
         return found, start + len(whole)
 
@@ -183,6 +183,14 @@ class RunFolder:
         if not self.checkpoints.is_dir():
             return []
         return [(entry.name, _size(entry)) for entry in sorted(self.checkpoints.iterdir()) if not entry.name.startswith(".")]
+
+
+def _is_order(order: Mapping[str, Any]) -> bool:
+    """Whether a run can do what is asked; anyone who may write into its folder may have written it."""
+    if order.get("op") != "scale":
+        return order.get("op") in ORDERS
+    numbers = order.get("numbers")
+    return isinstance(numbers, dict) and all(type(n) is int and n >= 1 for n in numbers.values())
 
 
 def read_rows(path: Path | str) -> tuple[list[Row], list[str]]:

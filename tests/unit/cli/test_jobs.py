@@ -68,6 +68,8 @@ def test_a_checkpoint_can_be_asked_for(tmp_path):
         if row["version"] == 3:
             folder.add_order({"op": "checkpoint"})
             folder.add_order({"op": "unheard of"})
+            folder.add_order({"op": "scale"})
+            folder.add_order({"op": "scale", "numbers": {"actor": "many"}})
         if made:
             folder.add_order({"op": "stop"})
 

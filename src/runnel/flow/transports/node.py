@@ -7,7 +7,6 @@ descriptors. So the memory still has no name, and is gone when the last process 
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
 from runnel.flow.inference import InferenceSpec
-from runnel.flow.transports.shm import ShmTransport, anonymous_file
+from runnel.flow.transports.shm import ShmTransport, anonymous_file, hear, make_bell, press
 
 MAX_PROCESSES = 256
 """Processes of one run on one node, at most."""
@@ -55,12 +54,7 @@ def make_memory(
     places: int = MAX_PROCESSES,
 ) -> NodeMemory:
     """Make the memory of this node; this process must live as long as others come to it."""
-    pipes = []
-    for _ in range(places):
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        os.set_blocking(write, False)
-        pipes.append((read, write))
+    pipes = [make_bell() for _ in range(places)]
     fds = ShmTransport.allocate(streams, channels, boards)
     return NodeMemory(os.getpid(), fds, pipes, anonymous_file("bells", places))
 
@@ -80,36 +74,23 @@ class NodeBells:
 
     def ring(self) -> None:
         for place in np.flatnonzero(self._marks).tolist():
-            if place == self._place:
-                continue
-            if place not in self._writers:
-                write = self._memory.pipes[place][1]
-                self._writers[place] = write if self._mine else _open(self._memory.pid, write, os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(self._writers[place], b"!")
-            except BlockingIOError:
-                continue
+            if place != self._place:
+                press(self._writer(place))
 
     def wait(self, timeout_s: float, *also: int) -> bool:
         """Until someone rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""
-        ready, _, _ = select.select([self._own, *also], [], [], timeout_s)
-        if self._own in ready:
-            try:
-                while len(os.read(self._own, 4096)) == 4096:
-                    continue
-            except BlockingIOError:
-                return True
-        return bool(ready)
+        return hear(self._own, timeout_s, *also)
 
     def wake(self) -> None:
         """Ring one's own bell, from another thread."""
-        if self._place not in self._writers:
-            write = self._memory.pipes[self._place][1]
-            self._writers[self._place] = write if self._mine else _open(self._memory.pid, write, os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(self._writers[self._place], b"!")
-        except BlockingIOError:
-            return
+        press(self._writer(self._place))
+
+    def _writer(self, place: int) -> int:
+        """The end to ring at `place`; those who come later are met when they are first rung."""
+        if place not in self._writers:
+            write = self._memory.pipes[place][1]
+            self._writers[place] = write if self._mine else _open(self._memory.pid, write, os.O_WRONLY | os.O_NONBLOCK)
+        return self._writers[place]
 
 
 def _open(pid: int, fd: int, flags: int) -> int:

@@ -21,9 +21,9 @@ import torch
 from runnel.core.batch import Batch
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import RunnelError
-from runnel.core.protocols import Feedback, Reply, Request, RowPolicy, State
+from runnel.core.protocols import Feedback, Reply
 from runnel.core.records import Header, Slot, StreamSpec, check_used, trim
-from runnel.flow.inference import Bytes, InferenceSpec, packed, unpack
+from runnel.flow.inference import Asker, Bytes, InferenceSpec, packed, unpack
 from runnel.flow.params import ChannelSubscriber
 
 Head = dict[str, Any]
@@ -273,8 +273,8 @@ def _unpack_feedback(ids: Sequence[int], rows: Mapping[str, torch.Tensor]) -> li
     return found
 
 
-class RemoteClient:
-    """`InferenceClient` for policy workers on another node. Keeps each request until its reply is taken."""
+class RemoteClient(Asker):
+    """`InferenceClient` for policy workers on another node."""
 
     def __init__(
         self,
@@ -286,21 +286,9 @@ class RemoteClient:
         wake: Callable[[], None],
         first: int = 0,
     ) -> None:
-        self._peer, self.spec, self.index, self._subscriber, self._wake = peer, spec, index, subscriber, wake
-        self._requests: dict[int, Request] = {}
+        super().__init__(subscriber, first)
+        self._peer, self.spec, self.index, self._wake = peer, spec, index, wake
         self._calls: dict[int, Call] = {}
-        self._replies: dict[int, Reply] = {}
-        self._affinity: dict[int, int] = {}
-        self._next = first
-        self.version = -1
-
-    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
-        ticket = self._next
-        self._next += 1
-        self._requests[ticket] = Request(ticket, rows.map(lambda x: x.clone()), version)
-        self._affinity[ticket] = affinity
-        self._ask(ticket)
-        return ticket
 
     def _ask(self, ticket: int) -> None:
         request = self._requests[ticket]
@@ -317,50 +305,9 @@ class RemoteClient:
             self._replies[ticket] = Reply(ticket, unpack(body, len(body)), head["version"])
         return len(done)
 
-    def local(self) -> None:
-        return None
-
-    def row_policy(self) -> RowPolicy | None:
-        return None
-
-    def ready(self, ticket: int) -> Reply | None:
-        reply = self._replies.pop(ticket, None)
-        if reply is not None:
-            del self._requests[ticket]
-            self._affinity.pop(ticket, None)
-            self.version = max(self.version, reply.version)
-        return reply
-
     def abort(self, tickets: Sequence[int]) -> None:
-        running = [t for t in tickets if t in self._calls]
+        running = [t for t in tickets if self._calls.pop(t, None) is not None]
         for ticket in tickets:
-            for kept in (self._requests, self._calls, self._replies, self._affinity):
-                kept.pop(ticket, None)
+            self._forget(ticket)
         if running:
             self._peer().call("abort", {"stream": self.spec.name, "client": self.index, "tickets": running})
-
-    def pending(self) -> int:
-        return len(self._requests) - len(self._replies)
-
-    def sync(self, version: int = -1) -> bool:
-        """The policy worker loads parameters; here it is enough that the version has been published."""
-        found = self._subscriber.newest()
-        self.version = max(self.version, found)
-        return found >= max(version, 0)
-
-    def events(self) -> list[dict[str, Any]]:
-        """The policy worker tells."""
-        return []
-
-    def snapshot(self) -> State:
-        requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}
-        return {"next": self._next, "version": self.version, "requests": requests}
-
-    def restore(self, state: State) -> None:
-        self._next, self.version = state["next"], state["version"]
-        for ticket, request in state["requests"].items():
-            self._requests[int(ticket)] = Request(int(ticket), Batch(request["rows"]), request["version"])
-            self._ask(int(ticket))
-
-    def close(self) -> None:
-        """The policy worker closes its inferencer."""

@@ -13,6 +13,7 @@ import os
 import select
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -66,6 +67,30 @@ class FileLock:
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
 
+def make_bell() -> tuple[int, int]:
+    """A pipe that nobody waits in: its reading end, and its writing end."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return read, write
+
+
+def press(bell: int) -> None:
+    """Ring; a bell that has rung and was not heard yet may be full, which says the same."""
+    with suppress(BlockingIOError):
+        os.write(bell, b"!")
+
+
+def hear(bell: int, timeout_s: float, *also: int) -> bool:
+    """Until the bell rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""
+    ready, _, _ = select.select([bell, *also], [], [], timeout_s)
+    if bell in ready:
+        with suppress(BlockingIOError):
+            while len(os.read(bell, 4096)) == 4096:
+                continue
+    return bool(ready)
+
+
 class Doorbells:
     """One pipe per process group: ring everyone else's, wait on one's own."""
 
@@ -75,31 +100,15 @@ class Doorbells:
 
     @staticmethod
     def make(groups: list[str]) -> dict[str, tuple[int, int]]:
-        pipes = {}
-        for name in groups:
-            read, write = os.pipe()
-            os.set_blocking(read, False)
-            os.set_blocking(write, False)
-            pipes[name] = (read, write)
-        return pipes
+        return {name: make_bell() for name in groups}
 
     def ring(self) -> None:
         for fd in self._others:
-            try:
-                os.write(fd, b"!")
-            except BlockingIOError:
-                continue
+            press(fd)
 
     def wait(self, timeout_s: float, *also: int) -> bool:
         """Until someone rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""
-        ready, _, _ = select.select([self._own, *also], [], [], timeout_s)
-        if self._own in ready:
-            try:
-                while len(os.read(self._own, 4096)) == 4096:
-                    continue
-            except BlockingIOError:
-                return True
-        return bool(ready)
+        return hear(self._own, timeout_s, *also)
 
 
 class Bells(Protocol):

@@ -21,6 +21,10 @@ class ControlLine(Protocol):
 
     def receive(self) -> list[Message]: ...
 
+
+class MemberLine(ControlLine, Protocol):
+    """The group's end, which it waits on beside its doorbell."""
+
     def fileno(self) -> int:
         """A descriptor that can be read when something has arrived."""
         ...

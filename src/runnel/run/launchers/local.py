@@ -105,7 +105,8 @@ class LocalHost:
         return LocalSeat(process, Line(ours), stack_file)
 
     def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
-        select.select([s.line.fileno() for s in seats if not s.line.closed], [], [], timeout_s)
+        lines = [s.line for s in seats if isinstance(s, LocalSeat)]
+        select.select([line for line in lines if not line.closed], [], [], timeout_s)
 
     def output(self) -> str:
         return self._session.folder.log.read_text(errors="replace")[-2000:]

@@ -21,7 +21,7 @@ from runnel.run import registry
 from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.experiment import Experiment
 from runnel.run.group import Group
-from runnel.run.launchers.line import ControlLine, Message
+from runnel.run.launchers.line import ControlLine, MemberLine, Message
 from runnel.run.wiring import Outer, place, wire
 
 BEAT_S = 0.25
@@ -41,7 +41,7 @@ class Member:
     """This process's part of the run. `incarnation` is another number each time its workers start without a saved state."""
 
     def __init__(
-        self, experiment: Experiment, group: str, line: ControlLine, outer: Outer, *, epoch: int, incarnation: int
+        self, experiment: Experiment, group: str, line: MemberLine, outer: Outer, *, epoch: int, incarnation: int
     ) -> None:
         torch.set_num_threads(experiment.config.placement.threads)
         self.line, self.outer, self._epoch = line, outer, epoch

@@ -109,9 +109,6 @@ class RayLine:
     def begin(self) -> None:
         self.open = self._actor.listen.remote()
 
-    def fileno(self) -> int:
-        raise NotImplementedError("a host waits for the question that is open")
-
     def send(self, message: Message) -> None:
         if not self.closed:
             self._actor.order.remote(self._sent, json.dumps(message).encode())
