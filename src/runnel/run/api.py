@@ -222,7 +222,8 @@ def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callback
     config, clock = experiment.config, WallClock()
     checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
     ledger = Ledger(folder, clock, callbacks=callbacks, stop_return=config.eval.stop_return, log_every=config.log_every)
-    return Session(experiment, place(experiment), folder, ledger, checkpoints, clock)
+    nothing = {**ledger.snapshot(), "offsets": {"metrics": 0, "samples": 0}}
+    return Session(experiment, place(experiment), folder, ledger, checkpoints, clock, beginning=nothing)
 
 
 def _run(session: Session, *, live: bool) -> Run:
@@ -231,7 +232,8 @@ def _run(session: Session, *, live: bool) -> Run:
     ledger.attach([make_sink(name, folder.path, to_data(config)) for name in config.track], _view(experiment) if live else None)
     for text in session.notes:
         ledger.note(text)
-    session.beginning = ledger.snapshot()
+    if session.resume_from is None:
+        session.beginning = ledger.snapshot()
     start, status = time.perf_counter(), "failed"
     try:
         with catch_signals(session.interrupted):

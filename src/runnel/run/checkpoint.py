@@ -265,8 +265,10 @@ def read_part(path: Path, part: str) -> State:
 
 
 def read_parts(path: Path) -> dict[str, State]:
-    """All parts but `params`."""
-    names = [p.stem for p in path.glob("*.json") if p.name != MANIFEST]
+    """All parts but `params`. What the manifest does not name is of a worker that was lost while it wrote."""
+    manifest = path / MANIFEST
+    files = json.loads(manifest.read_bytes())["files"] if manifest.exists() else [p.name for p in path.glob("*.json")]
+    names = [name.removesuffix(".json") for name in files if name.endswith(".json")]
     return {name: read_part(path, name) for name in names}
 
 

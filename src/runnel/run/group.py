@@ -58,6 +58,7 @@ class Group:
             for name, table in self.tables.items():
                 table.restore(states[f"stream-{name}"])
                 table.set_epoch(epoch)
+                self._abandon_fresh(name, table, states)
             for name, channel in self.channels.items():
                 channel.restore(states[f"channel-{name}"])
         for worker in sorted(self.workers, key=lambda w: not isinstance(w, TrainerWorker)):
@@ -69,6 +70,12 @@ class Group:
                 fresh.append(worker.name)
             worker.setup()
         return fresh
+
+    def _abandon_fresh(self, stream: str, table: SlotTable, states: Mapping[str, State]) -> None:
+        """A writer that is not in the checkpoint starts afresh, and knows nothing of what it had reserved there."""
+        for index, writer in enumerate(self._writers[stream]):
+            if f"worker-{writer}" not in states:
+                table.cancel_writer(index, "worker_lost")
 
     def warm_start(self, params: Mapping[str, torch.Tensor], source: str) -> None:
         """Start the learner from the parameters of another run, and publish them."""

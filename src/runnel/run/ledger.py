@@ -291,6 +291,7 @@ class Ledger:
         self._metrics.truncate(state["offsets"]["metrics"])
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
+        self.progress = 0.0  # the next update tells; the budget may be another than that of the checkpoint
         self._start = self.clock.now()
         self._first = _Mark(self._start, self.steps, self.tokens, {})
         self._marks.clear()

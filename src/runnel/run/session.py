@@ -42,7 +42,7 @@ class Session:
     """What was chosen for the user when the run was made."""
     interrupted: threading.Event = field(default_factory=threading.Event)
     beginning: State = field(default_factory=dict)
-    """What the ledger held before the first start."""
+    """What the ledger held before the first start; also of a run that was resumed."""
     _looked: float = 0.0
     _orders_read: int = -1
     started: bool = False
@@ -58,20 +58,34 @@ class Session:
         for problem in problems:
             self.ledger.note(f"fell back to checkpoint {path.name}: {problem}", level="warning")
             print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
-        if problems:  # they are of a past that is no more: no later look may take one of them for the newest
-            for newer in (p for p in self.checkpoints.finished() if p.name > path.name):
-                newer.rename(newer.with_name(f"damaged-{newer.name}-{self.epoch}"))
+        if problems:
+            self._set_aside([p for p in self.checkpoints.finished() if p.name > path.name])
         self.ledger.note(f"resumed from version {manifest['version']} (epoch {self.epoch})")
 
     def go_back(self, why: str) -> None:
-        """Part of the run is lost: go on from the newest good checkpoint, or from the start if there is none yet."""
-        if self.checkpoints.finished():
+        """Part of the run is lost: go on from the newest good checkpoint, or from the start if there is none."""
+        problem = ""
+        try:
             self.restore(*self.checkpoints.newest())
-        else:
-            self.epoch += 1
-            self.ledger.restore(self.beginning)
+        except CheckpointError as error:
+            problem = str(error) if self.checkpoints.finished() else ""
+            self._start_over()
+        if problem:
+            self.ledger.note(f"started again from version 0: {problem}", level="warning")
+            print(f"runnel: warning: started again from version 0: {problem}", file=sys.stderr)
         self.ledger.lost(why, f"going on from version {self.ledger.version}")
         print(f"runnel: warning: {why}; going on from version {self.ledger.version}", file=sys.stderr)
+
+    def _start_over(self) -> None:
+        """From version 0, in the next epoch. Checkpoints that cannot be used are kept, under other names."""
+        self.resume_from, self.states, self.epoch = None, None, self.epoch + 1
+        self._set_aside(self.checkpoints.finished())
+        self.ledger.restore(self.beginning)
+
+    def _set_aside(self, checkpoints: Sequence[Path]) -> None:
+        """They are of a past that is no more: no later look may take one of them for the newest."""
+        for path in checkpoints:
+            path.rename(path.with_name(f"damaged-{path.name}-{self.epoch}"))
 
     def orders(self) -> list[dict[str, Any]]:
         """What a person has asked for since the last call; the folder is looked at once a second. A stop is done here."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runnel.core.errors import CheckpointError, ConfigError, DataError
 from runnel.core.protocols import Collective
+from runnel.flow.slots import RESERVED
 from runnel.flow.staleness import StalenessConfig
 from runnel.run.checkpoint import read_parts, write_parts
 from runnel.run.experiment import Experiment, PlacementConfig, describe
@@ -143,6 +144,23 @@ def test_a_lost_actor_is_cancelled_left_out_and_starts_afresh(tmp_path: Path) ->
     write_parts(tmp_path, group.snapshot(without="actor-1"))
     again = group_of(experiment())
     assert again.start(read_parts(tmp_path), epoch=1) == ["actor-1"]
+    assert [e["version"] for e in run(again, 70) if e["kind"] == "update"][-1] == 20
+
+
+def test_what_a_writer_had_reserved_that_is_not_in_the_checkpoint_is_given_up(tmp_path: Path) -> None:
+    """It was lost after the stream was saved and before it had saved itself."""
+    group = group_of(experiment())
+    group.start()
+    run(group, 4)
+    group.workers[1].poll()
+    held = int((group.tables["play"].state == RESERVED).sum())
+    assert held
+    parts = group.snapshot()
+    del parts["worker-actor-1"]
+    write_parts(tmp_path, parts)
+    again = group_of(experiment())
+    assert again.start(read_parts(tmp_path), epoch=1) == ["actor-1"]
+    assert sum(again.accounting()["play"].cancelled.values()) > 0
     assert [e["version"] for e in run(again, 70) if e["kind"] == "update"][-1] == 20
 
 

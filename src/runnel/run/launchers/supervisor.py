@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from runnel.core.errors import DeadlockError, NonFiniteError, WorkerFailure
+from runnel.flow.transports.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers.line import ControlLine, Message
 from runnel.run.launchers.member import STANDSTILL_S
@@ -116,6 +117,8 @@ class Supervisor:
         self._losses = losses
         self._active = [g for g, members in session.groups.items() if not all(map(session.experiment.is_idle, members))]
         self._paused = True
+        self._is_up = False
+        """Every group has been started, from the checkpoint if there is one: from now on one may come again by itself."""
         self._gone: list[str] = []
         self._leaving: dict[str, Child] = {}
         self._comings: dict[str, int] = {}
@@ -125,7 +128,7 @@ class Supervisor:
     # --------------------------------------------------------------------------------------------------------- start
     def start(self) -> None:
         session = self.session
-        self.host.open(self._active)
+        self._open()
         for name in self._active:
             self.children[name] = self._seat(name)
         session.ledger.tick("starting processes")
@@ -134,8 +137,17 @@ class Supervisor:
         for name in (*owners, *(g for g in self._active if g not in owners)):
             self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
             self._await("started", [name], START_TIMEOUT_S)
-        session.started = True
+        session.started = self._is_up = True
         self._go()
+
+    def _open(self) -> None:
+        """A node may go while processes are being placed on it: in a run that was at work already, that is one more loss."""
+        try:
+            self.host.open(self._active)
+        except WorkerFailure as failure:
+            if not self.session.started or not self._may_restart(failure.worker):
+                raise
+            raise RunLost(str(failure)) from failure
 
     def _seat(self, name: str) -> Child:
         """Incarnations differ between epochs, and between the starts of a group within one."""
@@ -147,7 +159,7 @@ class Supervisor:
         return any(e.reader_of(s.name) in members for s in e.streams)
 
     def _init_from(self) -> str:
-        if self.session.warm_params is None:
+        if not self.config.init_from or self.session.resume_from is not None:
             return ""
         return str(Checkpoints(RunFolder.open(self.config.init_from).checkpoints).newest()[0])
 
@@ -285,6 +297,9 @@ class Supervisor:
                 self.session.ledger.tick(message["text"])
             case "error":
                 self._blame(message)
+                if message["type"] == PeerLost.__name__:  # another node did not answer: no fault of its own
+                    self._lost(child, f"has lost a node: {message['text']}")
+                    return
                 self._fail(child, message["worker"], _as_error(message))
             case "ready" if child.since is not None:
                 child.seat.line.send({"op": "start", "checkpoint": "", "init_from": ""})
@@ -380,7 +395,7 @@ class Supervisor:
         child.seat.end(0.0)
         if not self._may_restart(child.name):
             self._fail(child, child.name, WorkerFailure(child.name, detail + output))
-        if not self.session.started or not self._is_stateless(child.name):
+        if not self._is_up or not self._is_stateless(child.name):
             raise RunLost(f"worker {child.name!r} {detail}")
         self.session.ledger.lost(f"worker {child.name!r} {detail}", "starting it again")
         self._abandon(members)
