@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,23 +12,25 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
+from ray.exceptions import ObjectStoreFullError
 from ray_cluster import local_ray
 from ray_nodes import AgentsActor, Answers, HostNet
-from remote_ends import EagerClient, RemoteStream, SpreadChannel, board_map
+from remote_ends import EagerClient, FakeNet, Remote, RemoteStream, SpreadChannel, board_map
 from test_transport import flip
 
 from runnel.core.errors import DataError
 from runnel.core.records import StreamSpec
 from runnel.flow.inference import BoardServer, InferenceSpec
 from runnel.flow.params import ChannelSubscriber
-from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.staleness import LagPolicy, StalenessPolicy
 from runnel.flow.transports import remote
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.node import NodeBells, NodeMemory
-from runnel.flow.transports.ray import Faults, LostPeer, RayNet
-from runnel.flow.transports.remote import PeerLost
+from runnel.flow.transports.ray import Faults, LostPeer, RayNet, RayPeer
+from runnel.flow.transports.remote import PeerLost, RemoteWriter
 from runnel.flow.transports.shm import ShmTransport
 from runnel.testing.param_properties import params_of
+from runnel.testing.sample_properties import fill, spec_of, values
 from runnel.testing.transport import INFERENCE, PARAMS, SAMPLES, InferenceEnds, ParamEnds
 
 
@@ -135,3 +138,84 @@ def test_faults_are_read_from_text_and_refused_by_name() -> None:
     assert Faults.from_text("drop=0.25,delay=0.5") == Faults(0.25, 0.5)
     with pytest.raises(Exception, match="use drop=SHARE,delay=SECONDS"):
         Faults.from_text("lose=1")
+
+
+class FullStore:
+    """A Ray handle (`call.remote`) in whose store there is room again after so many tries; carries to an agent of ours."""
+
+    def __init__(self, peer: Any, full: int) -> None:
+        self.call, self._peer, self.full = self, peer, full
+
+    def remote(self, method: str, head: bytes, body: Any) -> Any:
+        if body is not None and self.full:
+            self.full -= 1
+            raise ObjectStoreFullError("no room")
+        return Carried(self._peer.call(method, json.loads(head), body))
+
+
+class Carried:
+    def __init__(self, answer: Future[Any]) -> None:
+        self._answer, self._data = answer, Future[Any]()
+        answer.add_done_callback(lambda done: self._data.set_result((json.dumps(done.result()[0]).encode(), done.result()[1])))
+
+    def future(self) -> Future[Any]:
+        return self._data
+
+
+class Ticking:
+    """A hundredth of a second passes at each look."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def now(self) -> float:
+        self._count += 1
+        return self._count / 100
+
+
+@pytest.mark.parametrize("full", [0, 3])
+def test_segments_wait_for_room_in_the_object_store_and_none_is_lost(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "CLOCK", Ticking())
+    nodes = Remote()
+    stream = nodes.samples(spec_of(), LagPolicy(lag=9, batch=1, exact=True))
+    handle = FullStore(nodes.net.peer("node-0"), full)
+    writer, reader = RemoteWriter(lambda: RayPeer(handle), stream.table.spec, 0, wake=lambda: None), stream.reader("trainer")
+    waited, written = 0, 0
+    for _ in range(4000):
+        slot = writer.reserve()
+        waited += slot is None
+        if slot is not None:
+            fill(slot, float(written))
+            writer.commit(slot, num_steps=1)
+            written += 1
+        if written == 4:
+            break
+        nodes.loop.settle()
+    writer.flush()
+    assert handle.full == 0
+    assert values(reader.take(4)) == [0.0, 1.0, 2.0, 3.0]
+    assert reader.accounting().balance == 0
+    assert waited or not full, "who cannot send does not go on"
+    nodes.close()
+
+
+class FullNet(FakeNet):
+    full = 3
+
+    def stash(self, body: Any) -> Any:
+        if self.full:
+            self.full -= 1
+            raise PeerLost("no room")
+        return super().stash(body)
+
+
+def test_parameters_wait_for_room_in_the_object_store() -> None:
+    nodes = Remote()
+    nodes.wire = nodes.net = full = FullNet(nodes.loop)
+    ends = nodes.params(2)
+    ends.publisher.publish(0, params_of(0))
+    for _ in range(4):
+        nodes.spread("node-0")
+    found = ends.subscriber.poll()
+    assert (full.full, found is not None and found.version) == (0, 0)
+    nodes.close()

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
 
 from runnel.core.errors import ConfigError
 from runnel.flow.inference import Bytes
 from runnel.flow.transports.remote import Head, Parcel, Peer, PeerLost
 
 NAMESPACE = "runnel"
+FULL = (ObjectStoreFullError, OutOfDiskError)
+"""Ray has no room for a body now, in memory and on disk. It stays where it was made, and is sent again; its maker waits."""
 FAULTS = "RUNNEL_MESSAGE_FAULTS"
 """Environment variable of the launching process, for tests: `drop=0.05,delay=0.2` loses that share of the messages between
 nodes, and delays each by up to so long."""
@@ -52,7 +54,10 @@ class RayNet:
         return known
 
     def stash(self, body: Bytes) -> Any:
-        return ray.put(body)
+        try:
+            return ray.put(body)
+        except FULL as error:
+            raise PeerLost(f"a body of {len(body)} bytes finds no room: {error}") from error
 
 
 class LostPeer:
@@ -81,7 +86,11 @@ class RayPeer:
 
     def _call(self, method: str, head: Head, body: Any) -> Future[Parcel]:
         answer: Future[Parcel] = Future()
-        reference = self._handle.call.remote(method, json.dumps(head).encode(), body)
+        try:
+            reference = self._handle.call.remote(method, json.dumps(head).encode(), body)
+        except FULL as error:
+            answer.set_exception(PeerLost(f"{method}: {error}"))
+            return answer
 
         def settle(done: Future[Any]) -> None:
             error = done.exception()

@@ -42,7 +42,7 @@ CLOCK: Clock = WallClock()
 
 
 class PeerLost(RunnelError):
-    """A node that does not answer any more."""
+    """A node that does not answer any more, or cannot be sent anything now."""
 
 
 class Peer(Protocol):
@@ -57,7 +57,7 @@ class Net(Protocol):
     def peer(self, node: str) -> Peer: ...
 
     def stash(self, body: Bytes) -> Any:
-        """Put a body where all nodes can fetch it, once; give what comes back to `Peer.call`."""
+        """Put a body where all nodes can fetch it, once; give what comes back to `Peer.call`. `PeerLost`: there is no room."""
         ...
 
 

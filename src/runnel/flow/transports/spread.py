@@ -16,7 +16,7 @@ from runnel.core.errors import RunnelError
 from runnel.flow.inference import packed
 from runnel.flow.params import Channel
 from runnel.flow.transports.map import Map
-from runnel.flow.transports.remote import SLOWEST_BYTES_PER_S, Head, Net, Parcel
+from runnel.flow.transports.remote import SLOWEST_BYTES_PER_S, Head, Net, Parcel, PeerLost
 
 PATIENCE_S = 2.0
 """A version that was not taken in so long, and the time that its bytes may take, is brought again."""
@@ -61,7 +61,9 @@ class Spreader:
 
     async def _catch_up(self, route: Route) -> None:
         while lacking := self._lacking(route):
-            found = self._parcel(route[0], lacking[0])
+            found = None
+            with suppress(PeerLost):  # there is no room for it now
+                found = self._parcel(route[0], lacking[0])
             if found is None or not await self._bring(route, *found):
                 return
 
