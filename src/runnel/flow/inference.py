@@ -162,7 +162,8 @@ class InferenceSpec:
 
     @property
     def num_numbers(self) -> int:
-        """Control numbers: those of the boxes, then when each server last looked (nanoseconds)."""
+        """Control numbers: those of the boxes, then one a server: when it last looked (nanoseconds); `fixed`: whether it is one
+        of those that serve the board (if none is marked, all are)."""
         return self.num_boxes * BOX + self.num_servers
 
 
@@ -189,6 +190,28 @@ class Board:
     @staticmethod
     def local(spec: InferenceSpec) -> Board:
         return Board(spec, np.zeros(spec.num_numbers, np.int64), np.zeros(spec.num_boxes * spec.max_bytes, np.uint8))
+
+    def serve_by(self, servers: Sequence[int]) -> None:
+        """Have these share the clients of a `fixed` board. What was being served goes back: who waits asks again."""
+        marks = [int(server in servers) for server in range(self.spec.num_servers)]
+        if self.looked.tolist() == marks:
+            return
+        with self.lock:
+            self.looked[:] = marks
+            states = self.control[:, STATE]
+            states[states == SERVING] = LOST
+            states[states == ABORTED] = FREE
+        self.ring()
+
+    def vacate(self, client: int, *, keep: range) -> None:
+        """A client is gone: its mailboxes are free again, but for tickets that are still waited for. Who serves one is told."""
+        boxes = slice(client * self.spec.depth, (client + 1) * self.spec.depth)
+        with self.lock:
+            states, tickets = self.control[boxes, STATE], self.control[boxes, ID].tolist()
+            gone = np.array([ticket not in keep for ticket in tickets])
+            served = (states == SERVING) | (states == ABORTED)
+            states[:] = np.where(gone, np.where(served, ABORTED, FREE), states)
+        self.ring()
 
 
 class Asker:
@@ -332,6 +355,10 @@ class BoardClient(Asker):
                 if state in (ASKED, SERVING) and int(ticket) in tickets:
                     self._board.control[box, STATE] = FREE if state == ASKED else ABORTED
 
+    def tickets(self) -> range:
+        """Those that are or were its own."""
+        return range(self._first, self._next)
+
     def restore(self, state: State) -> None:
         self._first = min(0, state["next"])
         super().restore(state)
@@ -346,14 +373,14 @@ class BoardServer:
 
     def __init__(self, board: Board, server: int) -> None:
         spec = board.spec
-        clients = np.arange(spec.num_boxes) // spec.depth
-        self._own = clients % spec.num_servers == server
         self._board, self._server = board, server
+        self._marks: bytes | None = None
+        self._boxes = np.zeros(spec.num_boxes, np.bool_)
         self._box_of: dict[int, int] = {}
         self._ticket_of: dict[int, int] = {}
         self._next = 0
         with board.lock:
-            states, mine = board.control[:, STATE], self._own if spec.fixed else board.control[:, VERSION] == _by(server)
+            states, mine = board.control[:, STATE], self._own() if spec.fixed else board.control[:, VERSION] == _by(server)
             board.control[mine & (states == SERVING), STATE] = LOST
             board.control[mine & (states == ABORTED), STATE] = FREE
 
@@ -370,19 +397,31 @@ class BoardServer:
                     board.control[box, VERSION] = _by(self._server)
         return out
 
+    def _own(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Boxes of its clients, by those who serve the board now."""
+        board = self._board
+        if self._marks != (marks := board.looked.tobytes()):
+            here = np.flatnonzero(board.looked).tolist() or list(range(board.spec.num_servers))
+            clients = np.arange(board.spec.num_boxes) // board.spec.depth
+            is_here = self._server in here
+            self._boxes = clients % len(here) == (here.index(self._server) if is_here else -1)
+            self._marks = marks
+        return self._boxes
+
     def _mine(self) -> list[int]:
         """Boxes to serve now. Shared: those of its affinity; if it has nothing at all to do, its share of what others have not
         begun."""
         board = self._board
         asked = board.control[:, STATE] == ASKED
         if board.spec.fixed:
-            return np.flatnonzero(asked & self._own).tolist()
+            return np.flatnonzero(asked & self._own()).tolist()
         now = int(board.clock.now() * 1e9)
         board.looked[self._server] = now
         alive = np.flatnonzero(now - board.looked < ALIVE_S * 1e9).tolist()
         if len(alive) < board.spec.num_servers:
-            given_up = (board.control[:, STATE] == SERVING) & ~np.isin(-2 - board.control[:, VERSION], alive)
-            board.control[given_up, STATE] = LOST
+            states, gone = board.control[:, STATE], ~np.isin(-2 - board.control[:, VERSION], alive)
+            states[gone & (states == ABORTED)] = FREE
+            states[gone & (states == SERVING)] = LOST
         mine = asked & (board.control[:, AFFINITY] % len(alive) == alive.index(self._server))
         if mine.any() or self._box_of:
             return np.flatnonzero(mine).tolist()

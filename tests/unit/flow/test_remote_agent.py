@@ -263,6 +263,46 @@ def test_requests_that_were_relayed_are_asked_again_when_policy_workers_come_her
     assert [float(r.rows["noise"][0, 0]) for r in found if r is not None] == [100.0, 101.0, 102.0, 103.0]
 
 
+def test_an_actor_that_moves_twice_finds_its_boxes_free(nodes: Remote) -> None:
+    """From a node without policy workers to one with, and back. There it is killed with answers in its boxes."""
+    spec, channel = InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096), LocalChannel("policy", shared=False, depth=2)
+    where = board_map(spec, "serving")
+    boards = {node: nodes.board(spec, node, where, channel) for node in ("away", "serving")}
+    server = BoardServer(boards["serving"], 0)
+
+    def pulse() -> None:
+        for agent in nodes.net.agents.values():
+            nodes.loop.do(agent._pulse)
+        nodes.loop.settle()
+
+    def live_on(node: str, life: int, *, reads: bool) -> list[float]:
+        data = {**where.to_data(), "clients": {"ask": [node]}, "number": life}
+        for agent in nodes.net.agents.values():
+            nodes.loop.do(lambda agent=agent: agent.update(Map.from_data(data)))
+        client = BoardClient(boards[node], 0, ChannelSubscriber(channel), first=life << 32)
+        tickets, found = [client.submit(rows_of(float(i))) for i in range(3)], []
+        for _ in range(8):
+            pulse()
+            answer(server)
+            pulse()
+            if reads:
+                client.poll()
+        for ticket in tickets:
+            if (reply := client.ready(ticket)) is not None:
+                found.append(float(reply.rows["noise"][0, 0]))
+        return found
+
+    assert live_on("away", 1, reads=True) == [100.0, 101.0, 102.0]
+    assert live_on("serving", 2, reads=False) == []
+    assert live_on("away", 3, reads=True) == [100.0, 101.0, 102.0]
+
+
+def test_a_map_that_was_overtaken_changes_nothing(nodes: Remote) -> None:
+    agent = nodes.agent("here", Map({}, {}, {}, number=2))
+    nodes.loop.do(lambda: agent.update(Map({"old": "here"}, {}, {}, number=1)))
+    assert agent.where.streams == {}
+
+
 # ------------------------------------------------------------------------------------------------------------------ calls
 def test_a_call_to_a_node_that_is_gone_says_so_in_time(nodes: Remote) -> None:
     spec = spec_of(feedback={"x": FieldSpec(("B",))})

@@ -93,3 +93,47 @@ def test_two_that_use_the_same_boxes_take_only_their_own() -> None:
     again = [actor.submit(rows_of(float(i))) for i in (4, 5)]
     answer(server)
     assert [value(actor, t) for t in again] == [104.0, 105.0]
+
+
+def test_the_boxes_of_a_client_that_is_gone_are_free_but_for_what_is_still_waited_for() -> None:
+    """It lived here in between: the agent, which asks for it from another node, had the boxes before and has them again."""
+    board = Board.local(InferenceSpec("ask", num_clients=2, depth=3, max_bytes=4096))
+    agent, server = client_of(board, 1 << 62), BoardServer(board, 0)
+    actor = client_of(board, 1 << 32)
+    answered, served = actor.submit(rows_of(1.0)), actor.submit(rows_of(2.0))
+    (first, _), kept = server.poll(), agent.submit(rows_of(3.0))
+    server.reply([Reply(first.id, rows_of(101.0), 0)])
+    del actor, answered, served  # it is killed, and started elsewhere
+    board.vacate(0, keep=agent.tickets())
+    assert len(server.aborted()) == 1
+    more = [agent.submit(rows_of(float(i))) for i in (4, 5)]
+    answer(server)
+    assert [value(agent, ticket) for ticket in (kept, *more)] == [103.0, 104.0, 105.0]
+
+
+def test_a_box_that_was_given_up_is_free_when_who_served_it_is_gone() -> None:
+    clock, client, (slow, other) = shared()
+    first = client.submit(rows_of(1.0))
+    slow.poll()
+    client.abort([first])
+    clock.time += 2 * ALIVE_S
+    other.poll()
+    second = client.submit(rows_of(2.0))
+    answer(other)
+    assert value(client, second) == 102.0
+
+
+def test_fixed_policy_workers_share_the_clients_of_a_board_by_who_is_there() -> None:
+    """Whoever comes or goes after the board was made."""
+    board = Board.local(InferenceSpec("ask", num_clients=2, num_servers=2, max_bytes=4096))
+    clients = [BoardClient(board, i, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2))) for i in range(2)]
+    board.serve_by([1])
+    servers = [BoardServer(board, i) for i in range(2)]
+    tickets = [client.submit(rows_of(float(i))) for i, client in enumerate(clients)]
+    assert servers[0].poll() == []
+    assert len(servers[1].poll()) == 2
+    board.serve_by([0, 1])  # what the second was at goes back
+    for client in clients:
+        client.poll()
+    assert [len(answer(server)) for server in servers] == [1, 1]
+    assert [value(client, ticket) for client, ticket in zip(clients, tickets, strict=True)] == [100.0, 101.0]

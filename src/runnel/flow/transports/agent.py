@@ -93,6 +93,7 @@ class NodeAgent:
         """By channel: the last publication that was taken, by version and order."""
         self.num_refused = 0
         """Parameter versions that arrived damaged."""
+        self._tidy()
 
     def start(self) -> None:
         """Begin to listen for the doorbell. Call it on the event loop."""
@@ -101,8 +102,22 @@ class NodeAgent:
 
     def update(self, where: Map) -> None:
         """Nodes have come or gone. Those that are new get the parameters that there are."""
+        if where.number < self.where.number:  # it was overtaken on its way
+            return
         self.where = where
+        self._tidy()
         self._pulse()
+
+    def _tidy(self) -> None:
+        """Mailboxes are for who is here: fixed policy workers share the clients, and what clients had asked that are elsewhere
+        by now is given up, but for what the agent itself asks for them."""
+        for name, board in self._boards.items():
+            if board.spec.fixed:
+                board.serve_by(self.where.boards[name].get(self.node, []))
+            for client, node in enumerate(self.where.clients.get(name, [])):
+                if node not in ("", self.node):
+                    known = self._clients.get((name, client))
+                    board.vacate(client, keep=range(0) if known is None else known.tickets())
 
     def wake(self) -> None:
         """Look again, from any thread."""

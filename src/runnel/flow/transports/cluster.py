@@ -13,7 +13,7 @@ from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.flow.slots import SlotTable
 from runnel.flow.staleness import StalenessPolicy
-from runnel.flow.transports.map import Map, board_on
+from runnel.flow.transports.map import Map
 from runnel.flow.transports.node import NodeBells, NodeMemory
 from runnel.flow.transports.remote import CLOCK, FLUSH_S, Call, Net, PeerLost, RemoteWriter
 
@@ -43,11 +43,10 @@ class ClusterTransport:
 
     def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> BoardClient:
         """Of this node's mailboxes, whoever empties them."""
-        return self._shm.client(board_on(spec, self.where, self.node), index, subscriber, first=first)
+        return self._shm.client(spec, index, subscriber, first=first)
 
     def server(self, spec: InferenceSpec, index: int) -> BoardServer:
-        here = self.where.boards[spec.name][self.node]
-        return self._shm.server(board_on(spec, self.where, self.node), here.index(index) if spec.fixed else index)
+        return self._shm.server(spec, index)
 
     def params(self, name: str, *, depth: int) -> Channel:
         self._channels[name] = self._shm.params(name, depth=depth)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from runnel.flow.inference import InferenceSpec
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,17 @@ class Map:
     lives: dict[str, int] = field(default_factory=dict)
     """Which agent of a node it is: one that is started in place of another has nothing of what that had."""
 
+    clients: dict[str, list[str]] = field(default_factory=dict)
+    """By inference stream: the node of each of its clients, empty while it has none."""
+    number: int = 0
+    """Of two maps the one with the larger number is the newer."""
+
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Map:
         boards = {name: dict(nodes) for name, nodes in data["boards"].items()}
         params = {name: (home, list(all)) for name, (home, all) in data["params"].items()}
-        return Map(dict(data["streams"]), boards, params, dict(data["lives"]))
+        rest = {"clients": dict(data["clients"]), "number": data["number"]}
+        return Map(dict(data["streams"]), boards, params, dict(data["lives"]), **rest)
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -36,8 +40,3 @@ class Map:
         """The node that answers a client whose own node has no policy workers: they take turns. Empty if there are none."""
         nodes = [name for name, numbers in sorted(self.boards[stream].items()) for _ in numbers]
         return nodes[client % len(nodes)] if nodes else ""
-
-
-def board_on(spec: InferenceSpec, where: Map, node: str) -> InferenceSpec:
-    """The mailboxes of one node: for all clients, and the policy workers that are there (or the agent in their place)."""
-    return replace(spec, num_servers=max(1, len(where.boards[spec.name].get(node, [])))) if spec.fixed else spec

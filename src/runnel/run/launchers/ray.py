@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -194,7 +195,12 @@ class Node:
 
     def ready(self) -> bool:
         if self.memory is None and ray.wait([self.opening], timeout=0)[0]:
-            self.memory = json.loads(ray.get(self.opening))
+            try:
+                self.memory = json.loads(ray.get(self.opening))
+            except RayTaskError:
+                raise
+            except RayError:  # it is gone, and its open question will say so too
+                return False
         return self.memory is not None
 
     def gone(self) -> bool:
@@ -213,6 +219,7 @@ class RayHost:
         """Ray's placement group of each process group, and the number of its bundle there."""
         self._seats: dict[str, RaySeat] = {}
         self._nodes: dict[str, Node] = {}
+        self._maps = 0
 
     # ------------------------------------------------------------------------------------------------------------ start
     def open(self, groups: Collection[str]) -> None:
@@ -342,8 +349,20 @@ class RayHost:
         lives = {name: node.life for name, node in self._nodes.items()}
         return Map(streams, _boards(experiment, edges, where), {PARAMS: (where["trainer"], nodes)}, lives)
 
+    def _clients(self) -> dict[str, list[str]]:
+        """By inference stream, the node of each client."""
+        experiment = self._session.experiment
+        group_of = {w: g for g, members in self._session.groups.items() for w in members}
+        nodes = {g: seat.node for g, seat in self._seats.items()}
+        return {
+            stream.name: [nodes.get(group_of[a.name], "") for a in experiment.actors if stream.name in a.asks]
+            for stream in experiment.inference
+        }
+
     def _tell_map(self) -> None:
-        data = json.dumps(self._map().to_data()).encode()
+        self._maps += 1
+        where = replace(self._map(), clients=self._clients(), number=self._maps)
+        data = json.dumps(where.to_data()).encode()
         for node in self._nodes.values():
             if node.memory is not None:
                 node.agent.update.remote(data)

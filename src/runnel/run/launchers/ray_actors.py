@@ -19,7 +19,7 @@ from runnel.core.errors import ConfigError
 from runnel.flow.inference import Bytes
 from runnel.flow.transports.agent import NodeAgent
 from runnel.flow.transports.cluster import ClusterTransport
-from runnel.flow.transports.map import Map, board_on
+from runnel.flow.transports.map import Map
 from runnel.flow.transports.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
 from runnel.flow.transports.ray import RayNet
 from runnel.run.launchers.line import Message
@@ -179,8 +179,7 @@ class AgentActor:
         experiment = read_experiment(orders["recipe"], orders["config"])
         edges, node, where = Edges(experiment, place(experiment)), orders["node"], Map.from_data(orders["map"])
         streams = {name: spec for name, spec in edges.streams.items() if where.streams[name] == node}
-        boards = {name: board_on(spec, where, node) for name, spec in edges.boards.items()}
-        memory = make_memory(streams, [PARAMS], boards)
+        memory = make_memory(streams, [PARAMS], edges.boards)
         bells = NodeBells(memory, AGENT_PLACE)
         shm = memory.transport(bells)
         self._agent = NodeAgent(
@@ -188,7 +187,7 @@ class AgentActor:
             where,
             RayNet(orders["id"], orders["faults"]),
             tables={name: shm.samples(spec, experiment.staleness[name]) for name, spec in streams.items()},
-            boards={name: shm.inference(spec) for name, spec in boards.items()},
+            boards={name: shm.inference(spec) for name, spec in edges.boards.items()},
             channels={PARAMS: shm.params(PARAMS, depth=experiment.lag + 2)},
             bells=bells,
         )
