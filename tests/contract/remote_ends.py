@@ -24,6 +24,7 @@ from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.transports.agent import NodeAgent
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.remote import Head, Net, Parcel, Peer, PeerLost, RemoteClient, RemoteWriter
+from runnel.flow.transports.shares import RemoteRankReader
 from runnel.testing.param_properties import params_of
 from runnel.testing.transport import InferenceEnds, ParamEnds
 
@@ -216,6 +217,17 @@ class EagerWriter(RemoteWriter):
         self._see()
 
 
+class EagerRankReader(RemoteRankReader):
+    """Waits for the answer to its question."""
+
+    def version(self) -> int:
+        super().version()
+        if self._asked is not None:
+            self._asked.wait(WAIT_S)
+            self._hear()
+        return self._version
+
+
 class EagerClient(RemoteClient):
     """`settle` waits until the agent has done all it could, and returns how many of our requests are still open there."""
 
@@ -243,7 +255,7 @@ class EagerClient(RemoteClient):
 
 
 class RemoteStream:
-    """Writers call; readers and checkpoints are on the node of the stream."""
+    """Writers and ranks that follow call; readers and checkpoints are on the node of the stream."""
 
     def __init__(self, table: SlotTable, peer: Callable[[], Peer]) -> None:
         self.table, self._peer = table, peer
@@ -256,6 +268,9 @@ class RemoteStream:
 
     def reader(self, name: str) -> TableReader:
         return TableReader(self.table, name)
+
+    def rank(self, rank: int, ranks: int) -> RemoteRankReader:
+        return EagerRankReader(self._peer, self.table.spec, "trainer", rank, ranks, wake=lambda: None)
 
     def cancel_writer(self, writer: int, reason: str) -> int:
         return self.table.cancel_writer(writer, reason)

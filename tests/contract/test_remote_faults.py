@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from remote_ends import Faulty, Remote, board_map
 
 from runnel.core.protocols import SampleReader
-from runnel.core.records import FieldSpec
+from runnel.core.records import FieldSpec, Segment
+from runnel.core.shares import share_of
 from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec
 from runnel.flow.params import ChannelSubscriber, LocalChannel
+from runnel.flow.slots import VERSION, TableWriter
 from runnel.flow.staleness import LagPolicy
 from runnel.flow.transports import remote, spread
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.remote import RemoteWriter
+from runnel.flow.transports.shares import RemoteRankReader
 from runnel.testing.inference_properties import answer, rows_of
 from runnel.testing.param_properties import params_of
 from runnel.testing.sample_properties import ROWS, fill, spec_of
@@ -103,6 +106,51 @@ def _train(reader: SampleReader) -> list[tuple[int, float]]:
         reader.release(segments, feedback=[{"echo": s.arrays["x"].clone()} for s in segments])
         reader.advance(reader.accounting().consumed // ROWS // 2)
     return found
+
+
+# ------------------------------------------------------------------------------------------------------------------ ranks
+@settings(QUIET, max_examples=50)  # an answer that is lost is waited for
+@given(st.lists(st.sampled_from(FATES), max_size=60), st.sampled_from([(2, 2), (3, 1), (3, 2)]))
+def test_ranks_on_other_nodes_get_each_part_once_and_are_heard(nodes: Remote, fates: list[str], shape: tuple[int, int]) -> None:
+    """A rank takes a part only at its own version, and the leader releases when all have said what they think of theirs."""
+    faulty(nodes, fates)
+    (ranks, num), updates = shape, 4
+    spec = spec_of(capacity=num, feedback={"echo": FieldSpec(("B",))})
+    stream = nodes.samples(spec, LagPolicy(lag=1, batch=num, exact=True))
+    writer, reader = TableWriter(stream.table, 0), stream.reader("trainer")
+    ends = {r: RemoteRankReader(stream._peer, spec, "trainer", r, ranks, wake=lambda: None) for r in range(1, ranks)}
+    at, heard, taken = dict.fromkeys(ends, 0), list[float](), list[Segment]()
+    for _ in range(ROUNDS):
+        version = stream.table.globals[VERSION]
+        if not taken:
+            while (slot := writer.reserve()) is not None:
+                fill(slot, float(slot.header.sequence), slot.header.required_version)
+                writer.commit(slot, num_steps=1)
+            taken = reader.take(num, ranks=ranks) if version < updates else []
+            reader.answer(mine := share_of(taken, 0, ranks), [{"echo": s.arrays["x"]} for s in mine], rank=0)
+        for rank, end in ends.items():
+            if end.version() != at[rank] or not (part := end.given(rank, ranks)):
+                continue
+            assert (at[rank], len(taken)) == (version, num), "a part of a batch that is not there"
+            _same(part, share_of(taken, rank, ranks))
+            end.answer(part, [{"echo": s.arrays["x"]} for s in part], rank=rank)
+            at[rank] += 1
+        assert reader.accounting().balance == 0
+        if taken and all(v > version for v in at.values()):
+            reader.release(taken, feedback=[{} for _ in taken])
+            reader.advance(int(version) + 1)
+            taken = []
+            heard += [float(f.values["echo"].unique().item()) for f in writer.feedback()]
+        nodes.loop.settle()
+        if len(heard) == updates * num:
+            break
+    assert heard == [float(i) for i in range(updates * num)]
+    assert reader.accounting().consumed == ROWS * updates * num
+
+
+def _same(found: list[Segment], wanted: list[Segment]) -> None:
+    assert [(s.index, s.num_rows, s.header) for s in found] == [(s.index, s.num_rows, s.header) for s in wanted]
+    assert all(torch.equal(a.arrays["x"], b.arrays["x"]) for a, b in zip(found, wanted, strict=True))
 
 
 # -------------------------------------------------------------------------------------------------------------- inference

@@ -34,11 +34,13 @@ from runnel.testing.sample_properties import spec_of, write
 from runnel.testing.transport import (
     INFERENCE,
     PARAMS,
+    RANKS,
     SAMPLES,
     InferenceEnds,
     ParamEnds,
     check_inference,
     check_params,
+    check_ranks,
     check_samples,
 )
 
@@ -56,6 +58,9 @@ class TableStream:
 
     def reader(self, name: str) -> TableReader:
         return TableReader(self.reading, name)
+
+    def rank(self, rank: int, ranks: int) -> TableReader:
+        return TableReader(self.writing, "trainer")
 
     def cancel_writer(self, writer: int, reason: str) -> int:
         return self.reading.cancel_writer(writer, reason)
@@ -151,6 +156,11 @@ def test_samples(transport: Any, check: Callable[[Any], None]) -> None:
     check(transport.samples)
 
 
+@pytest.mark.parametrize("check", RANKS.values(), ids=RANKS)
+def test_ranks(transport: Any, check: Callable[[Any], None]) -> None:
+    check(transport.samples)
+
+
 @pytest.mark.parametrize("check", PARAMS.values(), ids=PARAMS)
 def test_params(transport: Any, check: Callable[[Any], None]) -> None:
     check(transport.params)
@@ -163,6 +173,7 @@ def test_inference(transport: Any, check: Callable[[Any], None]) -> None:
 
 def test_the_public_checks_pass(transport: Any) -> None:
     assert check_samples(transport.samples) == []
+    assert check_ranks(transport.samples) == []
     assert check_params(transport.params) == []
     assert check_inference(transport.inference) == []
 
@@ -182,6 +193,18 @@ def test_check_samples_finds_a_stream_that_loses_rows() -> None:
         "cancelled_sequence_is_issued_again",
         "every_row_is_accounted_for_at_every_moment",
     }
+
+
+def test_check_ranks_finds_a_stream_that_gives_a_part_to_the_wrong_rank() -> None:
+    class Mixed(SlotTable):
+        def given(self, reader: int, rank: int, ranks: int) -> list[Any]:
+            return super().given(reader, 1 + rank % (ranks - 1), ranks)
+
+    def make(spec: StreamSpec, policy: StalenessPolicy) -> TableStream:
+        table = Mixed(spec, policy, InprocTransport().samples(spec, policy).memory)
+        return TableStream(table, table)
+
+    assert {text.partition(":")[0] for text in check_ranks(make)} == {"every_rank_has_its_part_and_no_more"}
 
 
 def test_check_params_finds_a_channel_that_shares_the_learners_tensors() -> None:

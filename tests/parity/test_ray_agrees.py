@@ -11,10 +11,13 @@ import pytest
 pytest.importorskip("ray")
 
 from ray_cluster import Nodes, nothing_is_left, wait_until
+from safetensors.torch import load
 from tiny_slices import content, settings
+from torch.testing import assert_close
 
 import runnel as rl
 
+FAULTY = str(Path(__file__).parents[1] / "system" / "rank_faults.py")
 APART = {"actor-*": "b", "policy-*": "c", "trainer*": "a"}
 """Every kind of worker on a node of its own."""
 
@@ -77,6 +80,23 @@ def test_a_language_model_served_from_another_node(nodes: Nodes, tmp_path: Path)
     over_ray = train("grpo", tmp_path / "ray", launcher="ray", deterministic=True, **extra)
     assert content(over_ray.path)[1] == content(inproc.path)[1]
     balanced(over_ray)
+
+
+def test_ranks_on_two_nodes_take_the_steps_of_one_and_survive_a_loss(nodes: Nodes, tmp_path: Path) -> None:
+    """Each rank is on a node of its own, where one is killed: the run goes back to its checkpoint, and ends where one does."""
+    tiny: dict[str, Any] = {"env": "CartPole-v1", "num_envs": 4, "num_steps": 8, "total_updates": 12, "track": ()}
+    tiny |= {"eval": {"episodes": 0}, "vector": {"backend": "serial"}, "checkpoint": {"every": 4}, "deterministic": True}
+    one = rl.train(FAULTY, out=str(tmp_path / "one"), name="run", **tiny)
+    tiny |= {"fault": "dies once", "at": 10, "placement": {"trainers": 2, "groups": ("actor-* trainer",)}}
+    place = ("trainer: 1 core, on a, spread", "trainer-1: 1 core, on b, spread")
+    two = rl.train(FAULTY, out=str(tmp_path / "two"), name="run", launcher="ray", cluster={"place": place}, **tiny)
+    assert (two.status, two.version) == ("finished", 12)
+    assert (tmp_path / "two" / "died").read_text().startswith("127.0.0.2:"), "rank 0 listens on its node's own address"
+    (rows, last), (rows_of_one, last_of_one) = (content(run.path, by_arrival=False) for run in (two, one))
+    assert_close(load(last), load(last_of_one), rtol=1e-4, atol=1e-6)
+    assert [row["sample_ids"] for row in rows] == [row["sample_ids"] for row in rows_of_one]
+    assert any("trainer-1" in event["text"] for event in two.rows("event"))
+    balanced(two)
 
 
 def test_an_asynchronous_window_on_three_nodes(nodes: Nodes, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Faulty(rl.PPOLearner):
                 case "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "dies once" if not (mark := Path(self.settings.out) / "died").exists():
-                    mark.touch()
+                    mark.write_text(getattr(self.collective, "address", ""))  # where the ranks have met
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "hangs":
                     time.sleep(600)

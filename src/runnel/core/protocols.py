@@ -222,11 +222,16 @@ class SampleReader(Protocol):
     def accounting(self) -> Accounting: ...
 
 
-class SharedReader(SampleReader, Protocol):
-    """The consuming end of a stream that several ranks read: rank 0 takes and releases, the others are given their part."""
+class RankReader(Protocol):
+    """What a rank that follows sees of a stream that several ranks read: its part of what rank 0 has taken.
 
-    def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
-        """As for one reader; every rank is given its part (`core.shares`) of what is taken."""
+    Ask for `version` first: what is given belongs to it. A follower knows by its own version whether it had that part already.
+    """
+
+    spec: StreamSpec
+
+    def version(self) -> int:
+        """How far the learner is: the last `advance`, as far as it is known here; below 0 before anything is."""
         ...
 
     def given(self, rank: int, ranks: int) -> list[Segment]:
@@ -234,19 +239,23 @@ class SharedReader(SampleReader, Protocol):
         ...
 
     def answer(self, segments: Sequence[Segment], feedback: Sequence[Mapping[str, Tensor]], *, rank: int) -> None:
-        """Leave a rank's word on its part; rank 0 hands it over when it releases."""
+        """Leave a rank's word on its part; rank 0 hands it over when it releases. It has arrived when this returns."""
         ...
 
-    def version(self) -> int:
-        """How far the learner is: the last `advance`."""
+    def meeting(self) -> str:
+        """Where the ranks meet; empty before it is announced. Of a stream that has given something it is known."""
+        ...
+
+
+class SharedReader(SampleReader, RankReader, Protocol):
+    """The consuming end of a stream that several ranks read: rank 0 takes and releases, the others are given their part."""
+
+    def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
+        """As for one reader; every rank is given its part (`core.shares`) of what is taken."""
         ...
 
     def announce(self, address: str) -> None:
         """Rank 0: where the ranks meet (IPv4 host:port)."""
-        ...
-
-    def meeting(self) -> str:
-        """Where they meet; empty before it is announced."""
         ...
 
 

@@ -5,6 +5,9 @@ A placement is a few lines, the first that matches a worker of the group counts:
     actor-*: 1 core, on cpu, spread
     policy-*: 1 gpu, on gpu
     trainer*: 4 cores, 1 gpu, 32 GiB, on zone=a, pack
+
+The ranks of a trainer are on one node, and meet on its loopback, unless their line says `spread`: then they may be on several,
+and meet over the network.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ from runnel.run.experiment import Experiment
 POOL = "pool"
 """The label of a node that `on NAME` means: `ray start --labels pool=NAME`."""
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
+SPREAD_RANKS = (
+    "the ranks of a trainer are on one node; for several, where they meet over the network (docs/cluster.md says what that "
+    "opens), ask for it: add `spread` to the line of `trainer*`"
+)
+OVER_NETWORK = "they meet over the network, and rank 0 opens a port without a password on its node's own address"
 GRAMMAR = "write PATTERN: N cores, N gpus, N GiB, on POOL (or on LABEL=VALUE), spread or pack"
 
 
@@ -97,6 +105,28 @@ def _computes(experiment: Experiment, workers: Collection[str]) -> bool:
     return any(w not in asking for w in workers)
 
 
+def rank_groups(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> list[str]:
+    """The groups of the ranks of a trainer of several; empty if it is alone."""
+    names = set(experiment.trainer_names())
+    return [g for g, workers in groups.items() if names & set(workers)] if len(names) > 1 else []
+
+
+def on_one_node(ranks: Sequence[str], needs: Mapping[str, Need]) -> list[str]:
+    """Those of `ranks` that must be on one node: all, unless a line says that they are spread."""
+    return [] if any(needs[g].spread for g in ranks) else list(ranks)
+
+
+def _join(needs: Mapping[str, Need], together: Collection[str]) -> Need:
+    """What groups that must be on one node need of it together."""
+    some = [needs[g] for g in together]
+    labels: dict[str, str] = {}
+    for need in some:
+        for key, value in need.labels.items():
+            if labels.setdefault(key, value) != value:
+                raise ConfigError("cluster.place", f"on {key}={labels[key]}, on {key}={value}", SPREAD_RANKS)
+    return Need(sum(n.cores for n in some), sum(n.gpus for n in some), sum(n.memory for n in some), labels)
+
+
 @dataclass(frozen=True)
 class NodeRoom:
     """What a node of the cluster has free."""
@@ -115,14 +145,25 @@ class NodeRoom:
         return replace(self, cores=self.cores - need.cores, gpus=self.gpus - need.gpus, memory=self.memory - need.memory)
 
 
-def fit(needs: Mapping[str, Need], nodes: Sequence[NodeRoom]) -> dict[str, str]:
-    """A node for each group, or a `ConfigError` that says what is missing. Largest needs first, as a scheduler would.
+def fit(needs: Mapping[str, Need], nodes: Sequence[NodeRoom], together: Sequence[str] = ()) -> dict[str, str]:
+    """A node for each group, the same for those in `together`, or a `ConfigError` that says what is missing. Largest needs
+    first, as a scheduler would.
 
     >>> fit({"trainer": Need(2), "actor-0": Need(1)}, [NodeRoom("a", 2), NodeRoom("b", 1)])
     {'trainer': 'a', 'actor-0': 'b'}
     """
+    if together:
+        first, *others = together
+        whole = {g: need for g, need in needs.items() if g not in others} | {first: _join(needs, together)}
+        try:
+            found = fit(whole, nodes)
+        except ConfigError as error:
+            if error.value != first:
+                raise
+            raise ConfigError("cluster", " and ".join(together), f"{error.fix}; {SPREAD_RANKS}") from None
+        return {g: found[first if g in others else g] for g in needs}
     room = {n.name: n for n in nodes}
-    found: dict[str, str] = {}
+    found = {}
     for group in sorted(needs, key=lambda g: (-needs[g].gpus, -needs[g].memory, -needs[g].cores)):
         need = needs[group]
         able = sorted((n for n in room.values() if n.takes(need)), key=lambda n: n.cores, reverse=need.spread)
@@ -143,12 +184,19 @@ def _missing(need: Need, nodes: Sequence[NodeRoom], left: int) -> str:
     return f"needs {need}, and no node has that left ({free}); {left} processes are without a place: add nodes, or start fewer"
 
 
-def describe_fit(needs: Mapping[str, Need], places: Mapping[str, str], nodes: Sequence[NodeRoom]) -> str:
-    """The placement against the cluster, for `--dry-run`."""
+def describe_fit(
+    needs: Mapping[str, Need], places: Mapping[str, str], nodes: Sequence[NodeRoom], ranks: Collection[str] = ()
+) -> str:
+    """The placement against the cluster, for `--dry-run`; `ranks` are the groups of a trainer of several."""
     lines = [f"placement on {len(nodes)} node{'s' if len(nodes) != 1 else ''} (Ray may choose others that fit as well)"]
     for node in nodes:
         here = [g for g, name in places.items() if name == node.name]
         marks = "".join(f", {k}={v}" for k, v in node.labels.items() if not k.startswith("ray.io/"))
         lines.append(f"  node {node.name[:12]} ({node.cores:g} cores, {node.gpus:g} gpus{marks} free):")
         lines += [f"    {group}: {needs[group]}" for group in here] or ["    nothing"]
+    if ranks and any(needs[g].spread for g in ranks):
+        num = len({places[g] for g in ranks})
+        lines.append(
+            f"ranks are on {num} node{'s' if num != 1 else ''}: " + (OVER_NETWORK if num > 1 else "they meet on the loopback")
+        )
     return "\n".join(lines)

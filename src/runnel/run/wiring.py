@@ -9,13 +9,13 @@ from __future__ import annotations
 import fnmatch
 import os
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from runnel.core.clock import Clock
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Inferencer, OneProcess, Progress, SampleWriter
+from runnel.core.protocols import Inferencer, OneProcess, Progress, RankReader, SampleWriter
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
 from runnel.flow.collective import TorchCollective
@@ -43,6 +43,15 @@ class Outer(Protocol):
 
     def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
         """The table of a stream, for those who read it."""
+        ...
+
+    def rank_reader(self, spec: StreamSpec, policy: StalenessPolicy, rank: int, ranks: int) -> RankReader:
+        """What a rank that follows sees of a stream that the trainer reads."""
+        ...
+
+    @property
+    def meet_at(self) -> str:
+        """The address of this machine at which its ranks meet others: the loopback, unless others are elsewhere."""
         ...
 
     def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> SampleWriter: ...
@@ -219,18 +228,16 @@ class _Wiring:
     def _trainer(self, rank: int) -> Worker:
         e, num_ranks = self.experiment, self.experiment.config.placement.trainers
         reads = sorted({name for phase in e.phases for name in phase.segments})
-        readers = {name: TableReader(self._table(name), "trainer") for name in reads}
         rest: dict[str, Any] = {"phases": e.phases, "budget": e.budget, "token_streams": e.token_streams}
-        if num_ranks == 1:
-            learner = e.learner(OneProcess())
-            return TrainerWorker("trainer", self.clock, learner=learner, readers=readers, publisher=self._params(), **rest)
-        collective = rank_collective(e.config, rank)
-        learner = e.learner(collective)
-        if rank == 0:
-            rest |= {"collective": collective, "publisher": self._params()}
-            return LeadingTrainer("trainer", self.clock, learner=learner, readers=readers, **rest)
-        rest |= {"collective": collective}
-        return FollowingTrainer(f"trainer-{rank}", self.clock, learner=learner, readers=readers, **rest)
+        if num_ranks > 1:
+            rest["collective"] = rank_collective(e.config, rank, self._outer().meet_at)
+        learner = e.learner(rest.get("collective", OneProcess()))
+        if rank:
+            ends = {name: self._outer().rank_reader(e.stream(name), e.staleness[name], rank, num_ranks) for name in reads}
+            return FollowingTrainer(f"trainer-{rank}", self.clock, learner=learner, readers=ends, **rest)
+        kind = LeadingTrainer if num_ranks > 1 else TrainerWorker
+        readers = {name: TableReader(self._table(name), "trainer") for name in reads}
+        return kind("trainer", self.clock, learner=learner, readers=readers, publisher=self._params(), **rest)
 
     def _evaluator(self) -> EvaluatorWorker:
         spec = self.experiment.evaluation
@@ -295,13 +302,15 @@ class _Wiring:
         return self.outer
 
 
-def rank_collective(config: RunConfig, rank: int) -> TorchCollective:
-    """The collective of one rank. `device` cuda gives each rank a GPU of its own; else ranks meet through the host."""
+def rank_collective(config: RunConfig, rank: int, host: str) -> TorchCollective:
+    """The collective of one rank, which is to be found at `host`. `device` cuda gives each rank a GPU of its own; else ranks
+    meet through the host."""
     own = config.device == "cuda"
     if own:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())  # a cluster shows each process its own GPU alone
     timeout_s = 1.5 * config.placement.stage_timeout_s  # longer than a stage: the one that hangs is named, not who waits for it
-    return TorchCollective(rank, config.placement.trainers, backend="nccl" if own else "gloo", timeout_s=timeout_s)
+    backend: Literal["gloo", "nccl"] = "nccl" if own else "gloo"
+    return TorchCollective(rank, config.placement.trainers, host=host, backend=backend, timeout_s=timeout_s)
 
 
 def available_cores() -> int:

@@ -2,7 +2,7 @@
 
 A transport is given as factories of its ends. Where it can, let a factory attach the two ends apart (two mappings of the same
 memory, two connections), so that what they share is only what the transport carries. Each check returns one sentence per
-broken property; an empty list is a pass. `SAMPLES`, `PARAMS` and `INFERENCE` are the single properties, by name.
+broken property; an empty list is a pass. `SAMPLES`, `RANKS`, `PARAMS` and `INFERENCE` are the single properties, by name.
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from typing import TypeVar
 
 from runnel.testing.inference_properties import INFERENCE, InferenceEnds, MakeInference
 from runnel.testing.param_properties import PARAMS, MakeParams, ParamEnds
+from runnel.testing.rank_properties import RANKS, MakeRanks, RankStream
 from runnel.testing.sample_properties import SAMPLES, MakeSamples, SampleStream
 
 __all__ = [
     "INFERENCE",
     "PARAMS",
+    "RANKS",
     "SAMPLES",
     "InferenceEnds",
     "MakeInference",
     "MakeParams",
+    "MakeRanks",
     "MakeSamples",
     "ParamEnds",
+    "RankStream",
     "SampleStream",
     "check_inference",
     "check_params",
+    "check_ranks",
     "check_samples",
 ]
 
@@ -35,6 +40,11 @@ Make = TypeVar("Make")
 def check_samples(make: MakeSamples) -> list[str]:
     """What is wrong with a sample stream; `make(spec, policy)` gives a fresh one."""
     return _check(SAMPLES, make)
+
+
+def check_ranks(make: MakeRanks) -> list[str]:
+    """What is wrong with a sample stream that several ranks of a trainer share; `make(spec, policy)` gives a fresh one."""
+    return _check(RANKS, make)
 
 
 def check_params(make: MakeParams) -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +70,30 @@ def test_it_listens_on_the_loopback_and_says_where() -> None:
     assert address.startswith("127.0.0.1:")
     assert ranks.listen() == address
     ranks.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the whole of 127.0.0.0/8 is the loopback there")
+def test_each_rank_is_found_at_the_address_of_its_own_node() -> None:
+    """Nothing of a rank listens anywhere else."""
+    ranks = [TorchCollective(rank, 3, host=f"127.0.0.{2 + rank}", timeout_s=20.0) for rank in range(3)]
+    address = ranks[0].listen()
+    assert address.startswith("127.0.0.2:")
+    for other in ranks[1:]:
+        other.address = address
+    before = listening()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda one: one.gather([one.rank]), ranks)) == [[[0.0], [1.0], [2.0]]] * 3
+    assert listening() == before | {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
+    for one in ranks:
+        one.close()
+
+
+def listening() -> set[str]:
+    """Addresses at which this process accepts connections."""
+    mine = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    mine_here = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+    return {str(IPv4Address(int(place.partition(":")[0], 16).to_bytes(4, "little"))) for place in mine_here}
 
 
 @contextmanager

@@ -323,3 +323,60 @@ def test_a_node_that_comes_back_is_asked_again(nodes: Remote) -> None:
             break
         woken.wait(0.01)
     assert slot is not None
+
+
+# ---------------------------------------------------------------------------------------------------------------- ranks
+@pytest.fixture
+def shared(nodes: Remote) -> RemoteStream:
+    """A batch of two segments that two ranks share."""
+    spec = spec_of(capacity=2, feedback={"echo": FieldSpec(("B",))})
+    stream = nodes.samples(spec, LagPolicy(lag=3, batch=1, exact=True))
+    write(stream.writer(0), 1.0)
+    write(stream.writer(0), 2.0)
+    stream.reader("trainer").take(2, ranks=2)
+    return stream
+
+
+def test_a_share_holds_the_rows_of_one_rank_alone_and_the_agent_keeps_only_the_last(
+    nodes: Remote, shared: RemoteStream
+) -> None:
+    head = {"reader": "trainer", "rank": 1, "ranks": 2, "had": -1}
+    for number in range(1, 5):
+        found, body = call(nodes, shared, "share", {**head, "number": number})
+        assert [index for index, _ in found["segments"]] == [1]
+        assert body is not None
+        assert {k: v.tolist() for k, v in unpack(body, len(body)).items()} == {"0/x": [2.0] * ROWS}
+    assert call(nodes, shared, "share", {**head, "had": 0, "number": 5}) == ({"version": 0, "segments": []}, None), (
+        "it travels once"
+    )
+    kept = [known for sender, known in next(iter(nodes.net.agents.values()))._answers.items() if sender[0] == "share"]
+    assert [list(known) for known in kept] == [[5]]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"version": 1}, {"segments": [[0, 0]]}, {"segments": [[1, 999]]}, {"rank": 2, "ranks": 3}], ids=str
+)
+def test_an_answer_counts_only_for_what_the_rank_has(nodes: Remote, shared: RemoteStream, wrong: dict[str, Any]) -> None:
+    body, rank = packed(Batch({"0/echo": torch.full((ROWS,), 5.0)})), shared.rank(1, 2)
+    assert rank.version() == 0
+    (mine,) = rank.given(1, 2)
+    good = {"reader": "trainer", "rank": 1, "ranks": 2, "version": 0, "segments": [[1, mine.header.sample_id]]}
+    assert call(nodes, shared, "answer", {**good, "number": 1, **wrong}, body)[0] == {"refused": 1}
+    assert shared.table.memory.feedback[0]["echo"].tolist() == [0.0] * ROWS
+    assert call(nodes, shared, "answer", {**good, "number": 2}, body)[0] == {"refused": 0}
+    assert shared.table.memory.feedback[1]["echo"].tolist() == [5.0] * ROWS
+
+
+def test_a_rank_whose_word_is_refused_says_so(shared: RemoteStream) -> None:
+    rank, reader = shared.rank(1, 2), shared.reader("trainer")
+    assert rank.version() == 0
+    mine = rank.given(1, 2)
+    reader.advance(1)
+    with pytest.raises(DataError, match="rank 1 answers for a part of version 0 that it was not given"):
+        rank.answer(mine, [{"echo": torch.ones(ROWS)}], rank=1)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (2, 2), (-1, 2)])
+def test_only_ranks_that_follow_are_given_a_part(nodes: Remote, shared: RemoteStream, rank: int, ranks: int) -> None:
+    with pytest.raises(DataError, match="follows nobody"):
+        call(nodes, shared, "share", {"reader": "trainer", "rank": rank, "ranks": ranks, "had": -1, "number": 1})

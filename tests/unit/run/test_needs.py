@@ -7,7 +7,7 @@ from fakes_run import experiment
 
 from runnel.core.errors import ConfigError
 from runnel.run.experiment import ClusterConfig, PlacementConfig
-from runnel.run.needs import Need, NodeRoom, describe_fit, fit, needs_of, parse_line
+from runnel.run.needs import Need, NodeRoom, describe_fit, fit, needs_of, on_one_node, parse_line, rank_groups
 from runnel.run.wiring import place
 
 
@@ -59,3 +59,44 @@ def test_what_a_cluster_lacks_is_said():
         fit({"trainer": Need(1, labels={"pool": "gpu"})}, nodes)
     with pytest.raises(ConfigError, match="2 processes are without a place"):
         fit({f"actor-{i}": Need(1) for i in range(4)}, nodes)
+
+
+def ranks(*lines: str, trainers: int = 2):
+    e = experiment(launcher="ray", cluster=ClusterConfig(place=lines), placement=PlacementConfig(trainers=trainers))
+    groups = place(e)
+    needs, found = needs_of(e, groups), rank_groups(e, groups)
+    return needs, found, on_one_node(found, needs)
+
+
+def test_ranks_are_on_one_node_unless_they_are_spread():
+    needs, found, together = ranks("trainer*: 2 cores")
+    assert found == together == ["trainer", "trainer-1"]
+    nodes = [NodeRoom("a", 3), NodeRoom("b", 4), NodeRoom("c", 3)]
+    places = fit(needs, nodes, together)
+    assert places["trainer"] == places["trainer-1"] == "b"
+    assert "meet" not in describe_fit(needs, places, nodes, found)
+    with pytest.raises(ConfigError, match=r"trainer and trainer-1.*needs 4 cores, and no node has that left.*add `spread` to"):
+        fit(needs, [NodeRoom("a", 3), NodeRoom("c", 3)], together)
+    assert ranks(trainers=1)[1:] == ([], [])
+
+
+def test_ranks_that_are_spread_are_on_several_nodes_and_the_dry_run_says_so():
+    needs, found, together = ranks("trainer*: 2 cores, spread")
+    assert together == []
+    nodes = [NodeRoom("a", 4), NodeRoom("b", 4)]
+    places = fit(needs, nodes, together)
+    assert {places["trainer"], places["trainer-1"]} == {"a", "b"}
+    said = "ranks are on 2 nodes: they meet over the network, and rank 0 opens a port without a password on its node's own"
+    assert said in describe_fit(needs, places, nodes, found)
+    one = {**places, "trainer": "a", "trainer-1": "a"}
+    assert "ranks are on 1 node: they meet on the loopback" in describe_fit(needs, one, nodes, found)
+
+
+def test_ranks_on_nodes_of_different_kinds_must_be_asked_for():
+    lines = "trainer: 1 core, on a", "trainer-1: 1 core, on b"
+    nodes = [NodeRoom(name, 4, labels={"pool": name}) for name in "ab"]
+    needs, _, together = ranks(*lines)
+    with pytest.raises(ConfigError, match=r"on pool=a, on pool=b.*ask for it: add `spread`"):
+        fit(needs, nodes, together)
+    needs, _, together = ranks(*(f"{line}, spread" for line in lines))
+    assert fit(needs, nodes, together)["trainer-1"] == "b"

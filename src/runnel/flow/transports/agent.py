@@ -36,11 +36,14 @@ from runnel.flow.transports.remote import (
     block_places,
     pack_feedback,
 )
+from runnel.flow.transports.shares import find_share, no_share, put_answer
 from runnel.flow.transports.shm import Bells
 from runnel.flow.transports.spread import Spreader
 
 REMEMBERED = 64
 """Answers that are kept for each sender, for calls that come again."""
+REMEMBERED_SHARES = 1
+"""Parts of batches are large. Who asks for the next has heard the last."""
 BELL_S = 0.5
 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # bodies are only read
 LIFE_BITS = 32
@@ -81,6 +84,8 @@ class NodeAgent:
             "give_back": self._give_back,
             "fetch": self._fetch,
             "watch": self._watch,
+            "share": self._share,
+            "answer": self._answer,
             "ask": self._ask,
             "abort": self._abort,
             "receive": self._receive,
@@ -154,11 +159,12 @@ class NodeAgent:
             raise DataError(f"the body of a {method!r} must be bytes in one array")
         if "number" not in head:
             return await self._methods[method](head, body)
-        sender = (method, head["stream"], head.get("writer"), head.get("client"))
+        sender = (method, head["stream"], head.get("writer"), head.get("client"), head.get("rank"))
         known = self._answers.setdefault(sender, OrderedDict())
         if head["number"] not in known:
             known[head["number"]] = asyncio.ensure_future(self._methods[method](head, body))
-            while len(known) > REMEMBERED and next(iter(known.values())).done():
+            keep = REMEMBERED_SHARES if method == "share" else REMEMBERED
+            while len(known) > keep and next(iter(known.values())).done():
                 known.popitem(last=False)
         return await asyncio.shield(known[head["number"]])
 
@@ -275,6 +281,19 @@ class NodeAgent:
                 ids, values = pack_feedback(found)
                 return {"version": version, "ids": ids}, values
 
+    # --------------------------------------------------------------------------------------------------------------- ranks
+    async def _share(self, head: Head, body: Bytes | None) -> Parcel:
+        table, deadline = self._table(head), asyncio.get_running_loop().time() + head["wait_s"]
+        while True:
+            found = find_share(table, head)
+            if found is not None:
+                return found
+            if not await self._until_moved(deadline):
+                return no_share(table, head)
+
+    async def _answer(self, head: Head, body: Bytes | None) -> Parcel:
+        return put_answer(self._table(head), head, body)
+
     # ----------------------------------------------------------------------------------------------------------- inference
     async def _ask(self, head: Head, body: Bytes | None) -> Parcel:
         assert body is not None, "a request has rows"
@@ -308,7 +327,8 @@ class NodeAgent:
         """Whoever asked does not wait any more: the policy worker is told, and the mailboxes serve others. A question that
         comes after its own abort is not asked."""
         key = (head["stream"], head["client"])
-        known, tickets = self._answers.setdefault(("ask", key[0], None, key[1]), OrderedDict()), self._tickets.get(key, {})
+        known = self._answers.setdefault(("ask", key[0], None, key[1], None), OrderedDict())
+        tickets = self._tickets.get(key, {})
         gone = [tickets[number] for number in head["tickets"] if number in tickets]
         for answer in [self._asked[key].pop(ticket, None) for ticket in gone]:
             if answer is not None and not answer.done():

@@ -7,8 +7,9 @@ agents bring requests to the nodes of policy workers, and what was published to 
 from __future__ import annotations
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import SampleWriter
+from runnel.core.protocols import RankReader, SampleWriter
 from runnel.core.records import StreamSpec
+from runnel.flow.collective import LOOPBACK
 from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.flow.slots import SlotTable
@@ -16,6 +17,7 @@ from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.node import NodeBells, NodeMemory
 from runnel.flow.transports.remote import CLOCK, FLUSH_S, Call, Net, PeerLost, RemoteWriter
+from runnel.flow.transports.shares import RemoteRankReader
 
 
 class ClusterTransport:
@@ -32,6 +34,17 @@ class ClusterTransport:
         if self.where.streams[spec.name] != self.node:
             raise ConfigError("placement", spec.name, "who reads a stream must be on its node; put them into one group")
         return self._shm.samples(spec, policy)
+
+    def rank_reader(self, spec: StreamSpec, policy: StalenessPolicy, rank: int, ranks: int) -> RankReader:
+        home = self.where.streams[spec.name]
+        if home == self.node:
+            return self._shm.rank_reader(spec, policy, rank, ranks)
+        wake, first = self._bells.wake, self._first
+        return RemoteRankReader(lambda: self._net.peer(home), spec, "trainer", rank, ranks, wake=wake, first=first)
+
+    @property
+    def meet_at(self) -> str:
+        return self.where.meet_at.get(self.node, LOOPBACK)
 
     def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> SampleWriter:
         home = self.where.streams[spec.name]

@@ -20,6 +20,9 @@ class Map:
     params: dict[str, tuple[str, list[str]]]
     lives: dict[str, int] = field(default_factory=dict)
     """Which agent of a node it is: one that is started in place of another has nothing of what that had."""
+    meet_at: dict[str, str] = field(default_factory=dict)
+    """Where ranks of a trainer that are on several nodes meet: the own address of each of these. Empty where they are on one:
+    they meet on the loopback."""
 
     clients: dict[str, list[str]] = field(default_factory=dict)
     """By inference stream: the node of each of its clients, empty while it has none."""
@@ -31,7 +34,7 @@ class Map:
         boards = {name: dict(nodes) for name, nodes in data["boards"].items()}
         params = {name: (home, list(all)) for name, (home, all) in data["params"].items()}
         rest = {"clients": dict(data["clients"]), "number": data["number"]}
-        return Map(dict(data["streams"]), boards, params, dict(data["lives"]), **rest)
+        return Map(dict(data["streams"]), boards, params, dict(data["lives"]), dict(data["meet_at"]), **rest)
 
     def to_data(self) -> dict[str, Any]:
         return asdict(self)

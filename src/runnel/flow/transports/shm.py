@@ -26,9 +26,10 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.memory import free_memory
 from runnel.core.protocols import ParamSet, State
 from runnel.core.records import StreamSpec
+from runnel.flow.collective import LOOPBACK
 from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
 from runnel.flow.params import Channel, ChannelSubscriber, checksum
-from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
+from runnel.flow.slots import SlotMemory, SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import StalenessPolicy
 
 _ALIGN = 64
@@ -124,6 +125,8 @@ class Bells(Protocol):
 class ShmTransport:
     """Streams over descriptors that the parent made (`allocate`) and every child was given (`fds`)."""
 
+    meet_at = LOOPBACK
+
     def __init__(self, fds: Mapping[str, int], bells: Bells) -> None:
         self._fds, self._bells = fds, bells
 
@@ -157,6 +160,9 @@ class ShmTransport:
 
     def params(self, name: str, *, depth: int) -> Channel:
         return ShmChannel(name, self._fds[f"params/{name}"], depth=depth, ring=self._bells.ring)
+
+    def rank_reader(self, spec: StreamSpec, policy: StalenessPolicy, rank: int, ranks: int) -> TableReader:
+        return TableReader(self.samples(spec, policy), "trainer")
 
     def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> TableWriter:
         return TableWriter(self.samples(spec, policy), index)

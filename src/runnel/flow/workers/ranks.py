@@ -1,10 +1,11 @@
 """A trainer of several ranks: one leads, the others follow, and together they take the step that one would take.
 
 The leader takes a batch, as a trainer that is alone does, and marks in the stream's memory which part of it is whose
-(`core/shares.py`). Followers find their parts there. All prepare and update at the same time; their learners meet in sums
-over the collective. At the end of an update every rank leaves its feedback beside the segments and tells the others how it
-went (`Ranks.finish`); that is the last time they meet, and only then does the leader publish, release and advance. So between
-two polls of the leader no rank holds anything, and the accounts are those of one reader.
+(`core/shares.py`). Followers find their parts there; on another node they are sent them (`flow/transports/shares.py`). All
+prepare and update at the same time; their learners meet in sums over the collective. At the end of an update every rank leaves
+its feedback beside the segments and tells the others how it went (`Ranks.finish`); that is the last time they meet, and only
+then does the leader publish, release and advance. So between two polls of the leader no rank holds anything, and the accounts
+are those of one reader.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from runnel.core.clock import Clock
 from runnel.core.errors import RankError
 from runnel.core.metrics import StageTimer
-from runnel.core.protocols import Draws, Learner, Metrics, SharedReader, State, Update
+from runnel.core.protocols import Draws, Learner, Metrics, RankReader, SharedReader, State, Update
 from runnel.core.shares import share_of
 from runnel.flow.collective import TorchCollective
 from runnel.flow.params import checksum
@@ -76,7 +77,7 @@ class Ranks:
                 metrics = _join(metrics, self.collective.gather(list(metrics.values())))
         return Finish([row[:3] for row in rows], (int(rows[0][3]), int(rows[0][4])), metrics)
 
-    def answer(self, readers: Mapping[str, SharedReader], mine: Taken, update: Update) -> None:
+    def answer(self, readers: Mapping[str, RankReader], mine: Taken, update: Update) -> None:
         """Leave this rank's feedback beside its part of the batch."""
         for name, feedback in update.feedback.items():
             readers[name].answer(mine[name], feedback, rank=self.rank)
@@ -159,7 +160,7 @@ class FollowingTrainer(Worker):
         clock: Clock,
         *,
         learner: Learner,
-        readers: Mapping[str, SharedReader],
+        readers: Mapping[str, RankReader],
         collective: TorchCollective,
         phases: Sequence[Phase],
         budget: Budget,
@@ -174,7 +175,7 @@ class FollowingTrainer(Worker):
         mine = self._given()
         if not mine:
             return 0
-        self.ranks.collective.address = next(iter(self.readers.values())).meeting()
+        self.ranks.collective.address = self.readers[next(iter(mine))].meeting()
         progress = self.budget.progress(steps=self.steps, updates=self.version, tokens=self.tokens)
         self.ranks.begin(self.learner, self.version)
         with self.timer.stage("prepare"):

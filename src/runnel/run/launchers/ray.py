@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from ipaddress import IPv4Address, ip_address
 from typing import Any
 
 import ray
@@ -30,7 +31,7 @@ from runnel.run.experiment import Experiment
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.ray_actors import AgentActor, GroupActor
 from runnel.run.launchers.supervisor import START_TIMEOUT_S, Seat, supervise
-from runnel.run.needs import Need, NodeRoom, describe_fit, fit, needs_of
+from runnel.run.needs import SPREAD_RANKS, Need, NodeRoom, describe_fit, fit, needs_of, on_one_node, rank_groups
 from runnel.run.session import Session
 from runnel.run.wiring import PARAMS, Edges, available_cores
 
@@ -92,8 +93,8 @@ def rooms() -> list[NodeRoom]:
 def show_placement(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> str:
     """How the run would lie on its cluster; a `ConfigError` says what is missing."""
     with connected(experiment, groups):
-        needs, nodes = needs_of(experiment, groups), rooms()
-        return describe_fit(needs, fit(needs, nodes), nodes)
+        needs, nodes, ranks = needs_of(experiment, groups), rooms(), rank_groups(experiment, groups)
+        return describe_fit(needs, fit(needs, nodes, on_one_node(ranks, needs)), nodes, ranks)
 
 
 class RayLine:
@@ -215,6 +216,8 @@ class RayHost:
         self._id = ""
         self._opened = False
         self._needs = needs_of(session.experiment, session.groups)
+        self._ranks = rank_groups(session.experiment, session.groups)
+        self._together = on_one_node(self._ranks, self._needs)
         self._rooms: dict[str, tuple[Any, int]] = {}
         """Ray's placement group of each process group, and the number of its bundle there."""
         self._seats: dict[str, RaySeat] = {}
@@ -245,7 +248,7 @@ class RayHost:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                fit({g: self._needs[g] for g in groups}, rooms())
+                fit({g: self._needs[g] for g in groups}, rooms(), self._together)
                 return
             except ConfigError:
                 if time.monotonic() > deadline:
@@ -253,13 +256,17 @@ class RayHost:
             time.sleep(0.1)
 
     def _reserve(self, groups: Collection[str]) -> None:
-        """Have Ray keep room for groups: those that are spread, and those that are packed."""
-        for spread in (True, False):
-            some = [g for g in groups if self._needs[g].spread == spread]
+        """Have Ray keep room for groups: those that must be on one node, those that are spread, and those that are packed."""
+        rest = [g for g in groups if g not in self._together]
+        kinds = {
+            "STRICT_PACK": [g for g in groups if g in self._together],
+            "SPREAD": [g for g in rest if self._needs[g].spread],
+            "PACK": [g for g in rest if not self._needs[g].spread],
+        }
+        for strategy, some in kinds.items():
             if some:
                 bundles = [_resources(self._needs[g]) for g in some]
                 labels = [dict(self._needs[g].labels) for g in some]
-                strategy = "SPREAD" if spread else "PACK"
                 group = placement_group(bundles, strategy=strategy, bundle_label_selector=labels if any(labels) else None)
                 self._rooms |= {name: (group, index) for index, name in enumerate(some)}
 
@@ -347,7 +354,21 @@ class RayHost:
         streams = {name: where[experiment.reader_of(name)] for name in edges.streams}
         nodes = sorted({*(n for n in where.values() if n), *self._nodes})
         lives = {name: node.life for name, node in self._nodes.items()}
-        return Map(streams, _boards(experiment, edges, where), {PARAMS: (where["trainer"], nodes)}, lives)
+        return Map(streams, _boards(experiment, edges, where), {PARAMS: (where["trainer"], nodes)}, lives, self._meet_at())
+
+    def _meet_at(self) -> dict[str, str]:
+        """The address of each node that has ranks of the trainer, if these are several. Nothing listens there unasked."""
+        found = {seat.node: seat.ip for g, seat in self._seats.items() if g in self._ranks and seat.node}
+        if len(found) < 2:
+            return {}
+        if self._together:
+            raise ConfigError("cluster.place", self._session.experiment.config.cluster.place, SPREAD_RANKS)
+        for address in found.values():
+            if not isinstance(ip_address(address), IPv4Address):
+                raise ConfigError(
+                    "cluster", address, "ranks on several nodes meet over IPv4; `ray start --node-ip-address` with one"
+                )
+        return found
 
     def _clients(self) -> dict[str, list[str]]:
         """By inference stream, the node of each client."""
