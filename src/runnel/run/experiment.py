@@ -88,7 +88,7 @@ class ClusterConfig:
     place: tuple[str, ...] = ()
     """What processes need of a node, a line each: "actor-*: 1 core, on cpu, spread", "trainer*: 4 cores, 1 gpu, 32 GiB".
     `on NAME` is a node with the label pool=NAME. Default: the cores of `placement.threads`, and a GPU for who computes on
-    it."""
+    it. The ranks of a trainer are on one node, unless their line says spread: then they meet over the network."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class RunConfig:
                 raise ConfigError(f"placement.{name}", seconds, "use a number of seconds above 0")
         if self.placement.trainers > 1 and self.launcher == "inproc":
             raise ConfigError("placement.trainers", self.placement.trainers, "ranks are processes; use launcher local, or 1")
-        _check_device(self.device, self.placement.trainers)
+        _check_device(self.device, self.placement.trainers, here=self.launcher != "ray")
         if self.checkpoint.keep < 1:
             raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
         if self.deterministic and self.most_actors > self.num_actors:
@@ -231,13 +231,16 @@ class RunConfig:
             )
 
 
-def _check_device(name: str, trainers: int) -> None:
+def _check_device(name: str, trainers: int, *, here: bool) -> None:
+    """`here`: whether what computes does so on this machine. Nodes of a cluster have other GPUs than whoever launches a run."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...")
+    if not here:
+        return
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError("device", name, f"torch sees {torch.cuda.device_count()} CUDA devices here; use cpu")
     if device.type == "cuda" and device.index is None and trainers > torch.cuda.device_count():

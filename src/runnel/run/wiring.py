@@ -307,6 +307,10 @@ def rank_collective(config: RunConfig, rank: int, host: str) -> TorchCollective:
     meet through the host."""
     own = config.device == "cuda"
     if own:
+        if not torch.cuda.device_count():
+            raise ConfigError(
+                "device", config.device, f"rank {rank} sees no GPU on its node; give `trainer*` one in cluster.place"
+            )
         torch.cuda.set_device(rank % torch.cuda.device_count())  # a cluster shows each process its own GPU alone
     timeout_s = 1.5 * config.placement.stage_timeout_s  # longer than a stage: the one that hangs is named, not who waits for it
     backend: Literal["gloo", "nccl"] = "nccl" if own else "gloo"

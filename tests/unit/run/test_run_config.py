@@ -49,6 +49,7 @@ def test_what_cannot_work_is_refused_with_the_fix(changes: dict[str, Any], text:
         {"staleness.mode": "one_step", "deterministic": True, "launcher": "local"},
         {"total_steps": None, "total_tokens": 5},
         {"eval.episodes": 0, "checkpoint.every": 0},
+        {"device": "cuda", "launcher": "ray", "placement.trainers": 64},  # GPUs are where the nodes are
     ],
 )
 def test_what_works_is_let_through(changes: dict[str, Any]) -> None:

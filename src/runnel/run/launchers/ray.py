@@ -116,14 +116,17 @@ class RayLine:
             self._actor.order.remote(self._sent, json.dumps(message).encode())
             self._sent += 1
 
-    def receive(self) -> list[Message]:
-        """What has arrived; sets `lost` when the group is gone."""
+    def look(self) -> None:
+        """Keep what has arrived; sets `lost` when the group is gone."""
         while self.open is not None and ray.wait([self.open], timeout=0)[0]:
             try:
                 self._left += json.loads(ray.get(self.open))
                 self.open = self._actor.listen.remote()
             except RayError as error:
                 self.lost, self.open = _reason(error), None
+
+    def receive(self) -> list[Message]:
+        self.look()
         found, self._left = self._left, []
         return found
 
@@ -163,6 +166,8 @@ class RaySeat:
         return self.place is not None
 
     def died(self) -> str:
+        if not self._failed:
+            self.line.look()
         return self._failed or self.line.lost
 
     def fail(self, how: str) -> None:
