@@ -1,11 +1,16 @@
 """Runs on a cluster of three nodes, while its processes, agents and nodes are lost at random: what came back, and how soon.
 
-python -m benchmarks.faults.chaos --minutes 30 --seed 0
-python -m benchmarks.faults.chaos --quick --only ppo        # does it run at all? a minute
+python -m benchmarks.faults.chaos --minutes 18 --seed 0
+python -m benchmarks.faults.chaos --quick --only ppo        # does it run at all? two minutes
 
-The nodes are on loopback addresses of this machine. Whatever happens, each run must end with every version trained once, with
-accounts that add up, and with nothing left behind; the exit code says whether that was so. A recovery lasts from the loss as
-the supervisor saw it to the moment at which who was lost (or the whole run, from its checkpoint) is at work again.
+The nodes are on loopback addresses of this machine. A part of the messages between them is lost all the time (`--drop`), and
+each is late by up to so long (`--delay`). Faults come in a random order, each kind once before any comes again, and each only
+when the one before is over: all who were lost are back, and the next update is done. Seconds are counted from the harm itself,
+so they hold the time until it was noticed. Stores that are filled stop nobody: the seconds are those to the next update.
+
+Whatever happens, each run must end with every version trained once, with accounts that add up, with nothing left behind, and
+above its threshold (`THRESHOLDS`). For that it has some minutes without faults at its end (`--calm`), as the last fault may
+have taken it back to version 0. The exit code says whether all was so.
 """
 
 from __future__ import annotations
@@ -19,18 +24,21 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import runnel as rl
 from benchmarks import machine, results, venvs
 from benchmarks.harness import RESULTS
+from runnel.run.ledger import Ledger
 
 sys.path.insert(0, str(venvs.ROOT / "tests" / "system"))
 NAME = "faults/chaos"
@@ -47,90 +55,156 @@ PLAIN: Row = {
     "name": "run",
     "total_updates": 1_000_000,
 }
-PLACED: Row = {"policy_workers": 1, "max_restarts": 1000, "stage_timeout_s": 20.0}
+PLACED: Row = {"policy_workers": 1, "max_restarts": 1000, "stage_timeout_s": 20.0, "threads": 1}
 SPREAD: Row = {"place": ("actor-*: 1 core, spread",)}
-SMALL: Row = {"env": "CartPole-v1", "num_actors": 2, "num_envs": 2, "num_steps": 16, "vector": {"backend": "serial"}}
-LM: Row = {"layers": 2, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}
+CARTPOLE: Row = {"env": "CartPole-v1", "num_actors": 2, "vector": {"backend": "serial"}, "compiled": False}
+TASK = f"{venvs.ROOT / 'tests' / 'learning' / 'digits_task.py'}:make_task"
+LM: Row = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}
 CASES: dict[str, tuple[str, Row]] = {
-    "ppo": ("ppo", {**SMALL, "placement": PLACED, "cluster": SPREAD}),
-    "appo": ("appo", {**SMALL, "placement": {**PLACED, "policy_workers": 0}, "cluster": SPREAD}),
-    "grpo": ("grpo", {"lm": LM, "num_prompts": 4, "group_size": 4, "placement": PLACED, "cluster": SPREAD}),
+    "ppo": ("ppo", {**CARTPOLE, "num_envs": 16, "num_steps": 32, "placement": PLACED, "cluster": SPREAD}),
+    # segments of more than 100 KB travel through Ray's object store
+    "appo": (
+        "appo",
+        {**CARTPOLE, "num_envs": 64, "num_steps": 32, "placement": {**PLACED, "policy_workers": 0}, "cluster": SPREAD},
+    ),
+    "grpo": (
+        "grpo",
+        {
+            "task": TASK,
+            "lm": LM,
+            "num_prompts": 8,
+            "group_size": 8,
+            "num_actors": 2,
+            "learner": {"lr": 3e-3, "warmup_updates": 5},
+            "placement": PLACED,
+            "cluster": SPREAD,
+        },
+    ),
 }
+THRESHOLDS = {"ppo": 195.0, "appo": 195.0, "grpo": 0.5}
+"""Mean return of the last 100 episodes (completions) in training; by chance it is about 20, 20 and 0.04."""
 
 
 class Chaos:
-    """Does harm at random moments; it is the run's `on_update`, and ends the run when the time is over."""
+    """Does harm at random moments; it is the run's `on_update`, and ends the run when the time is over and all is well."""
 
-    def __init__(self, nodes: Any, folder: Path, *, seconds: float, every_s: float, rng: random.Random) -> None:
-        self._nodes, self._folder, self._rng, self._every_s = nodes, folder, rng, every_s
+    def __init__(self, nodes: Any, folder: Path, args: argparse.Namespace, *, threshold: float, rng: random.Random) -> None:
+        self._nodes, self._folder, self._rng, self._every_s = nodes, folder, rng, args.every
+        self._threshold, self._calm_s, seconds = threshold, args.calm * 60, args.minutes * 60 / len(args.only)
         self._start = time.monotonic()
-        self._end, self._next = self._start + seconds, self._start + every_s
+        self._end, self._next = self._start + seconds, self._start
         self._ballast: list[Any] = []
-        self._told, self._offset, self._last = set[str](), 0, b""
         self._updates = 0
-        self.done: list[str] = []
-        """What was done."""
-        self.back: list[tuple[str, float]] = []
-        """Recoveries: the last fault before each, and the seconds that it took."""
+        self._left: list[str] = []
+        self._open = ""
+        self._since = 0.0
+        self._noticed, self._missing = False, set[str]()
+        self.pids: set[int] = set()
+        """Processes that the run has had."""
+        self.done: list[tuple[str, float | None]] = []
+        """Faults, and the seconds until all was well again."""
+        self.told: list[str] = []
+        """What the run said of losses and recoveries."""
         self._faults: dict[str, Callable[[], None]] = {
             "an actor killed": lambda: self._signal("actor-", signal.SIGKILL),
-            "an actor frozen": lambda: self._signal("actor-", signal.SIGSTOP),
+            "an actor frozen (SIGSTOP)": lambda: self._signal("actor-", signal.SIGSTOP),
             "a policy worker killed": lambda: self._signal("policy-", signal.SIGKILL),
             "the trainer killed": lambda: self._signal("trainer", signal.SIGKILL),
-            "the trainer killed, its checkpoint damaged": self._damage,
+            "the trainer killed, its checkpoint damaged": lambda: self._damage(newest_only=True),
+            "the trainer killed, all checkpoints damaged": lambda: self._damage(newest_only=False),
+            "the trainer killed, an actor as the run comes back": self._kill_twice,
             "an agent killed": self._kill_agent,
             "a node lost": self._lose_node,
-            "the object store filled": self._fill,
+            "the object stores filled": self._fill,
         }
 
+    # ------------------------------------------------------------------------------------------------------------ the run
     def __call__(self, row: Mapping[str, Any]) -> bool:
         now = time.monotonic()
-        self.listen()
-        if now > self._end:
-            return False
         self._updates += 1
+        if self._open and self._is_over():
+            self._close(now)
+        if self._open:
+            return True
+        if now > self._end:
+            return row["metrics"].get("return", 0.0) < self._threshold and now < self._end + self._calm_s
         if now > self._next and self._updates >= BETWEEN:
-            self._ballast.clear()
-            name = self._rng.choice(sorted(self._faults))
-            try:
-                self._faults[name]()
-            except (LookupError, ValueError):  # what it would hit is not there just now
-                return True
-            self.done.append(name)
-            self._updates = 0
-            print(f"  version {row['version']}: {name}", flush=True)
-            self._next = now + self._every_s * self._rng.uniform(0.7, 1.3)
+            self._harm(row["version"])
         return True
 
-    def listen(self) -> None:
-        """Note what the run has told since the last time. Its file is cut back when it goes on from a checkpoint."""
-        with (self._folder / "metrics.jsonl").open("rb") as file:
-            file.seek(self._offset - len(self._last))
-            if file.read(len(self._last)) != self._last:
-                file.seek(0)
-            lines = [line for line in file if line.endswith(b"\n")]
-            self._offset = file.tell() if lines else self._offset
-            self._last = lines[-1] if lines else self._last
-        for line in (line.decode() for line in lines):
-            back = re.search(r"(?:the run|worker '\S+') is back after (\d+\.\d) s", line)
-            if back and self.done and line not in self._told:
-                self._told.add(line)
-                self.back.append((self.done[-1], float(back[1])))
+    def hear(self, text: str) -> None:
+        """What the run tells of itself."""
+        if found := re.match(r"worker '(\S+)' .*; starting it again$", text):
+            self._missing.add(found[1])
+        elif re.search(r"; going on from version \d+$", text):
+            self._missing = {"the run"}
+        elif re.match(r"the run is back after", text):
+            self._missing.clear()
+        elif found := re.match(r"worker '(\S+)' is back after", text):
+            self._missing.discard(found[1])
+        else:
+            return
+        self._noticed = True
+        self.told.append(text[:300])
 
+    def _harm(self, version: int) -> None:
+        from ray_cluster import our_actors
+
+        self._lighten()
+        self.pids |= {place["pid"] for place in our_actors().values()}
+        if not self._left:
+            self._left = self._rng.sample(sorted(self._faults), len(self._faults))
+        name = self._left.pop()
+        self._open, self._since, self._noticed, self._updates = name, time.monotonic(), False, 0
+        try:
+            self._faults[name]()
+        except LookupError:  # what it would hit is not there
+            self._open = ""
+            return
+        print(f"  version {version}: {name}", flush=True)
+
+    def _is_over(self) -> bool:
+        return not self._missing and (self._noticed or self._open == "the object stores filled")
+
+    def _close(self, now: float) -> None:
+        self.done.append((self._open, now - self._since))
+        print(f"    all is well after {now - self._since:.1f} s", flush=True)
+        self._open, self._updates = "", 0
+        self._next = now + self._every_s * self._rng.uniform(0.7, 1.3)
+
+    def give_up(self) -> None:
+        """The run has ended."""
+        self._lighten()
+        if self._open:
+            self.done.append((self._open, None))
+
+    # ------------------------------------------------------------------------------------------------------------- faults
     def _signal(self, kind: str, how: signal.Signals) -> None:
         from ray_cluster import our_actors
 
         found = sorted((g, place["pid"]) for g, place in our_actors().items() if g.startswith(kind))
         os.kill(self._rng.choice(found)[1], how)
 
-    def _damage(self) -> None:
-        """If there is one before it to go back to."""
-        _, newest = sorted((self._folder / "checkpoints").glob("0*"))[-2:]
-        path = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(bytes(data))
+    def _damage(self, *, newest_only: bool) -> None:
+        found = sorted((self._folder / "checkpoints").glob("0*"))
+        if len(found) < 2:
+            raise LookupError("there is none before it to go back to")
+        for checkpoint in found[-1:] if newest_only else found:
+            path = max((p for p in checkpoint.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(bytes(data))
         self._signal("trainer", signal.SIGKILL)
+
+    def _kill_twice(self) -> None:
+        """The second while the run is being restored, or soon after."""
+        self._signal("trainer", signal.SIGKILL)
+        threading.Thread(target=self._kill_later, args=(self._rng.uniform(3.0, 12.0),), daemon=True).start()
+
+    def _kill_later(self, seconds: float) -> None:
+        time.sleep(seconds)
+        with suppress(LookupError, ProcessLookupError):
+            self._signal("actor-", signal.SIGKILL)
 
     def _kill_agent(self) -> None:
         import ray
@@ -147,98 +221,182 @@ class Chaos:
         self._nodes.add()
 
     def _fill(self) -> None:
-        """Until the next fault."""
+        """Of all nodes, until the next fault."""
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
         from ray_cluster import STORE_BYTES
 
-        self._ballast = [ray.put(np.ones(STORE_BYTES // 5, np.uint8)) for _ in range(6)]
+        for node in [n["NodeID"] for n in ray.nodes() if n["Alive"]]:
+            here = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+            self._ballast.append(ray.remote(Ballast).options(num_cpus=0, scheduling_strategy=here).remote())
+        ray.get([ballast.fill.remote(STORE_BYTES) for ballast in self._ballast], timeout=60)
+
+    def _lighten(self) -> None:
+        import ray
+
+        for ballast in self._ballast:
+            ray.kill(ballast)
+        self._ballast.clear()
 
 
+class Ballast:
+    """Fills the object store of its node, and keeps it full while it lives."""
+
+    def fill(self, num_bytes: int) -> None:
+        import ray
+
+        self.held = [ray.put(np.ones(num_bytes // 5, np.uint8)) for _ in range(6)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- one run
 def run_case(name: str, nodes: Any, args: argparse.Namespace, rng: random.Random) -> Row:
     """One run under faults; what it survived, and what is wrong with it."""
-    from ray_cluster import nothing_is_left, wait_until
+    from ray_cluster import is_alive, memory_holders, nothing_is_left, wait_until
 
     recipe, settings = CASES[name]
+    found: Row = {"name": name, "threshold": THRESHOLDS[name], "version": 0, "steps": 0, "return": None, "streams": {}}
     with tempfile.TemporaryDirectory(prefix="runnel-chaos-") as out:
-        chaos = Chaos(nodes, Path(out) / "run", seconds=args.minutes * 60 / len(args.only), every_s=args.every, rng=rng)
+        chaos = Chaos(nodes, Path(out) / "run", args, threshold=THRESHOLDS[name], rng=rng)
+        start = time.monotonic()
         try:
-            run = rl.train(recipe, out=out, on_update=chaos, seed=args.seed, **{**PLAIN, **settings})
+            with listening(chaos.hear):
+                run = rl.train(recipe, out=out, on_update=chaos, seed=args.seed, **{**PLAIN, **settings})
+            found |= judge(run)
         except rl.RunnelError as error:
-            return {
-                "name": name,
-                "faults": chaos.done,
-                "back": chaos.back,
-                "version": 0,
-                "wrong": [f"it ended with {error}"[:500]],
-            }
-        wrong = problems(run)
-        chaos.listen()
-    if not wait_until(nothing_is_left):
-        wrong.append("something of the run is left")
-    return {"name": name, "faults": chaos.done, "back": chaos.back, "version": run.version, "wrong": wrong}
+            found["wrong"] = [f"it ended with {error}"[:500]]
+        found["wall_s"] = round(time.monotonic() - start, 1)
+    chaos.give_up()
+    wait_until(lambda: nothing_is_left() and not any(map(is_alive, chaos.pids)))
+    found["orphans"] = sum(map(is_alive, chaos.pids))
+    found["segments_left"] = len(memory_holders()) + len(list(Path("/dev/shm").glob("*runnel*")))
+    if found["orphans"] or found["segments_left"]:
+        found["wrong"].append(f"{found['orphans']} processes and {found['segments_left']} pieces of memory are left")
+    if not args.quick and (found["return"] or 0.0) < found["threshold"]:
+        found["wrong"].append(f"its return is {found['return']}, below {found['threshold']}")
+    return found | {"faults": chaos.done, "told": chaos.told}
 
 
-def problems(run: rl.Run) -> list[str]:
-    """What a run that was harmed must keep, and did not."""
-    found, rows = [], run.rows()
-    if [row["version"] for row in rows] != list(range(1, run.version + 1)):
-        found.append("a version is missing, or was trained twice")
-    used = [i for row in rows for stream, ids in row["sample_ids"].items() for i in ((stream, i) for i in ids)]
+@contextmanager
+def listening(hear: Callable[[str], None]) -> Iterator[None]:
+    """Hear what a run notes: its file is cut back when it goes on from a checkpoint."""
+    note = Ledger.note
+
+    def heard(ledger: Ledger, text: str, **more: Any) -> None:
+        note(ledger, text, **more)
+        hear(text)
+
+    with mock.patch.object(Ledger, "note", heard):
+        yield
+
+
+def judge(run: rl.Run) -> Row:
+    """What a run that was harmed has kept, and what it must keep and did not."""
+    wrong, rows = [], run.rows()
+    versions = [row["version"] for row in rows]
+    used = [(stream, i) for row in rows for stream, ids in row["sample_ids"].items() for i in ids]
+    twice = len(used) - len(set(used)) + len(versions) - len(set(versions))
+    if versions != list(range(1, run.version + 1)):
+        wrong.append("a version is missing, or was trained twice")
     if len(used) != len(set(used)):
-        found.append("a sample was trained on twice")
-    for stream, account in rows[-1]["streams"].items():
-        gone = sum(account["cancelled"].values()) + sum(account["dropped"].values())
-        if account["dispatched"] != account["consumed"] + gone + account["in_flight"]:
-            found.append(f"the account of {stream} does not add up: {account}")
-    return found
+        wrong.append("a sample was trained on twice")
+    streams = {}
+    for stream, account in run.rows("end")[-1]["streams"].items():
+        gone = {kind: sum(account[kind].values()) for kind in ("dropped", "cancelled")}
+        left = account["dispatched"] - account["consumed"] - sum(gone.values()) - account["in_flight"]
+        streams[stream] = {k: account[k] for k in ("dispatched", "consumed", "in_flight")} | gone | {"left_over": left}
+        if left:
+            wrong.append(f"the account of {stream} does not add up: {account}")
+    reached = rows[-1]["metrics"].get("return")
+    return {"version": run.version, "steps": run.steps or run.tokens, "return": reached, "streams": streams, "wrong": wrong} | {
+        "duplicates": twice
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- the tables
+def fault_table(rows: Sequence[Row]) -> str:
+    """Seconds from the harm until all is well, by fault: the median, and by run."""
+    kinds = sorted({fault for row in rows for fault, _ in row["faults"]})
+    cells = []
+    for kind in kinds:
+        by_run = [[seconds for fault, seconds in row["faults"] if fault == kind] for row in rows]
+        took = [s for some in by_run for s in some if s is not None]
+        each = [", ".join("never" if s is None else f"{s:.1f}" for s in some) or "-" for some in by_run]
+        middle, most = (f"{statistics.median(took):.1f}", f"{max(took):.1f}") if took else ("-", "-")
+        cells.append([kind, str(sum(map(len, by_run))), middle, most, *each])
+    return results.table(["fault", "times", "median s", "longest s", *(row["name"] for row in rows)], cells)
+
+
+def run_table(rows: Sequence[Row]) -> str:
+    """What was kept, by run."""
+    parts = ("dispatched", "consumed", "dropped", "cancelled", "in_flight", "left_over")
+    header = ["run", "updates", "faults", *(p.replace("_", " ") for p in parts), "duplicates", "orphans", "segments left"]
+    cells = []
+    for row in rows:
+        sums = [sum(stream[part] for stream in row["streams"].values()) for part in parts]
+        kept = [row.get("duplicates", "-"), row["orphans"], row["segments_left"]]
+        reached = "-" if row["return"] is None else f"{row['return']:.2f}"
+        end = [reached, f"{row['threshold']:g}"]
+        cells.append([row["name"], *(f"{n:,}" for n in (row["version"], len(row["faults"]), *sums)), *map(str, kept), *end])
+    return results.table([*header, "final return", "threshold"], cells)
 
 
 def markdown(result: Row) -> str:
-    seconds, count = defaultdict(list), defaultdict(int)
-    for row in result["rows"]:
-        for fault in row["faults"]:
-            count[fault] += 1
-        for fault, took in row["back"]:
-            seconds[fault].append(took)
-    cells = []
-    for fault in sorted(count):
-        took = seconds[fault]
-        middle, most = (f"{statistics.median(took):.1f}", f"{max(took):.1f}") if took else ("-", "-")
-        cells.append([fault, str(count[fault]), str(len(took)), middle, most])
-    header = ["fault", "times", "recoveries", "median s", "longest s"]
-    m, wrong = result["machine"], [f"- {r['name']}: {w}" for r in result["rows"] for w in r["wrong"]]
-    runs = ", ".join(f"{r['name']} {r['version']} updates" for r in result["rows"])
-    lines = ["# Faults and recoveries", f"{result['made']}; {NUM_NODES} nodes on {m['cores']} cores, {m['cpu']}; {runs}.", ""]
-    return "\n".join([*lines, results.table(header, cells), "", *(wrong or ["All versions once, all accounts add up."])]) + "\n"
+    rows, m, s = result["rows"], result["machine"], result["settings"]
+    wrong = [f"- {r['name']}: {w}" for r in rows for w in r["wrong"]]
+    about = (
+        f"{result['made']}; {NUM_NODES} nodes on {m['cores']} cores, {m['cpu']}; seed {s['seed']}; {s['drop']:.1%} of messages"
+    )
+    lines = [
+        "# Faults and recoveries",
+        f"{about} between nodes lost, each up to {s['delay'] * 1000:.0f} ms late.",
+        f"`{result['command']}`",
+        "Seconds from the harm (noticing it included) until all who were lost are back and the next update is done:",
+        fault_table(rows),
+        "Rows of all streams: dispatched = consumed + dropped + cancelled + in flight. Left over must be 0:",
+        run_table(rows),
+        "\n".join(wrong or ["All versions once, all accounts add up, nothing is left, all thresholds are reached."]),
+    ]
+    return "\n\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="length in all (30)")
-    parser.add_argument("--every", type=float, default=20.0, help="seconds between faults, give or take a third (20)")
+    parser.add_argument("--minutes", type=float, default=18.0, help="length in all (18)")
+    parser.add_argument("--calm", type=float, default=2.0, help="minutes at most without faults, at the end of each run (2)")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults, give or take a third (5)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--drop", type=float, default=0.0, help="share of the messages between nodes that are lost (0)")
+    parser.add_argument("--drop", type=float, default=0.002, help="share of the messages between nodes that are lost (0.002)")
+    parser.add_argument("--delay", type=float, default=0.005, help="seconds that a message may be late (0.005)")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--quick", action="store_true", help="a minute, a fault every 8 s")
+    parser.add_argument("--quick", action="store_true", help="two minutes; thresholds do not count")
     parser.add_argument("--out", default=str(RESULTS / NAME), help="folder of the result")
     args = parser.parse_args(argv)
     if args.quick:
-        args.minutes, args.every = 1.0, 8.0
+        args.minutes, args.calm = 2.0, 0.0
     from ray_cluster import Nodes
 
-    os.environ["RUNNEL_MESSAGE_FAULTS"] = f"drop={args.drop}" if args.drop else ""
-    nodes, rng, rows = Nodes(NUM_NODES), random.Random(args.seed), []
+    harm = {name: getattr(args, name) for name in ("drop", "delay") if getattr(args, name)}
+    os.environ["RUNNEL_MESSAGE_FAULTS"] = ",".join(f"{name}={value}" for name, value in harm.items())
+    nodes, rows = Nodes(NUM_NODES), []
     try:
         for name in args.only:
             print(name, flush=True)
-            rows.append(run_case(name, nodes, args, rng))
+            rows.append(run_case(name, nodes, args, random.Random(f"{args.seed} {name}")))
     finally:
         nodes.close()
     made = datetime.now().astimezone().isoformat(timespec="seconds")
-    result: Row = {"made": made, "machine": machine.facts(), "code": machine.commit(venvs.ROOT), "rows": rows}
+    command = f"python -m benchmarks.faults.chaos {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
+    result: Row = {
+        "made": made,
+        "command": command,
+        "machine": machine.facts(),
+        "code": machine.commit(venvs.ROOT),
+        "rows": rows,
+    }
+    result["settings"] = {k: v for k, v in vars(args).items() if k != "out"}
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps({**result, "settings": vars(args)}, indent=1) + "\n", encoding="utf-8")
+    (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (folder / "table.md").write_text(markdown(result), encoding="utf-8")
     print(markdown(result))
     return int(any(row["wrong"] for row in rows))
