@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.pieces import Piece
 from runnel.core.proof import Proof
 from runnel.core.records import Accounting, Segment, Slot, StreamSpec
 
@@ -298,6 +299,20 @@ class ParamPublisher(Protocol):
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None: ...
 
 
+class SharedPublisher(ParamPublisher, Protocol):
+    """Where several ranks write one version: one opens it, all write their rows, then one commits it."""
+
+    def open(self, version: int, pieces: Mapping[str, Piece]) -> None: ...
+
+    def write(self, version: int, pieces: Mapping[str, Piece]) -> None: ...
+
+    def commit(self, version: int) -> None: ...
+
+    def views(self, version: int) -> Mapping[str, Tensor]:
+        """A committed version where it lies."""
+        ...
+
+
 class ParamSubscriber(Protocol):
     def poll(self, version: int = -1) -> ParamSet | None:
         """The newest version not seen yet (or exactly `version`, even if seen), verified; None if there is none."""
@@ -314,6 +329,14 @@ class Collective(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of `x` over ranks, the same bits on each; it may be made in the memory of `x`, so hand over what you can
         spare. Every rank calls it as often, with as many numbers."""
+        ...
+
+
+class MeshCollective(Collective, Protocol):
+    """Ranks over which a model can be taken apart."""
+
+    def mesh(self) -> Any:
+        """A `torch.distributed.DeviceMesh` of the ranks; they meet when it is first asked for."""
         ...
 
 
@@ -354,6 +377,15 @@ class Learner(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A learner of which each rank keeps some rows of every parameter: nobody has the whole, and `params` is not asked for."""
+
+    def pieces(self) -> Mapping[str, Piece]:
+        """This rank's rows of what is published; all of them as long as nothing was computed yet."""
+        ...
 
 
 @runtime_checkable

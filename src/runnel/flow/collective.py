@@ -23,6 +23,8 @@ LOOPBACK = "127.0.0.1"
 ROLL_CALL_S = 2.0
 """When a sum fails, each rank that is left says so within this time; who does not is named."""
 ALIVE = "alive"
+GLOO = "runnel"
+"""The name under which torch's default process group finds our gloo groups, which listen where they are told to."""
 
 
 class TorchCollective:
@@ -50,6 +52,7 @@ class TorchCollective:
         self._store: Any = None
         self._gloo: Any = None
         self._nccl: Any = None
+        self._mesh: Any = None
 
     def listen(self) -> str:
         """Rank 0: open the door; returns the address for the others. Again: the same address."""
@@ -78,20 +81,64 @@ class TorchCollective:
         rows: list[list[float]] = self.all_reduce(table).tolist()
         return rows
 
+    def send(self, x: Tensor, rank: int) -> None:
+        """To one other rank, from the host."""
+        self._point_to_point("send", x, rank)
+
+    def receive(self, x: Tensor, rank: int) -> Tensor:
+        """What `rank` sends, into `x`."""
+        self._point_to_point("recv", x, rank)
+        return x
+
+    def _point_to_point(self, what: Literal["send", "recv"], x: Tensor, rank: int) -> None:
+        if not x.numel():
+            return
+        with self.around():
+            try:
+                self._connect()
+                getattr(self._gloo, what)([x], rank, 0).wait()
+            except RuntimeError as error:
+                raise self._explain(error) from error
+
+    def mesh(self) -> Any:
+        """The ranks as a `torch.distributed.DeviceMesh`, for learners that keep a part of the parameters on each (FSDP2).
+
+        It is of torch's one default process group, which this makes, and which ends with the process.
+        """
+        if self._mesh is None:
+            with self.around():
+                self._connect()
+                dist: Any = importlib.import_module("torch.distributed")
+                if GLOO not in dist.Backend.backend_list:
+                    dist.Backend.register_backend(GLOO, self._make_gloo, devices=["cpu"])
+                kinds = f"cpu:{GLOO},cuda:nccl" if self._backend == "nccl" else f"cpu:{GLOO}"
+                store = dist.PrefixStore("world", self._store)
+                size = {"rank": self.rank, "world_size": self.world_size}
+                dist.init_process_group(kinds, store=store, timeout=self._timeout, **size)
+                device = "cuda" if self._backend == "nccl" else "cpu"
+                self._mesh = dist.device_mesh.init_device_mesh(device, (self.world_size,))
+        return self._mesh
+
     # --------------------------------------------------------------------------------------------------------- meeting
     def _connect(self) -> None:
         if self._gloo is not None:
             return
         dist: Any = importlib.import_module("torch.distributed")
         self._store = self._open_store(dist)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-        options._timeout, options._threads = self._timeout, 2
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), self.rank, self.world_size, options)
+        store = dist.PrefixStore("gloo", self._store)
+        self._gloo = self._make_gloo(store, self.rank, self.world_size, self._timeout)
         if self._backend == "nccl":
             fast = dist.ProcessGroupNCCL.Options()
             fast._timeout = self._timeout
             self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), self.rank, self.world_size, fast)
+
+    def _make_gloo(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+        """A group over TCP that listens on this rank's own address, and on no other."""
+        dist: Any = importlib.import_module("torch.distributed")
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        options._timeout, options._threads = timeout, 2
+        return dist.ProcessGroupGloo(store, rank, world_size, options)
 
     def _open_store(self, dist: Any) -> Any:
         """The table in which ranks find each other. Rank 0 keeps it, on the socket that `listen` has bound to one address."""
@@ -126,4 +173,4 @@ class TorchCollective:
         """Let go of sockets; ranks that still wait for this one are told so by theirs."""
         if self._listener is not None:
             self._listener.close()
-        self._listener = self._nccl = self._gloo = self._store = None
+        self._listener = self._mesh = self._nccl = self._gloo = self._store = None

@@ -113,6 +113,14 @@ class MicroBatch:
             kinds={k: send(v, device) for k, v in kinds.items()},
         )
 
+    @staticmethod
+    def empty(batch: Batch, *, device: str) -> MicroBatch:
+        """A row of one token, of which nothing is trained: the pass of a rank that has no rows left."""
+        return MicroBatch.of(Batch({**batch, **_NOTHING}), torch.zeros(1, dtype=torch.int64), device=device)
+
+
+_NOTHING = {"row_start": torch.tensor([0]), "row_length": torch.tensor([1])}
+
 
 def split_units(rows: Tensor, unit: Tensor, parts: int, *, seed: int) -> list[Tensor]:
     """Rows `[r]` in `parts` mini-batches of nearly as many units each, in a seeded order; one part keeps the order it has."""

@@ -8,8 +8,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.proof import MAX_TOKENS, Proof
 from runnel.core.protocols import State
-from runnel.nets.token_model import TokenModel
-from runnel.ops.attention import PackedRows
+from runnel.llm.trained import Trained
 from runnel.ops.ragged import row_index, row_sum
 
 ENOUGH = MAX_TOKENS // 2
@@ -25,6 +24,11 @@ class Canary:
     def __init__(self) -> None:
         self._prompt: Tensor | None = None
         self._tokens: Tensor | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are tokens to be asked about."""
+        return self._prompt is not None and self._tokens is not None
 
     def take(self, batch: Batch) -> None:
         """Choose a row of an annotated batch: the first with enough sampled tokens, else the one with most."""
@@ -42,14 +46,12 @@ class Canary:
             self._tokens = tokens[first : first + min(count, MAX_TOKENS - len(self._prompt))].clone()
 
     @torch.no_grad()
-    def proof(self, model: TokenModel, bound: float) -> Proof | None:
+    def proof(self, model: Trained, bound: float) -> Proof | None:
         """What `model` says of the tokens now; None before there are any."""
         if self._prompt is None or self._tokens is None:
             return None
         n, row = len(self._prompt), torch.cat((self._prompt, self._tokens)).to(model.device)
-        hidden = model.packed_hidden(row[:-1], PackedRows([len(row) - 1], device=model.device))
-        logprobs, _ = model.target_logprobs(hidden[n - 1 :], row[n:], temperature=1.0)
-        return Proof(self._prompt, self._tokens, logprobs.float().cpu(), bound)
+        return Proof(self._prompt, self._tokens, model.row_logprobs(row, n).float().cpu(), bound)
 
     def state_dict(self) -> State:
         return {"prompt": self._prompt, "tokens": self._tokens}

@@ -8,7 +8,7 @@ optimisers. What touches a model is in `trained.py`. Read `update`, then `_gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split_units
 from runnel.llm.canary import Canary
 from runnel.llm.drift import Drift, Mismatch, version_stats
-from runnel.llm.trained import ScalarModel, TrainedModel
+from runnel.llm.trained import Trained, TrainedModel
 from runnel.nets.decoder import Recompute
 from runnel.nets.lora import Adapters, LoraConfig
 from runnel.nets.token_model import Precision
@@ -71,6 +71,10 @@ class TokenLearnerConfig:
     """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
     reference_decay: float = 0.0
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
+    shard: bool = False
+    """Let each rank of the trainer (placement.trainers) keep only its part of weights, gradients and moments (FSDP2)."""
+    offload: tuple[Literal["reference", "optimiser"], ...] = ()
+    """What is kept on the host while the device does not need it."""
     max_mismatch: float | None = None
     """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
     updates, before the run stops (ten times as much in a single one, a hundred times on the canary); by default 1e-3 in
@@ -96,6 +100,10 @@ class TokenLearnerConfig:
                 raise ConfigError(f"learner.{name}", getattr(self, name), "must be above 0")
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ConfigError("learner.max_mismatch", self.max_mismatch, "must be above 0")
+        if self.shard and self.lora.rank:
+            raise ConfigError(
+                "learner.shard", True, "adapters are trained on whole models; use learner.lora.rank 0, or no shards"
+            )
         if self.reference_every < 0:
             raise ConfigError("learner.reference_every", self.reference_every, "use 0 for never, or a number of updates")
         if not 0.0 <= self.reference_decay < 1.0:
@@ -120,13 +128,12 @@ class TokenLearner:
         device: str = "cpu",
     ) -> None:
         self.config, self.algorithms = config, dict(algorithms)
-        adapters = Adapters(model, config.lora) if config.lora.rank else None
-        self.policy = self._trained(model, device, adapters)
-        self.critic: TrainedModel | None = None
-        self.reference: TrainedModel | None = None
-        self.version = 0
         self._device = device
         self._collective: Collective = collective or OneProcess()
+        self.policy = self._trained(model, Adapters(model, config.lora) if config.lora.rank else None)
+        self.critic: Trained | None = None
+        self.reference: Trained | None = None
+        self.version = 0
         self._seen, self._mismatch, self._canary = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
         self._components, self._reader_of = _name_components(self.algorithms)
 
@@ -168,32 +175,36 @@ class TokenLearner:
         batch = Batch({k: rows[k] for k in ("tokens", "row_start", "row_length")})
         batch |= {"component": rows["loss_mask"].to(torch.int8), "unit": order, "place": torch.arange(len(rows["tokens"]))}
         out = torch.zeros(len(rows["tokens"]))
-        for some in split_tokens(order, order, rows["row_length"], self.config.micro_batch_tokens):
-            part = MicroBatch.of(batch, some, device=self._device)
-            found = self._evaluate(name, part)
-            out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
+        model = {"value": self._critic, "reference_logprob": self._reference}.get(name, lambda: self.policy)()
+        with model.resident():
+            for part in self._parts(batch, order):
+                found = model.scores(part) if name == "value" else model.logprobs(part, temperature=self.config.temperature)[0]
+                out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
         return out
 
-    def _evaluate(self, name: str, part: MicroBatch) -> Tensor:
-        if name == "value":
-            return self._critic().scores(part)
-        model = self._reference() if name == "reference_logprob" else self.policy
-        return model.logprobs(part, temperature=self.config.temperature)[0]
+    def _parts(self, batch: Batch, rows: Tensor) -> Iterator[MicroBatch]:
+        """Micro-batches of `rows`, those in which something trains."""
+        for some in split_tokens(rows, batch["unit"], batch["row_length"], self.config.micro_batch_tokens):
+            part = MicroBatch.of(batch, some, device=self._device)
+            if part.kinds:
+                yield part
 
-    def _trained(self, model: Any, device: str, adapters: Adapters | None = None) -> TrainedModel:
+    def _trained(self, model: Any, adapters: Adapters | None = None) -> Trained:
+        return TrainedModel(model, adapters=adapters, **self._model_settings())
+
+    def _model_settings(self) -> dict[str, Any]:
         c = self.config
-        options: Any = {"weight_decay": c.weight_decay, "recompute": c.recompute, "adapters": adapters}
-        return TrainedModel(model, device=device, precision=c.precision_on(device), **options)
+        settings = {"weight_decay": c.weight_decay, "recompute": c.recompute, "offload": "optimiser" in c.offload}
+        return {"device": self._device, "precision": c.precision_on(self._device), **settings}
 
-    def _critic(self) -> TrainedModel:
+    def _critic(self) -> Trained:
         if self.critic is None:
-            model = ScalarModel.copy_of(self.policy.plain)
-            self.critic = self._trained(model, self._device)
+            self.critic = self._trained(self.policy.scalar_model())
         return self.critic
 
-    def _reference(self) -> TrainedModel:
+    def _reference(self) -> Trained:
         if self.reference is None:
-            self.reference = self.policy.frozen_copy()
+            self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload)
         return self.reference
 
     # ---------------------------------------------------------------------------------------------------------- update
@@ -270,13 +281,10 @@ class TokenLearner:
         sums = dict.fromkeys(["num_tokens", "entropy", *names], torch.zeros((), device=self._device))
         drift = Drift(batch, self.version, self._device)
         useful = rows[self._useful(batch, active)[rows]]
-        for some in split_tokens(useful, batch["unit"], batch["row_length"], self.config.micro_batch_tokens):
-            part = MicroBatch.of(batch, some, device=self._device)
-            if not part.kinds:
-                continue
+        for part in self._parts(batch, useful):
             outputs = self._outputs(part, active)
             values = self._backward(part, outputs, active, counts)
-            if "logprob" in outputs:
+            if "logprob" in outputs and part.kinds:
                 values["entropy"] = outputs["entropy"].detach().sum()
                 drift.add(part, outputs["logprob"].detach())
             sums = {name: total + values[name] if name in values else total for name, total in sums.items()}
@@ -306,7 +314,7 @@ class TokenLearner:
     ) -> dict[str, Tensor]:
         """Sum the components of one micro-batch, each over its denominator of the global batch, and differentiate."""
         shown = {"num_tokens": torch.tensor(float(len(part.target)), device=self._device)}
-        total = torch.zeros((), device=self._device)
+        total = self._nothing(outputs)
         for name, component in active.items():
             if component.kind not in part.kinds:
                 continue
@@ -319,6 +327,10 @@ class TokenLearner:
             if model is not None:
                 model.gather()
         return shown
+
+    def _nothing(self, outputs: Batch) -> Tensor:
+        """The sum of no losses."""
+        return torch.zeros((), device=self._device)
 
     # ----------------------------------------------------------------------------------------------------------- parts
     def _useful(self, batch: Batch, active: Mapping[str, Component]) -> Tensor:

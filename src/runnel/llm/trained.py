@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from runnel.core.protocols import Collective, State
 from runnel.llm.batches import MicroBatch
 from runnel.nets.causal_lm import copy_model
+from runnel.nets.sharded_model import ShardedModel
 from runnel.nets.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 from runnel.ops.prefixes import fold
@@ -39,6 +44,48 @@ class ScalarModel(nn.Module):
         return ScalarModel(copy_model(model))
 
 
+class Trained(Protocol):
+    """A model as the token learner uses it: whole on every rank, or in parts."""
+
+    device: torch.device
+
+    def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
+        ...
+
+    def scores(self, part: MicroBatch) -> Tensor:
+        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        ...
+
+    def row_logprobs(self, row: Tensor, first: int) -> Tensor: ...
+
+    def resident(self) -> AbstractContextManager[None]:
+        """Inside it the weights are where passes need them."""
+        ...
+
+    def zero_grad(self) -> None: ...
+
+    def gather(self) -> None: ...
+
+    def step(self, lr: float, *, max_grad_norm: float, collective: Collective, name: str, version: int) -> float: ...
+
+    def params(self) -> Mapping[str, Tensor]: ...
+
+    def frozen_copy(self, *, offload: bool = False) -> Trained: ...
+
+    def scalar_model(self) -> ScalarModel:
+        """A `ScalarModel` on this body, to be trained."""
+        ...
+
+    def move_towards(self, other: Any, share: float) -> None: ...
+
+    def start_from(self, params: Mapping[str, Tensor]) -> None: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
 class TrainedModel(TokenModel):
     """A `TokenModel` that is asked about micro-batches."""
 
@@ -57,3 +104,23 @@ class TrainedModel(TokenModel):
         """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
         scores: Tensor = self.model.score(self.hidden(part)).squeeze(-1).float()
         return scores
+
+    def scalar_model(self) -> ScalarModel:
+        """A `ScalarModel` that starts from a copy of this model's body."""
+        return ScalarModel.copy_of(self.plain)
+
+
+class ShardedTrainedModel(ShardedModel):
+    """A `ShardedModel` that is asked about micro-batches."""
+
+    def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
+        return self.logprobs_at(part.tokens, part.lengths, part.position, part.target, temperature=temperature)
+
+    def scores(self, part: MicroBatch) -> Tensor:
+        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        return self.scores_at(part.tokens, part.lengths, part.position)
+
+    def scalar_model(self) -> ScalarModel:
+        """A `ScalarModel` whose body has no values yet (`take` brings them, to each rank its own)."""
+        return ScalarModel(self.empty_copy())

@@ -7,14 +7,17 @@ model's own parameters (packed, `pack.py`), so an engine beside the learner read
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from runnel.core.errors import NonFiniteError
+from runnel.core.pieces import whole
 from runnel.core.protocols import Collective, State
+from runnel.nets.adamw import AdamW, on_host
 from runnel.nets.causal_lm import copy_model, hidden_states, load_model_params, model_params, output_head
 from runnel.nets.decoder import Decoder, Recompute
 from runnel.nets.lora import Adapters
@@ -32,7 +35,9 @@ class TokenModel:
 
     Families that `Decoder` knows run through it, without padding; others through their own modules, padded to the longest
     row. With `recompute`, inner states of a block are not kept for the backward pass (decoder only). With `adapters`, only
-    those are trained, through the model's modules, and what is published is the plain model with them merged in.
+    those are trained, through the model's modules, and what is published is the plain model with them merged in. With
+    `offload`, the host keeps what is not needed all the time: moments and float32 masters, or all of a frozen model, which is
+    on the device only inside `resident()`.
     """
 
     def __init__(
@@ -46,9 +51,10 @@ class TokenModel:
         recompute: Recompute = "none",
         frozen: bool = False,
         adapters: Adapters | None = None,
+        offload: bool = False,
     ) -> None:
         self.model, self.device, self.precision = model, torch.device(device), precision
-        self.frozen, self._recompute, self._adapters = frozen, recompute, adapters
+        self.frozen, self._recompute, self._adapters, self._offload = frozen, recompute, adapters, offload
         self._decay, self._betas = weight_decay, betas
         own, kind = dict(model.named_parameters()), DTYPES[precision]
         self._names = [n for n in packed_order(model) if adapters is None or n in adapters.names]
@@ -62,16 +68,21 @@ class TokenModel:
         if adapters is not None:
             adapters.settle(dtype=kind, device=self.device)
         if not frozen:
-            self._master = self._vector if start is None else start.to(device)
+            place = "cpu" if offload else device
+            self._master = self._vector if start is None else start.to(place)
             self._allocate()
         self._recorded: RecordedDecoder | None = None
-        if self._decoder is not None and self.device.type == "cuda" and precision == "bfloat16":
+        moves = frozen and offload  # recorded work knows addresses
+        if self._decoder is not None and self.device.type == "cuda" and precision == "bfloat16" and not moves:
             self._recorded = RecordedDecoder(self._decoder, recompute=recompute)
+        if moves:
+            self._kept = on_host(self._vector, fast=self.device.type == "cuda")
+            self._vector.untyped_storage().resize_(0)
 
     def _allocate(self) -> None:
-        self._grad = torch.zeros_like(self._master)
-        self._mean, self._square = torch.zeros_like(self._master), torch.zeros_like(self._master)
-        self._steps = torch.zeros((), device=self.device)
+        self._grad = torch.zeros_like(self._master, device=self.device)
+        settings: Any = {"betas": self._betas, "weight_decay": self._decay, "device": self.device, "offload": self._offload}
+        self._optimiser = AdamW([self._master], **settings)
         direct = self._vector is self._master or self._decoder is not None
         self._part = self._grad if direct else torch.zeros_like(self._vector)
         if self._decoder is not None:
@@ -79,6 +90,22 @@ class TokenModel:
         if self._part.dtype == self._vector.dtype:
             for name, view in self._named(self._part).items():
                 self.model.get_parameter(name).grad = view
+
+    @contextmanager
+    def resident(self, *, changes: bool = False) -> Iterator[None]:
+        """Inside it the weights are on the device, also those of a frozen model that the host keeps (anew, if it `changes`)."""
+        if not self.frozen or not self._offload:
+            yield
+            return
+        memory = self._vector.untyped_storage()
+        memory.resize_(self._kept.untyped_storage().nbytes())
+        self._vector.copy_(self._kept, non_blocking=True)
+        try:
+            yield
+        finally:
+            if changes:
+                self._kept.copy_(self._vector)
+            memory.resize_(0)
 
     # -------------------------------------------------------------------------------------------------------- forward
     @property
@@ -98,6 +125,11 @@ class TokenModel:
             return packed_attention(turned, value, rows, scale=decoder.scale)
 
         return decoder(tokens, rows.positions, attend, recompute=self._recompute)
+
+    def row_logprobs(self, row: Tensor, first: int) -> Tensor:
+        """Log-probabilities at temperature 1 of the tokens of one row from `first` on. `[n] -> [n - first]`"""
+        hidden = self.packed_hidden(row[:-1], PackedRows([len(row) - 1], device=self.device))
+        return self.target_logprobs(hidden[first - 1 :], row[first:], temperature=1.0)[0]
 
     def target_logprobs(self, hidden: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy of its distribution. `[M, width], [M] -> [M], [M]`"""
@@ -125,22 +157,7 @@ class TokenModel:
         if not math.isfinite(norm):
             raise NonFiniteError(name, version)
         grad.mul_(min(1.0, max_grad_norm / (norm + 1e-6)))
-        self._steps += 1
-        torch._fused_adamw_(
-            [self._master],
-            [grad],
-            [self._mean],
-            [self._square],
-            [],
-            [self._steps],
-            lr=lr,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=self._decay,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
+        self._optimiser.step([grad], lr)
         self._publish()
         return norm
 
@@ -160,14 +177,16 @@ class TokenModel:
         """The model as transformers knows it, without adapters of its own."""
         return self.model if self._adapters is None else self._adapters.plain
 
-    def frozen_copy(self) -> Self:
+    def frozen_copy(self, *, offload: bool = False) -> Self:
         """The same model, fixed as it is now, in the same precision."""
-        return type(self)(copy_model(self.plain), device=str(self.device), precision=self.precision, frozen=True)
+        settings: Any = {"device": str(self.device), "precision": self.precision, "offload": offload}
+        return type(self)(copy_model(self.plain), frozen=True, **settings)
 
     @torch.no_grad()
     def move_towards(self, other: TokenModel, share: float) -> None:
         """Go `share` of the way to the weights of `other`; 1 copies them."""
-        self._vector.lerp_(other._vector, share) if share < 1.0 else self._vector.copy_(other._vector)
+        with self.resident(changes=True):
+            self._vector.lerp_(other._vector, share) if share < 1.0 else self._vector.copy_(other._vector)
 
     @torch.no_grad()
     def start_from(self, params: Mapping[str, Tensor]) -> None:
@@ -183,23 +202,26 @@ class TokenModel:
         """Weights, and where there is an optimiser its moments, in float32 by the names of the parameters; on the host, so that
         a learner that ran out of memory on its device can still be saved."""
         if self.frozen:
-            return {"model": {k: v.detach().to("cpu", copy=True) for k, v in self.params().items()}}
-        parts = {"model": self._master, "mean": self._mean, "square": self._square}
+            with self.resident():
+                return {"model": {k: v.detach().to("cpu", copy=True) for k, v in self.params().items()}}
+        parts = {"model": self._master, "mean": self._optimiser.mean[0], "square": self._optimiser.square[0]}
         state: State = {k: self._named(x.to("cpu", copy=True)) for k, x in parts.items()}
         rest = {n: p.detach().to("cpu", copy=True) for n, p in self.model.named_parameters() if n not in state["model"]}
-        return state | {"steps": float(self._steps), "rest": rest}
+        return state | {"steps": float(self._optimiser.steps), "rest": rest}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         if self.frozen:
-            load_model_params(self.model, state["model"], bind=False)
+            with self.resident(changes=True):
+                load_model_params(self.model, {name: whole(value) for name, value in state["model"].items()}, bind=False)
             return
-        for key, vector in (("model", self._master), ("mean", self._mean), ("square", self._square)):
+        own = {"model": self._master, "mean": self._optimiser.mean[0], "square": self._optimiser.square[0]}
+        for key, vector in own.items():
             for name, view in self._named(vector).items():
-                view.copy_(torch.as_tensor(state[key][name]))
+                view.copy_(whole(state[key][name]))
         for name, value in state["rest"].items():
             self.model.get_parameter(name).copy_(torch.as_tensor(value))
-        self._steps.fill_(state["steps"])
+        self._optimiser.steps.fill_(state["steps"])
         if self._adapters is not None:
             self._adapters.renew()
         self._publish()

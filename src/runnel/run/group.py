@@ -13,14 +13,16 @@ from typing import Any
 import torch
 
 from runnel.core.errors import CheckpointError
-from runnel.core.protocols import StartsFrom, State
+from runnel.core.pieces import has_pieces, join_pieces
+from runnel.core.proof import split
+from runnel.core.protocols import Sharded, StartsFrom, State
 from runnel.core.records import Accounting
 from runnel.flow.params import Channel
 from runnel.flow.slots import SlotTable
 from runnel.flow.workers.base import Worker
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
-from runnel.flow.workers.ranks import FollowingTrainer
+from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
 
 
@@ -55,6 +57,7 @@ class Group:
         """
         fresh = []
         if states is not None:
+            states = _joined(states)
             for name, table in self.tables.items():
                 table.restore(states[f"stream-{name}"])
                 table.set_epoch(epoch)
@@ -82,7 +85,7 @@ class Group:
         trainer = next((w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer)), None)
         if trainer is None:
             return
-        own = trainer.learner.params()
+        own: Any = trainer.learner.pieces() if isinstance(trainer.learner, Sharded) else trainer.learner.params()
         wrong = [k for k in own if k not in params or params[k].shape != own[k].shape]
         if wrong:
             raise CheckpointError(f"init_from {source!r}: {wrong[0]!r} is missing or has another shape; use the same network")
@@ -157,8 +160,10 @@ class Group:
         parts: dict[str, State] = {f"worker-{w.name}": w.snapshot() for w in self.workers if w.name != without}
         parts |= {f"stream-{name}": table.snapshot() for name, table in self.tables.items()}
         parts |= {f"channel-{name}": channel.snapshot() for name, channel in self.channels.items()}
-        if self.trainer is not None:
-            parts["params"] = dict(self.trainer.learner.params())
+        if isinstance(trainer := self.trainer, LeadingTrainer) and isinstance(trainer.learner, Sharded):
+            parts["params"] = dict(split(trainer.publisher.views(trainer.version))[0])  # all ranks have written there
+        elif trainer is not None:
+            parts["params"] = dict(trainer.learner.params())
         return parts
 
     def close(self) -> None:
@@ -166,3 +171,15 @@ class Group:
         with ExitStack() as stack:
             for worker in reversed(self.workers):
                 stack.callback(worker.close)
+
+
+def _joined(states: Mapping[str, State]) -> Mapping[str, State]:
+    """Parts of a checkpoint in which the leading trainer's learner has the pieces of all ranks, if it was saved in pieces; they
+    stay in their files until rows of them are asked for."""
+    leader = states.get("worker-trainer")
+    if leader is None or not has_pieces(leader["learner"]):
+        return states
+    others = {name: state for name, state in states.items() if name.startswith("worker-trainer-")}
+    joined = join_pieces([leader["learner"], *others.values()])
+    rest = {name: {k: v for k, v in state.items() if not has_pieces(v)} for name, state in others.items()}
+    return {**states, **rest, "worker-trainer": {**leader, "learner": joined}}

@@ -15,6 +15,7 @@ from runnel.llm.export import save_scorer
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.pairs import PairSampler, pair_rows
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
+from runnel.llm.sharded import make_learner
 from runnel.llm.streams import pair_stream
 from runnel.llm.tasks import DataConfig, Example
 from runnel.llm.trained import ScalarModel
@@ -67,7 +68,7 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
 
     def learner(ranks: Collective) -> TokenLearner:
         model = ScalarModel(task.model()) if scores else task.model()
-        return TokenLearner(c.learner, model, algorithms={"pairs": algorithm}, collective=ranks, device=c.device)
+        return make_learner(c.learner, model, algorithms={"pairs": algorithm}, collective=ranks, device=c.device)
 
     return Experiment(
         config=c,

@@ -23,6 +23,7 @@ from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.policy import ChatPolicy
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampler import PromptSampler
+from runnel.llm.sharded import make_learner
 from runnel.llm.sizes import context_of, lost_texts, measure
 from runnel.llm.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
@@ -88,11 +89,9 @@ class PromptTask:
             decode_text=self.tokenizer.decode,
         )
 
-    def learner(
-        self, config: TokenLearnerConfig, algorithms: Mapping[str, Algorithm], ranks: Collective | None = None
-    ) -> TokenLearner:
+    def learner(self, config: TokenLearnerConfig, algorithms: Mapping[str, Algorithm], ranks: Collective) -> TokenLearner:
         """The learner of one rank of the trainer, with an algorithm for each reader."""
-        return TokenLearner(config, self.model(), algorithms=algorithms, collective=ranks, device=self._config.device)
+        return make_learner(config, self.model(), algorithms=algorithms, collective=ranks, device=self._config.device)
 
     def demos(self, *, rows: int, lag: int) -> StreamSpec:
         """The stream of demonstrations: one segment is one batch of `rows`."""

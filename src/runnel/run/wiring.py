@@ -234,6 +234,8 @@ class _Wiring:
         learner = e.learner(rest.get("collective", OneProcess()))
         if rank:
             ends = {name: self._outer().rank_reader(e.stream(name), e.staleness[name], rank, num_ranks) for name in reads}
+            here = all(isinstance(end, TableReader) for end in ends.values())
+            rest |= {"publisher": self._params(), "here": here}
             return FollowingTrainer(f"trainer-{rank}", self.clock, learner=learner, readers=ends, **rest)
         kind = LeadingTrainer if num_ranks > 1 else TrainerWorker
         readers = {name: TableReader(self._table(name), "trainer") for name in reads}

@@ -73,10 +73,11 @@ def train(
     def work(ranks: Any) -> Any:
         settings: dict[str, Any] = {"phases": [Phase({"s": segments})], "budget": Budget(total_updates=100)}
         settings |= {"learner": learner(ranks), "readers": {"s": trainer_of(table)}, "collective": ranks}
+        settings["publisher"] = channel_of()
         settings["learner"].sleep_s = (slow or {}).get(ranks.rank, 0.0)
         worker: Any
         if ranks.rank == 0:
-            worker = LeadingTrainer("trainer", WallClock(), publisher=channel_of(), **settings)
+            worker = LeadingTrainer("trainer", WallClock(), **settings)
         else:
             worker = FollowingTrainer(f"trainer-{ranks.rank}", WallClock(), **settings)
         if states is not None:
@@ -157,6 +158,7 @@ def test_a_checkpoint_is_the_leaders_state_and_what_is_each_ranks_own() -> None:
         learner=SummingLearner(follower.ranks.collective),
         readers={},
         collective=follower.ranks.collective,
+        publisher=channel_of(),
         phases=[],
         budget=Budget(),
     )

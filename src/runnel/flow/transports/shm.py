@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import mmap
 import os
 import select
@@ -24,6 +25,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.memory import free_memory
+from runnel.core.pieces import Piece
 from runnel.core.protocols import ParamSet, State
 from runnel.core.records import StreamSpec
 from runnel.flow.collective import LOOPBACK
@@ -198,23 +200,43 @@ class ShmChannel:
         self._buffers: list[Batch] = []
 
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
+        pieces = {name: Piece.of(value) for name, value in params.items()}
+        self.open(version, pieces)
+        self.write(version, pieces)
+        self.commit(version)
+
+    def open(self, version: int, pieces: Mapping[str, Piece]) -> None:
+        """Begin to publish `version`; `pieces` tell names and shapes. Then it may be written, from any process."""
         if self._memory is None:
-            self._create(params)
+            self._create(pieces)
         if version < self.newest():
             raise DataError(f"parameters {self.name!r}: version {version} published after {self.newest()}")
-        if odd := sorted(params.keys() ^ self._buffers[0].keys()):
+        if odd := sorted(pieces.keys() ^ self._buffers[0].keys()):
             fix = "a channel keeps the names of its first publication; does the checkpoint come from another release?"
             raise DataError(f"parameters {self.name!r}: version {version} differs in {odd[:3]}: {fix}")
         slot = int(np.argmin(self._versions())) if not self.has(version) else int(np.argmax(self._versions() == version))
         with self._lock:
-            self._numbers[1 + 2 * slot] = -2
-        for key, value in params.items():
-            self._buffers[slot][key].copy_(value.detach())
+            self._numbers[1 + 2 * slot] = _unfinished(version)
+
+    def write(self, version: int, pieces: Mapping[str, Piece]) -> None:
+        """Put rows of the open `version` in their places."""
+        buffer = self._buffers[self._open_slot(version)]
+        for name, piece in pieces.items():
+            piece.put(buffer[name])
+
+    def commit(self, version: int) -> None:
+        """All rows of the open `version` are written: stamp it and let it be seen."""
+        slot = self._open_slot(version)
         crc = checksum(self._buffers[slot])
         with self._lock:
             self._numbers[2 + 2 * slot] = crc
             self._numbers[1 + 2 * slot] = version
         self._ring()
+
+    def _open_slot(self, version: int) -> int:
+        if not self._attach() or not (self._versions() == _unfinished(version)).any():
+            raise DataError(f"parameters {self.name!r}: version {version} is not open for writing")
+        return int(np.argmax(self._versions() == _unfinished(version)))
 
     def newest(self) -> int:
         return max(int(self._versions().max()), -1) if self._attach() else -1
@@ -239,6 +261,12 @@ class ShmChannel:
             return None
         return ParamSet(version, params)
 
+    def views(self, version: int) -> Mapping[str, Tensor]:
+        """A version where it lies, for whoever wants some rows of it: not a copy, and overwritten `depth` versions later."""
+        if not self.has(version):
+            raise DataError(f"parameters {self.name!r}: version {version} is not there")
+        return self._buffers[int(np.argmax(self._versions() == version))]
+
     def snapshot(self) -> State:
         if not self._attach():
             return {"versions": {}}
@@ -253,11 +281,11 @@ class ShmChannel:
     def _versions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return self._numbers[1 : 1 + 2 * self._depth : 2]
 
-    def _create(self, params: Mapping[str, Tensor]) -> None:
+    def _create(self, pieces: Mapping[str, Piece]) -> None:
         entries, at = [], 0
-        for key, value in params.items():
-            entries.append([key, str(value.dtype).removeprefix("torch."), list(value.shape), at])
-            at = _aligned(at + value.numel() * value.element_size())
+        for key, piece in pieces.items():
+            entries.append([key, str(piece.dtype).removeprefix("torch."), list(piece.shape), at])
+            at = _aligned(at + math.prod(piece.shape) * piece.dtype.itemsize)
         manifest = json.dumps({"entries": entries, "size": at}).encode()
         os.ftruncate(self._fd, _aligned(4096 + len(manifest)) + self._depth * at)
         memory = mmap.mmap(self._fd, 0)
@@ -284,6 +312,11 @@ class ShmChannel:
             self._buffers.append(Batch(fields))
         self._memory, self._numbers = memory, numbers
         return True
+
+
+def _unfinished(version: int) -> int:
+    """The mark of a buffer into which `version` is being written."""
+    return -2 - version
 
 
 def _aligned(num: int) -> int:

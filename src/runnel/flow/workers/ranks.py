@@ -17,16 +17,31 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from runnel.core.clock import Clock
 from runnel.core.errors import RankError
 from runnel.core.metrics import StageTimer
-from runnel.core.protocols import Draws, Learner, Metrics, RankReader, SharedReader, State, Update
+from runnel.core.pieces import Piece, rows_of_rank
+from runnel.core.proof import pack
+from runnel.core.protocols import (
+    Draws,
+    Learner,
+    Metrics,
+    Proves,
+    RankReader,
+    Sharded,
+    SharedPublisher,
+    SharedReader,
+    State,
+    Update,
+)
 from runnel.core.shares import share_of
 from runnel.flow.collective import TorchCollective
 from runnel.flow.params import checksum
 from runnel.flow.workers.base import Worker
 from runnel.flow.workers.stragglers import Stragglers
-from runnel.flow.workers.trainer import Budget, Phase, Taken, TrainerWorker, count_steps, phase_at
+from runnel.flow.workers.trainer import Budget, Phase, Taken, TrainerWorker, check_finite, count_steps, phase_at
 
 COMPARE_EVERY = 100
 """Updates between two comparisons of the ranks' parameters; at first they are compared at each power of 2."""
@@ -58,7 +73,7 @@ class Ranks:
         """Before an update; before the first of all, ranks must have the same parameters."""
         if not self._met:
             with self._timer.stage("meet"):
-                self._compare(self.collective.gather([float(checksum(learner.params()))]), version)
+                self._compare(self.collective.gather([float(_mark(learner))]), version)
             self._met = True
         self._before = self._seconds()
 
@@ -67,7 +82,7 @@ class Ranks:
         spent = [now - before for now, before in zip(self._seconds(), self._before, strict=True)]
         due = version % COMPARE_EVERY == 0 or version & (version - 1) == 0
         with self._timer.stage("agree"):
-            mark, names = checksum(learner.params()) if due else 0, zlib.crc32("\n".join(metrics).encode())
+            mark, names = _mark(learner) if due else 0, zlib.crc32("\n".join(metrics).encode())
             rows = self.collective.gather([*spent, *counts, names, version, mark])
             behind = [r for r, row in enumerate(rows) if row[6] != rows[0][6]]
             if behind:
@@ -81,6 +96,32 @@ class Ranks:
         """Leave this rank's feedback beside its part of the batch."""
         for name, feedback in update.feedback.items():
             readers[name].answer(mine[name], feedback, rank=self.rank)
+
+    def write(self, learner: Sharded, publisher: SharedPublisher, version: int, *, here: bool = True) -> None:
+        """After an update to `version`: every rank writes the rows that it keeps to where the version is published.
+
+        The leader opens it, and commits it when all have finished. Ranks that are not `here`, where that memory is, send their
+        rows to the leader, one parameter after another.
+        """
+        pieces = dict(learner.pieces())
+        check_finite({name: piece.value for name, piece in pieces.items()}, version)
+        proof = pack(learner.proof()) if isinstance(learner, Proves) else {}
+        if self.rank == 0:
+            pieces |= {name: Piece.of(value) for name, value in proof.items()}
+            publisher.open(version, pieces)
+        away = [r for r, (near,) in enumerate(self.collective.gather([float(here)])) if not near]
+        if here:
+            publisher.write(version, pieces)
+        for rank in away if self.rank == 0 else ():
+            for name in learner.pieces():
+                publisher.write(version, {name: self._receive(pieces[name], rank)})
+        for piece in pieces.values() if self.rank in away else ():
+            self.collective.send(piece.value.detach().to("cpu", piece.dtype).contiguous(), 0)
+
+    def _receive(self, like: Piece, rank: int) -> Piece:
+        start, stop = rows_of_rank(like.shape[0], rank, self.num)
+        rows = self.collective.receive(torch.empty(stop - start, *like.shape[1:], dtype=like.dtype), rank)
+        return Piece(((start, rows),), like.shape, like.dtype)
 
     @contextmanager
     def _wait(self) -> Iterator[None]:
@@ -98,6 +139,15 @@ class Ranks:
             raise RankError(others, "agree", f"are at version {version} with other parameters than rank 0", why)
 
 
+def _mark(learner: Learner) -> int:
+    """What ranks with the same parameters have in common; where each keeps rows of its own, they can compare before the first
+    pass only."""
+    if not isinstance(learner, Sharded):
+        return checksum(learner.params())
+    pieces = learner.pieces()
+    return checksum({n: p.value for n, p in pieces.items()}) if all(p.value.shape == p.shape for p in pieces.values()) else 0
+
+
 def _join(metrics: Metrics, rows: list[list[float]]) -> Metrics:
     """Means over ranks; of what is a largest number, the largest. What is the same on all stays as it is to the last bit."""
     joined = {}
@@ -112,18 +162,13 @@ class LeadingTrainer(TrainerWorker):
     ranks."""
 
     readers: Mapping[str, SharedReader]
+    publisher: SharedPublisher
 
     def __init__(self, name: str, clock: Clock, *, collective: TorchCollective, **settings: Any) -> None:
         super().__init__(name, clock, **settings)
         self.ranks = Ranks(collective, self.timer)
         self._stragglers = Stragglers()
         self._seconds: dict[str, float] = {}
-
-    def setup(self) -> None:
-        address = self.ranks.collective.listen()
-        for reader in self.readers.values():
-            reader.announce(address)
-        super().setup()
 
     def _take(self, wanted: Mapping[str, int]) -> Taken:
         return {name: self.readers[name].take(num, ranks=self.ranks.num) for name, num in wanted.items()}
@@ -133,6 +178,9 @@ class LeadingTrainer(TrainerWorker):
         self.ranks.begin(self.learner, self.version)
         update = super()._train(mine)
         self.ranks.answer(self.readers, mine, update)
+        if isinstance(self.learner, Sharded):
+            with self.timer.stage("publish"):
+                self.ranks.write(self.learner, self.publisher, self.version + 1)
         counts = count_steps(segments, self._token_streams)
         end = self.ranks.finish(self.learner, self.version + 1, update.metrics, counts)
         self._seconds, warning = self._stragglers.add(end.seconds)
@@ -140,6 +188,27 @@ class LeadingTrainer(TrainerWorker):
             self.emit({"kind": "event", "level": "warning", "text": warning})
         # what each rank has said lies beside the segments already
         return Update(end.metrics, {name: [{} for _ in segments[name]] for name in update.feedback})
+
+    def setup(self) -> None:
+        address = self.ranks.collective.listen()
+        for reader in self.readers.values():
+            reader.announce(address)
+        if isinstance(self.learner, Sharded):  # it has all rows before the first pass
+            pieces = dict(self.learner.pieces()) | {name: Piece.of(value) for name, value in pack(None).items()}
+            self.publisher.open(self.version, pieces)
+            self.publisher.write(self.version, pieces)
+        super().setup()
+
+    def _check(self) -> None:
+        if not isinstance(self.learner, Sharded):
+            super()._check()
+
+    def _publish(self) -> None:
+        """What ranks keep in parts they have written already."""
+        if isinstance(self.learner, Sharded):
+            self.publisher.commit(self.version)
+        else:
+            super()._publish()
 
     def _times(self) -> dict[str, Any]:
         return {"time": {"ranks": self._seconds}}
@@ -162,12 +231,15 @@ class FollowingTrainer(Worker):
         learner: Learner,
         readers: Mapping[str, RankReader],
         collective: TorchCollective,
+        publisher: SharedPublisher,
+        here: bool = True,
         phases: Sequence[Phase],
         budget: Budget,
         token_streams: Sequence[str] = (),
     ) -> None:
         super().__init__(name, clock)
         self.learner, self.readers, self.phases, self.budget = learner, readers, phases, budget
+        self._publisher, self._here = publisher, here
         self.ranks = Ranks(collective, self.timer)
         self.version = self.steps = self.tokens = 0
 
@@ -184,6 +256,9 @@ class FollowingTrainer(Worker):
             update = self.learner.update(batch)
         self.ranks.answer(self.readers, mine, update)
         self.version += 1
+        if isinstance(self.learner, Sharded):
+            with self.timer.stage("publish"):
+                self.ranks.write(self.learner, self._publisher, self.version, here=self._here)
         steps, tokens = self.ranks.finish(self.learner, self.version, update.metrics).counts
         self.steps, self.tokens = self.steps + steps, self.tokens + tokens
         return 1

@@ -128,7 +128,7 @@ class TrainerWorker(Worker):
         steps, tokens = count_steps(segments, self._token_streams)
         self.steps, self.tokens = self.steps + steps, self.tokens + tokens
         with self.timer.stage("publish"):
-            _check_finite(self.learner.params(), self.version)
+            self._check()
             self._publish()
         for name, group in segments.items():
             self.readers[name].release(group, feedback=update.feedback.get(name))
@@ -154,6 +154,9 @@ class TrainerWorker(Worker):
         """What an update event says beside this of seconds; they stand apart from metrics, which can be compared."""
         return {}
 
+    def _check(self) -> None:
+        check_finite(self.learner.params(), self.version)
+
     def _publish(self) -> None:
         params = self.learner.params()
         if isinstance(self.learner, Proves):
@@ -172,7 +175,7 @@ class TrainerWorker(Worker):
         self.version, self.steps, self.tokens = state["version"], state["steps"], state["tokens"]
 
 
-def _check_finite(params: Mapping[str, Tensor], version: int) -> None:
+def check_finite(params: Mapping[str, Tensor], version: int) -> None:
     """A finite loss may have an infinite gradient. Bad parameters go no further: not to actors, not into a checkpoint."""
     floats = {name: x for name, x in params.items() if x.is_floating_point()}
     if all(x.is_cpu for x in floats.values()):

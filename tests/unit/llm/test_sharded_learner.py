@@ -1,0 +1,122 @@
+"""The token learner over ranks that keep a part of the model each (FSDP2): the step of one, any number of ranks on resume."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_tokens import demos, pairs
+from ranks_apart import apart, channel_of, numbers, sharded
+from test_token_algorithms import segments_of
+
+from runnel.core.pieces import join_pieces
+from runnel.core.protocols import OneProcess
+from runnel.core.shares import share_of
+from runnel.flow.transports.shm import anonymous_file
+from runnel.run.checkpoint import read_part, write_parts
+
+NAMES = ("grpo", "ppo", "sft", "dpo")
+
+
+def batches(name: str, updates: int) -> tuple[str, list[Any]]:
+    """Six groups of rows of other lengths for each update, so that ranks have other numbers of micro-batches."""
+    rng, found = np.random.default_rng(7), []
+    for _ in range(updates):
+        made = {"dpo": lambda: {"pairs": [pairs(rng, 6)]}, "sft": lambda: {"demos": [demos(rng, 6)]}}
+        ((reader, segments),) = made.get(name, lambda: segments_of(name, rng, 6))().items()
+        found.append(segments)
+    return reader, found
+
+
+def train(ranks: Any, names: tuple[str, ...], saved: str = "", first: int = 0, changes: Any = None) -> dict[str, Any]:
+    """One update of each algorithm, from a state that was `saved` by any number of ranks; metrics and the new state."""
+    out = {}
+    for name in names:
+        reader, made = batches(name, first + 1)
+        learner = sharded(ranks, name, reader, **(changes or {"micro_batch_tokens": 24}))
+        if saved:
+            states = [read_part(Path(saved), f"{name}-{i}") for i in range(len(list(Path(saved).glob(f"{name}-*.json"))))]
+            learner.load_state_dict(join_pieces(states))
+        mine = share_of(made[first], ranks.rank, ranks.world_size)
+        metrics = learner.update(learner.prepare({reader: mine}, progress=0.0)).metrics
+        out[name] = {"metrics": metrics, "state": _plain(learner.state_dict())}
+    return out
+
+
+def _plain(state: Any) -> Any:
+    """A state whose tensors can go to another process."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    return state.numpy().copy() if isinstance(state, torch.Tensor) else state
+
+
+def _tensors(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _tensors(value) for key, value in state.items()}
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
+
+
+def weights(found: list[dict[str, Any]], name: str, kind: str = "model") -> torch.Tensor:
+    """All weights (or moments) of all models that the ranks' states hold."""
+    state = join_pieces([_tensors(one[name]["state"]) for one in found])
+    models = [state[key] for key in ("policy", "critic", "reference") if state[key] is not None]
+    return torch.cat([value[:].flatten() for model in models if kind in model for value in model[kind].values()])
+
+
+def test_ranks_that_keep_parts_take_the_step_of_one_and_go_on_in_any_number(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    alone = [train(OneProcess(), NAMES)]
+    two = apart(2, train, NAMES)
+    for name in NAMES:
+        torch.testing.assert_close(weights(two, name), weights(alone, name), rtol=1e-6, atol=1e-8, msg=name)
+        for key, value in alone[0][name]["metrics"].items():
+            if key == "grad_norm" or key.startswith("loss/"):
+                assert two[1][name]["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-9), (name, key)
+        for rank, found in enumerate(two):
+            write_parts(tmp_path, {f"{name}-{rank}": _tensors(found[name]["state"])})
+    one_on = [train(OneProcess(), NAMES, str(tmp_path), 1)]
+    three_on = apart(3, train, NAMES, str(tmp_path), 1)
+    for name in NAMES:
+        for kind in ("model", "mean", "square"):
+            torch.testing.assert_close(
+                weights(three_on, name, kind), weights(one_on, name, kind), rtol=1e-5, atol=1e-8, msg=name
+            )
+        assert not torch.equal(weights(one_on, name), weights(two, name)), "it was trained further"
+
+
+def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:
+    """Two updates, each published by all ranks, in one memory or through the leader; what each kept, and the proof."""
+    from runnel.core.clock import WallClock
+    from runnel.core.metrics import StageTimer
+    from runnel.flow.workers.ranks import Ranks
+
+    reader, made = batches("grpo", 2)
+    learner = sharded(ranks, "grpo", reader, precision="float32", recompute="block", offload=("optimiser", "reference"))
+    channel, meeting, kept = channel_of(pid, fd), Ranks(ranks, StageTimer(WallClock())), {}
+    for version, segments in enumerate(made, start=1):
+        learner.update(learner.prepare({reader: share_of(segments, ranks.rank, ranks.world_size)}, progress=0.0))
+        meeting.write(learner, channel, version, here=here[ranks.rank])
+        ranks.gather([1.0])
+        if ranks.rank == 0:
+            channel.commit(version)
+        kept[version] = numbers(learner.pieces())
+    return kept
+
+
+@pytest.mark.parametrize("here", [(True, True, True), (True, False, True)])
+def test_every_rank_writes_its_rows_where_engines_read_them(here: tuple[bool, ...]) -> None:
+    fd = anonymous_file("params")
+    found = apart(3, publish, os.getpid(), fd, here)
+    channel = channel_of(os.getpid(), fd)
+    for version in (1, 2):
+        params = channel.get(version)
+        assert params is not None, "its checksum holds"
+        whole = join_pieces([_tensors(one[version]) for one in found])
+        for name, rows in whole.items():
+            torch.testing.assert_close(params.params[name], rows[:], rtol=0, atol=0)
+    assert params.params["proof/sizes"].min() > 0, "what the leader says of some tokens is published too"
+    assert not torch.equal(channel.views(1)["model.norm.weight"], channel.views(2)["model.norm.weight"])
