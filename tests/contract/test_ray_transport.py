@@ -31,7 +31,7 @@ from runnel.flow.transports.remote import PeerLost, RemoteWriter
 from runnel.flow.transports.shm import ShmTransport
 from runnel.testing.param_properties import params_of
 from runnel.testing.sample_properties import fill, spec_of, values
-from runnel.testing.transport import INFERENCE, PARAMS, SAMPLES, InferenceEnds, ParamEnds
+from runnel.testing.transport import INFERENCE, PARAMS, RANKS, SAMPLES, InferenceEnds, ParamEnds
 
 
 class OverRay:
@@ -93,6 +93,11 @@ def transport() -> Iterator[OverRay]:
 
 @pytest.mark.parametrize("check", SAMPLES.values(), ids=SAMPLES)
 def test_samples(transport: Any, check: Callable[[Any], None]) -> None:
+    check(transport.samples)
+
+
+@pytest.mark.parametrize("check", RANKS.values(), ids=RANKS)
+def test_ranks(transport: Any, check: Callable[[Any], None]) -> None:
     check(transport.samples)
 
 

@@ -27,7 +27,7 @@ SPREAD_RANKS = (
     "the ranks of a trainer are on one node; for several, where they meet over the network (docs/cluster.md says what that "
     "opens), ask for it: add `spread` to the line of `trainer*`"
 )
-OVER_NETWORK = "they meet over the network, and rank 0 opens a port without a password on its node's own address"
+OVER_NETWORK = "they meet over the network; each opens ports without a password on its node's own address"
 GRAMMAR = "write PATTERN: N cores, N gpus, N GiB, on POOL (or on LABEL=VALUE), spread or pack"
 
 

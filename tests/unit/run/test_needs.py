@@ -86,7 +86,7 @@ def test_ranks_that_are_spread_are_on_several_nodes_and_the_dry_run_says_so():
     nodes = [NodeRoom("a", 4), NodeRoom("b", 4)]
     places = fit(needs, nodes, together)
     assert {places["trainer"], places["trainer-1"]} == {"a", "b"}
-    said = "ranks are on 2 nodes: they meet over the network, and rank 0 opens a port without a password on its node's own"
+    said = "ranks are on 2 nodes: they meet over the network; each opens ports without a password on its node's own address"
     assert said in describe_fit(needs, places, nodes, found)
     one = {**places, "trainer": "a", "trainer-1": "a"}
     assert "ranks are on 1 node: they meet on the loopback" in describe_fit(needs, one, nodes, found)
