@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.fsdp  # this and transformers once, before processes are made
 from made_tokens import VOCAB
 from test_token_algorithms import ALGORITHMS, SIZES
+from transformers import LlamaForCausalLM  # noqa: F401
 
 from runnel.core.pieces import Piece
 from runnel.flow.collective import TorchCollective
@@ -71,3 +75,21 @@ def channel_of(pid: int, fd: int) -> ShmChannel:
 def numbers(pieces: dict[str, Piece]) -> dict[str, Any]:
     """Pieces as data that can go to another process."""
     return {name: {"piece": p.value.detach().numpy().copy(), "start": p.start, "of": p.shape[0]} for name, p in pieces.items()}
+
+
+class Peak:
+    """Bytes that this process's memory, of its own or shared, grew by at most inside it."""
+
+    def __enter__(self) -> Peak:
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
+        self._before = _status("VmRSS")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bytes = _status("VmHWM") - self._before
+
+
+def _status(name: str) -> int:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
+    return int(line.split()[1]) * 1024

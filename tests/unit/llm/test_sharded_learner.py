@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from made_tokens import demos, pairs
-from ranks_apart import apart, channel_of, numbers, sharded
+from ranks_apart import Peak, apart, channel_of, numbers, sharded
 from test_token_algorithms import segments_of
 
 from runnel.core.pieces import join_pieces
 from runnel.core.protocols import OneProcess
 from runnel.core.shares import share_of
 from runnel.flow.transports.shm import anonymous_file
+from runnel.nets.causal_lm import ModelConfig, build_model
+from runnel.nets.sharded_model import ShardedModel
 from runnel.run.checkpoint import read_part, write_parts
 
 NAMES = ("grpo", "ppo", "sft", "dpo")
@@ -120,3 +122,52 @@ def test_every_rank_writes_its_rows_where_engines_read_them(here: tuple[bool, ..
             torch.testing.assert_close(params.params[name], rows[:], rtol=0, atol=0)
     assert params.params["proof/sizes"].min() > 0, "what the leader says of some tokens is published too"
     assert not torch.equal(channel.views(1)["model.norm.weight"], channel.views(2)["model.norm.weight"])
+
+
+LARGE = ModelConfig(layers=4, width=512, heads=4, kv_heads=4, inner=1408)
+"""Some 52 MB in float32."""
+
+
+def model_of(ranks: Any, seed: int) -> ShardedModel:
+    """A large model of this rank's rows."""
+    model = ShardedModel(build_model(LARGE, 64, seed=seed), mesh=ranks.mesh)
+    assert model.root is not None
+    return model
+
+
+def give(ranks: Any, pid: int, fd: int) -> Any:
+    """Publish a version that no rank has the whole of; bytes of the largest growth."""
+    model, channel = model_of(ranks, 3), channel_of(pid, fd)
+    if ranks.rank == 0:
+        channel.open(1, model.pieces())
+    ranks.gather([1.0])
+    with Peak() as peak:
+        channel.write(1, model.pieces())
+    ranks.gather([1.0])
+    return peak.bytes
+
+
+def take(ranks: Any, pid: int, fd: int) -> Any:
+    """Take this rank's rows of the version; bytes of the largest growth, and a sum over the rows."""
+    model, channel = model_of(ranks, 4), channel_of(pid, fd)
+    params = channel.views(1)
+    with Peak() as peak:
+        model.start_from(params)
+    return peak.bytes, sum(float(piece.value.double().sum()) for piece in model.pieces().values())
+
+
+def test_weights_go_from_two_ranks_to_three_without_a_full_copy_on_any() -> None:
+    """Each touches its own rows of the published version, and little else."""
+    fd = anonymous_file("params")
+    whole = build_model(LARGE, 64, seed=3).requires_grad_(False)
+    size = sum(p.numel() * 4 for p in whole.parameters())
+    given = apart(2, give, os.getpid(), fd)
+    channel = channel_of(os.getpid(), fd)
+    channel.commit(1)
+    taken = apart(3, take, os.getpid(), fd)
+    assert size > 50e6
+    for grown in given:
+        assert grown < 0.5 * size + 4e6, f"{grown / 1e6:.0f} MB of {size / 1e6:.0f}"
+    for grown, _ in taken:
+        assert grown < 0.34 * size + 4e6, f"{grown / 1e6:.0f} MB of {size / 1e6:.0f}"
+    assert sum(found for _, found in taken) == pytest.approx(sum(float(p.double().sum()) for p in whole.parameters()), rel=1e-9)
