@@ -68,6 +68,7 @@ class Stage:
         bounds = np.full(len(self.bounds), all_tokens, dtype=np.int32)
         bounds[0], bounds[1 : len(sizes) + 1] = 0, np.cumsum(sizes)
         positions = np.arange(all_tokens) - np.repeat(bounds[: len(sizes)], sizes)
+        positions[size:] = 0  # of the filling: a row of it may be longer than the model knows positions
         self.tokens[:size].copy_(tokens)
         self.tokens[size:].zero_()
         self.positions.copy_(send(torch.from_numpy(positions), self.positions.device))

@@ -68,8 +68,8 @@ class TokenModel:
         if adapters is not None:
             adapters.settle(dtype=kind, device=self.device)
         if not frozen:
-            place = "cpu" if offload else device
-            self._master = self._vector if start is None else start.to(place)
+            kept = None if start is None else on_host(start, fast=self.device.type == "cuda") if offload else start.to(device)
+            self._master = self._vector if kept is None else kept
             self._allocate()
         self._recorded: RecordedDecoder | None = None
         moves = frozen and offload  # recorded work knows addresses
