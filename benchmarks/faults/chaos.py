@@ -85,6 +85,10 @@ THRESHOLDS = {"ppo": 195.0, "appo": 195.0, "grpo": 0.5}
 """Mean return of the last 100 episodes (completions) in training; by chance it is about 20, 20 and 0.04."""
 
 
+class NotYet(Exception):
+    """A fault whose time has not come."""
+
+
 class Chaos:
     """Does harm at random moments; it is the run's `on_update`, and ends the run when the time is over and all is well."""
 
@@ -161,6 +165,10 @@ class Chaos:
         except LookupError:  # what it would hit is not there
             self._open = ""
             return
+        except NotYet:
+            self._open = ""
+            self._left.insert(0, name)
+            return
         print(f"  version {version}: {name}", flush=True)
 
     def _is_over(self) -> bool:
@@ -188,7 +196,7 @@ class Chaos:
     def _damage(self, *, newest_only: bool) -> None:
         found = sorted((self._folder / "checkpoints").glob("0*"))
         if len(found) < 2:
-            raise LookupError("there is none before it to go back to")
+            raise NotYet("there is none before it to go back to")
         for checkpoint in found[-1:] if newest_only else found:
             path = max((p for p in checkpoint.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
             data = bytearray(path.read_bytes())
