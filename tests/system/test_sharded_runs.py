@@ -1,4 +1,4 @@
-"""A language model's trainer whose ranks keep a part of the model each, as a whole run: the curve of one, and any number on resume."""
+"""A trainer whose ranks keep a part of a language model each, as a whole run: the curve of one, any number on resume."""
 
 from __future__ import annotations
 
