@@ -18,8 +18,8 @@ from torch.testing import assert_close
 import runnel as rl
 
 FAULTY = str(Path(__file__).parents[1] / "system" / "rank_faults.py")
-APART = {"actor-*": "b", "policy-*": "c", "trainer*": "a"}
-"""Every kind of worker on a node of its own."""
+APART = {"actor-*": "b", "policy-*": "c", "trainer*": "a", "reference-*": "c"}
+"""Every kind of worker on a node of its own; engines and references share one."""
 
 
 def train(name: str, out: Path, **extra: Any) -> rl.Run:
@@ -74,10 +74,13 @@ def test_a_buffer_on_a_node_of_its_own(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_a_language_model_served_from_another_node(nodes: Nodes, tmp_path: Path) -> None:
-    """Actor, engine and trainer on three nodes: requests are relayed, and answers are those of an engine inline."""
-    inproc = train("grpo", tmp_path / "inproc", deterministic=True)
-    extra = {"placement": {"policy_workers": 1, "threads": 1}, "cluster": apart("actor-*", "policy-*", "trainer*")}
-    over_ray = train("grpo", tmp_path / "ray", launcher="ray", deterministic=True, **extra)
+    """Actor, engine and trainer on three nodes: requests are relayed, and answers are those of an engine inline. The
+    reference is asked from another node too."""
+    kept: dict[str, Any] = {"deterministic": True, "grpo": {"kl_coef": 1.0}}
+    inproc = train("grpo", tmp_path / "inproc", placement={"reference_workers": 1, "threads": 1}, **kept)
+    placement = {"policy_workers": 1, "reference_workers": 1, "threads": 1}
+    cluster = apart("actor-*", "policy-*", "reference-*", "trainer*")
+    over_ray = train("grpo", tmp_path / "ray", launcher="ray", placement=placement, cluster=cluster, **kept)
     assert content(over_ray.path)[1] == content(inproc.path)[1]
     balanced(over_ray)
 

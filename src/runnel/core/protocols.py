@@ -407,6 +407,15 @@ class Proves(Protocol):
 
 
 @runtime_checkable
+class Freezes(Protocol):
+    """A learner that fixes copies of a model for workers elsewhere to hold (a reference). Each has a parameter channel."""
+
+    def frozen(self) -> Mapping[str, ParamSet]:
+        """By channel, the copy that workers are to hold now, under the version at which it was fixed; nothing before that."""
+        ...
+
+
+@runtime_checkable
 class Draws(Protocol):
     """A learner that draws random numbers: each rank has a generator of its own, all else is the same on every rank."""
 

@@ -36,6 +36,14 @@ def join_rows(segments: Sequence[Segment]) -> Batch:
     return out
 
 
+def questions(rows: Batch) -> Batch:
+    """Rows as a model is asked about them: each is a unit, tokens of `loss_mask` are asked about, and `place` says where in
+    `tokens` `[N]` each one lies."""
+    out = Batch({k: rows[k] for k in ("tokens", "row_start", "row_length")})
+    out |= {"component": rows["loss_mask"].to(torch.int8), "unit": torch.arange(len(rows["row_length"]))}
+    return Batch(out | {"place": torch.arange(len(rows["tokens"]))})
+
+
 def token_places(start: Tensor, length: Tensor) -> Tensor:
     """Places of all tokens of the rows at `start`, one row after another. `[r], [r] -> [n]`
 

@@ -20,7 +20,8 @@ from runnel.llm.tokenize import Tokenizer
 
 @dataclass(eq=False)
 class Group:
-    """The completions of one prompt on their way: waiting (no tickets), running, then judged (all replies there)."""
+    """The completions of one prompt on their way: waiting (no tickets), running, then judged (all replies there). Where a
+    reference is asked, it answers for each row meanwhile."""
 
     slot: Slot
     task_id: int
@@ -30,6 +31,12 @@ class Group:
     """Row to ticket, for rows whose reply is not there yet."""
     replies: dict[int, Batch] = field(default_factory=dict)
     """Row to what the engine made of it."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """Row to ticket, for rows of which the reference has not yet said something."""
+    reference: dict[int, Tensor] = field(default_factory=dict)
+    """Row to the reference's log-probabilities of its completion."""
+    rewards: Rewards | None = None
+    """What the judges said, while the reference is waited for."""
 
     @property
     def required(self) -> int:
@@ -41,9 +48,10 @@ class Group:
         return found
 
 
-def fill(group: Group, rewards: Rewards, levels: Mapping[str, Level], tokenizer: Tokenizer) -> None:
-    """Write a group's rows into its segment. A channel that does not apply to a completion is NaN there."""
-    arrays, header = group.slot.arrays, group.slot.header
+def fill(group: Group, levels: Mapping[str, Level], tokenizer: Tokenizer) -> None:
+    """Write the rows of a judged group into its segment. A channel that does not apply to a completion is NaN there."""
+    assert group.rewards is not None, "it is judged"
+    arrays, header, rewards = group.slot.arrays, group.slot.header, group.rewards
     prompt, start = torch.tensor(group.prompt), 0
     for row in range(len(group.replies)):
         reply = group.replies[row]
@@ -53,6 +61,9 @@ def fill(group: Group, rewards: Rewards, levels: Mapping[str, Level], tokenizer:
         if "sampling_logprob" in arrays:
             arrays["sampling_logprob"][start:middle] = 0.0
             arrays["sampling_logprob"][middle:end] = reply.get("sampling_logprob", reply["logprob"])
+        if "reference_logprob" in arrays:
+            arrays["reference_logprob"][start:middle] = 0.0
+            arrays["reference_logprob"][middle:end] = group.reference.get(row, torch.zeros(()))
         arrays["prompt_length"][row] = len(prompt)
         arrays["terminated"][row] = reply["terminated"][0]
         arrays["truncated"][row] = ~reply["terminated"][0]
@@ -105,6 +116,9 @@ def group_data(group: Group) -> State:
         "tokens": torch.tensor(group.prompt),
         "tickets": [[k, v] for k, v in group.tickets.items()],
         "replies": [[k, {name: x.clone() for name, x in v.items()}] for k, v in group.replies.items()],
+        "asked": [[k, v] for k, v in group.asked.items()],
+        "reference": [[k, v.clone()] for k, v in group.reference.items()],
+        "rewards": group.rewards,
     }
 
 
@@ -114,4 +128,7 @@ def group_from(data: State, writer: SampleWriter) -> Group:
     group = Group(writer.reclaim(data["slot"]), data["task_id"], example, data["tokens"].tolist())
     group.tickets = {int(k): int(v) for k, v in data["tickets"]}
     group.replies = {int(k): Batch(v) for k, v in data["replies"]}
+    group.asked = {int(k): int(v) for k, v in data.get("asked", ())}  # older checkpoints have none of these
+    group.reference = {int(k): v for k, v in data.get("reference", ())}
+    group.rewards = data.get("rewards")
     return group

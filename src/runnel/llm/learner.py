@@ -19,14 +19,15 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.memory import memory_for
 from runnel.core.proof import Proof
-from runnel.core.protocols import Collective, Metrics, OneProcess, State, Update
+from runnel.core.protocols import Collective, Metrics, OneProcess, ParamSet, State, Update
 from runnel.core.records import Segment
 from runnel.core.rng import make_seed
 from runnel.core.schedule import at, parse
 from runnel.llm.algorithms.base import Algorithm, Component, Part
-from runnel.llm.batches import MicroBatch, join_rows, merge, split_tokens, split_units
+from runnel.llm.batches import MicroBatch, join_rows, merge, questions, split_tokens, split_units
 from runnel.llm.canary import Canary
 from runnel.llm.drift import Drift, Mismatch, version_stats
+from runnel.llm.reference import REFERENCE, KeptReference, ReferencePlan
 from runnel.llm.trained import Trained, TrainedModel
 from runnel.nets.decoder import Recompute
 from runnel.nets.lora import Adapters, LoraConfig
@@ -115,7 +116,8 @@ class TokenLearner:
 
     `algorithms` gives each reader its algorithm; a batch may hold rows of one reader or of several. Where an algorithm needs a
     reference policy, it is a copy of the model at the first batch of that algorithm; where one needs values, a critic starts
-    from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model.
+    from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model. With a plan for the
+    `reference`, workers elsewhere answer for it (`reference.py`): segments bring what it says, and the copy is only kept.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class TokenLearner:
         algorithms: Mapping[str, Algorithm],
         collective: Collective | None = None,
         device: str = "cpu",
+        reference: ReferencePlan | None = None,
     ) -> None:
         self.config, self.algorithms = config, dict(algorithms)
         self._device = device
@@ -133,6 +136,8 @@ class TokenLearner:
         self.policy = self._trained(model, Adapters(model, config.lora) if config.lora.rank else None)
         self.critic: Trained | None = None
         self.reference: Trained | None = None
+        self._plan = reference
+        self._kept: KeptReference | None = None
         self.version = 0
         self._seen, self._mismatch, self._canary = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
         self._components, self._reader_of = _name_components(self.algorithms)
@@ -159,7 +164,7 @@ class TokenLearner:
         for reader, some in found.items():
             algorithm = self.algorithms[reader]
             rows = join_rows(some)
-            for need in sorted(algorithm.needs):
+            for need in sorted(algorithm.needs - rows.keys()):
                 rows[need] = self._field(need, rows)
             parts.append(algorithm.annotate(rows, self._collective))
         batch = merge(parts)
@@ -171,13 +176,10 @@ class TokenLearner:
     @torch.no_grad()
     def _field(self, name: str, rows: Batch) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
-        order = torch.arange(len(rows["row_length"]))
-        batch = Batch({k: rows[k] for k in ("tokens", "row_start", "row_length")})
-        batch |= {"component": rows["loss_mask"].to(torch.int8), "unit": order, "place": torch.arange(len(rows["tokens"]))}
-        out = torch.zeros(len(rows["tokens"]))
+        batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
         model = {"value": self._critic, "reference_logprob": self._reference}.get(name, lambda: self.policy)()
         with model.resident():
-            for part in self._parts(batch, order):
+            for part in self._parts(batch, batch["unit"]):
                 found = model.scores(part) if name == "value" else model.logprobs(part, temperature=self.config.temperature)[0]
                 out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
         return out
@@ -372,8 +374,9 @@ class TokenLearner:
     def _follow(self) -> None:
         """A moving reference takes its step towards the policy."""
         every = self.config.reference_every
-        if self.reference is not None and every and self.version % every == 0:
-            self.reference.move_towards(self.policy, 1.0 - self.config.reference_decay)
+        for reference in (self.reference, self._kept):
+            if reference is not None and every and self.version % every == 0:
+                reference.move_towards(self.policy, 1.0 - self.config.reference_decay)
 
     # ----------------------------------------------------------------------------------------------------------- state
     def params(self) -> Mapping[str, Tensor]:
@@ -384,15 +387,25 @@ class TokenLearner:
         """What the policy says of the canary's tokens now; it is published with the weights, for engines to compare."""
         return self._canary.proof(self.policy, self.config.mismatch_on(self._device))
 
+    def frozen(self) -> dict[str, ParamSet]:
+        """The reference, from its first version on, where workers elsewhere answer for it (core `Freezes`)."""
+        if self._plan is None or self.version < self._plan.start:
+            return {}
+        if self._kept is None:
+            self._kept = KeptReference(self.policy.params())
+        return {REFERENCE: ParamSet(self._plan.at(self.version), self._kept.params)}
+
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Start from the weights of another run, with fresh moments."""
         self.policy.start_from(params)
+        self._kept = None
 
     def state_dict(self) -> State:
+        reference = self.reference if self._kept is None else self._kept
         return {
             "policy": self.policy.state_dict(),
             "critic": None if self.critic is None else self.critic.state_dict(),
-            "reference": None if self.reference is None else self.reference.state_dict(),
+            "reference": None if reference is None else reference.state_dict(),
             "version": self.version,
             "seen": dict(self._seen),
             "mismatch": [list(one) for one in self._mismatch.recent],
@@ -405,11 +418,13 @@ class TokenLearner:
         self._mismatch.recent.clear()
         self._mismatch.recent.extend((kl, num) for kl, num in state["mismatch"])
         self._canary.load_state_dict(state.get("canary", {}))  # older checkpoints have none
-        self.critic = self.reference = None
+        self.critic = self.reference = self._kept = None
         if state["critic"] is not None:
             self._critic().load_state_dict(state["critic"])
-        if state["reference"] is not None:
+        if state["reference"] is not None and self._plan is None:
             self._reference().load_state_dict(state["reference"])
+        elif state["reference"] is not None and self._collective.rank == 0:
+            self._kept = KeptReference.of_state(state["reference"])
 
 
 def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:

@@ -1,13 +1,15 @@
 """The prompt sampler: what an actor runs to make groups of completions.
 
 Consumes tasks and replies, produces one segment a group. It waits for a free segment (the staleness policy's admission), for
-the parameter version that a segment requires, for the engine, and for rewards.
+the parameter version that a segment requires, for the engine, for rewards, and where one is asked for a reference model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from runnel.core.errors import DataError
 from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State, TaskSource
@@ -16,6 +18,7 @@ from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.groups import Group, fill, group_data, group_from
+from runnel.llm.reference import REFERENCE, ReferencePlan, reference_rows
 from runnel.llm.rewards.judging import RewardJob, Rewards, Verdict
 from runnel.llm.rewards.pool import RewardPool
 from runnel.llm.tasks import Example, ExampleSource, TextTask
@@ -33,7 +36,9 @@ class PromptSampler:
     alone; a step with nothing else to do waits for a reward for `reward_wait_s` (in one process, where no doorbell rings).
     `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose rewards are all equal says nothing, so it is
     cancelled as `no_signal` and another prompt takes its place, at most so many times in a row. With `greedy_first`, the first
-    row of a group is greedy and none of its tokens is trained: a baseline (ReMax).
+    row of a group is greedy and none of its tokens is trained: a baseline (ReMax). With a plan for the `reference`, each
+    completion is sent to its workers when it is finished; a group that requires a version is compared with the reference that
+    belongs to it.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class PromptSampler:
         reward_wait_s: float = 0.0,
         max_refills: int = 0,
         greedy_first: bool = False,
+        reference: ReferencePlan | None = None,
         sample_every: int = 32,
         max_failures: int = 32,
     ) -> None:
@@ -65,7 +71,7 @@ class PromptSampler:
         self._blocking, self._sample_every, self._max_failures = blocking_rewards, sample_every, max_failures
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0
-        self._greedy_first = greedy_first
+        self._greedy_first, self._reference = greedy_first, reference
         self._groups: list[Group] = []
         self._num_groups = 0
         self._failures = 0
@@ -76,16 +82,19 @@ class PromptSampler:
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
         """Open groups while segments are free, submit what may start, decode once, and commit what was judged."""
         client, writer = clients[self._route.inference], writers[self._route.samples]
+        reference = clients[REFERENCE] if self._reference is not None else None
         self._waits_for = ""
-        self._collect(client)
+        self._collect(client, reference)
         self._reissue(client)
         work = self._open(writer) + self._submit(client)
         if client.pending():
             work += client.poll()
             self._waits_for = self._waits_for or f"{client.pending()} completions of inference {self._route.inference!r}"
-        work += self._collect(client)
+        work += self._collect(client, reference)
         for verdict in self._pool.collect(block=self._blocking):
-            work += self._settle(verdict, writer)
+            work += self._settle(verdict, writer, reference)
+        if reference is not None:
+            work += self._compare(reference, writer)
         if work == 0 and self._pool.pending():
             self._waits_for = f"{self._pool.pending()} rewards"
             if self._reward_wait_s:
@@ -147,8 +156,8 @@ class PromptSampler:
             request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
             group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
 
-    def _collect(self, client: InferenceClient) -> int:
-        """Take replies; a group that is complete goes to its judges."""
+    def _collect(self, client: InferenceClient, reference: InferenceClient | None) -> int:
+        """Take replies; each goes to the reference, if there is one, and a group that is complete to its judges."""
         taken = 0
         for group in self._groups:
             for row, ticket in list(group.tickets.items()):
@@ -157,6 +166,8 @@ class PromptSampler:
                     del group.tickets[row]
                     group.replies[row] = reply.rows
                     taken += 1
+                    if reference is not None:
+                        self._refer(group, row, reference)
                     if not group.tickets:
                         self._judge(group)
         return taken
@@ -171,6 +182,31 @@ class PromptSampler:
             rows, group.tickets = sorted(group.tickets), {}
             self._request(client, group, rows)
 
+    # ------------------------------------------------------------------------------------------------------- reference
+    def _refer(self, group: Group, row: int, reference: InferenceClient) -> None:
+        """Ask the reference about a finished completion, unless nothing of it is trained."""
+        if self._reference is None or (self._greedy_first and row == 0):
+            return
+        rows = reference_rows(torch.tensor(group.prompt), group.replies[row]["tokens"])
+        version, affinity = self._reference.at(group.required), group.slot.header.sequence
+        group.asked[row] = reference.submit(rows, version=version, affinity=affinity)
+
+    def _compare(self, reference: InferenceClient, writer: SampleWriter) -> int:
+        """Take what the reference has said; hand over the groups that are judged and lack nothing more."""
+        work = reference.poll() if reference.pending() else 0
+        for group in list(self._groups):
+            for row, ticket in list(group.asked.items()):
+                if (reply := reference.ready(ticket)) is not None:
+                    del group.asked[row]
+                    group.reference[row] = reply.rows["logprob"]
+                    work += 1
+            if group.rewards is not None and not group.asked:
+                self._hand_over(group, writer)
+                work += 1
+        if missing := sum(len(g.asked) for g in self._groups):
+            self._waits_for = self._waits_for or f"{missing} answers of inference {REFERENCE!r}"
+        return work
+
     # --------------------------------------------------------------------------------------------------------- rewards
     def _judge(self, group: Group) -> None:
         ids = [group.ids(i) for i in range(self.group_size)]
@@ -179,10 +215,10 @@ class PromptSampler:
         prompts = [group.example.text] * self.group_size
         self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns, ids))
 
-    def _settle(self, verdict: Verdict, writer: SampleWriter) -> int:
+    def _settle(self, verdict: Verdict, writer: SampleWriter, reference: InferenceClient | None) -> int:
         group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)
-        self._groups.remove(group)
         if verdict.rewards is None:
+            self._leave(group, reference)
             self._cancel(group.slot, writer, f"reward_failed: {verdict.failure}")
             return 1
         self._failures = 0
@@ -190,15 +226,27 @@ class PromptSampler:
         self._report(group, totals)
         if max(totals) == min(totals) and self._refills < self._max_refills:
             self._refills += 1
+            self._leave(group, reference)
             writer.cancel(group.slot, "no_signal")
             return 1
-        self._refills = 0
-        fill(group, verdict.rewards, self._levels, self.tokenizer)
+        self._refills, group.rewards = 0, verdict.rewards
+        if not group.asked:
+            self._hand_over(group, writer)
+        return 1
+
+    def _leave(self, group: Group, reference: InferenceClient | None) -> None:
+        """Give a group up; the reference need not answer any more."""
+        self._groups.remove(group)
+        if reference is not None and group.asked:
+            reference.abort(list(group.asked.values()))
+
+    def _hand_over(self, group: Group, writer: SampleWriter) -> None:
+        self._groups.remove(group)
+        fill(group, self._levels, self.tokenizer)
         if self._greedy_first:
             group.slot.arrays["loss_mask"][: group.slot.arrays["row_length"][0]] = False
         num_steps = sum(len(r["tokens"]) for r in group.replies.values())
         writer.commit(group.slot, num_steps=num_steps)
-        return 1
 
     def _totals(self, rewards: Rewards) -> list[float]:
         return [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
@@ -253,7 +301,7 @@ class PromptSampler:
         self._groups = []
         for data in state["groups"]:
             self._groups.append(group := group_from(data, writer))
-            if group.replies and not group.tickets:
+            if group.replies and not group.tickets and group.rewards is None:
                 self._judge(group)
 
     def close(self) -> None:

@@ -19,16 +19,23 @@ from runnel.core.protocols import Collective, MeshCollective
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.batches import MicroBatch
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.reference import ReferencePlan
 from runnel.llm.trained import ShardedTrainedModel
 from runnel.nets.lora import Adapters
 
 
 def make_learner(
-    config: TokenLearnerConfig, model: Any, *, algorithms: Mapping[str, Algorithm], collective: Collective, device: str
+    config: TokenLearnerConfig,
+    model: Any,
+    *,
+    algorithms: Mapping[str, Algorithm],
+    collective: Collective,
+    device: str,
+    reference: ReferencePlan | None = None,
 ) -> TokenLearner:
     """The learner of one rank; one that is alone has nothing to share, whatever `config.shard` says."""
     kind = ShardedTokenLearner if config.shard and collective.world_size > 1 else TokenLearner
-    return kind(config, model, algorithms=algorithms, collective=collective, device=device)
+    return kind(config, model, algorithms=algorithms, collective=collective, device=device, reference=reference)
 
 
 class ShardedTokenLearner(TokenLearner):

@@ -23,6 +23,7 @@ def rollout_stream(
     rewards: Sequence[str] = ("reward",),
     token_rewards: Sequence[str] = (),
     sampling_logprob: bool = False,
+    reference_logprob: bool = False,
     groups_per_batch: int = 1,
     capacity: int = 2,
     num_writers: int = 1,
@@ -35,7 +36,8 @@ def rollout_stream(
     Per token: `tokens`, `loss_mask` (the completion), `logprob` (behaviour, at the sampling temperature), `policy_version` (-1
     in prompts). Per row: `row_start`, `row_length`, `prompt_length`, `terminated` (ended by eos), `truncated` (hit
     `max_tokens`), and one `rewards/<channel>` each, NaN where it does not apply; channels in `token_rewards` are per token.
-    `sampling_logprob` per token where sampling is truncated: what the tokens were drawn from.
+    `sampling_logprob` per token where sampling is truncated: what the tokens were drawn from. `reference_logprob` per token
+    where workers of its own answer for a reference model.
     """
     fields = _ragged()
     fields["logprob"] = FieldSpec(("N",))
@@ -45,6 +47,8 @@ def rollout_stream(
     fields["truncated"] = FieldSpec(("B",), torch.bool)
     if sampling_logprob:
         fields["sampling_logprob"] = FieldSpec(("N",))
+    if reference_logprob:
+        fields["reference_logprob"] = FieldSpec(("N",))
     for channel in rewards:
         fields[f"rewards/{channel}"] = FieldSpec(("N",) if channel in token_rewards else ("B",))
     return StreamSpec(

@@ -58,7 +58,7 @@ def plain(config: RunConfig) -> RunConfig:
         "track": [],
         "eval": {"episodes": 0},
         "checkpoint": {"every": 0},
-        "placement": {"policy_workers": 0, "trainers": 1},
+        "placement": {"policy_workers": 0, "reference_workers": 0, "trainers": 1},
     }
     return override(config, quiet)
 

@@ -63,6 +63,9 @@ class PlacementConfig:
     that one would take."""
     policy_workers: int = 0
     """Policy workers that serve inference for all actors; 0 keeps inference inline in each actor."""
+    reference_workers: int = 0
+    """Workers that hold the reference model of a language-model algorithm, and answer for it while others decode; 0 computes
+    it in the trainer."""
     max_actors: int = 0
     """Actors that `runnel scale` may bring the run to while it goes on; 0 keeps their number."""
     max_policy_workers: int = 0
@@ -198,6 +201,7 @@ class RunConfig:
             ("eval.episodes", self.eval.episodes),
             ("eval.samples", self.eval.samples),
             ("placement.policy_workers", self.placement.policy_workers),
+            ("placement.reference_workers", self.placement.reference_workers),
             ("placement.max_restarts", self.placement.max_restarts),
             ("placement.max_actors", self.placement.max_actors),
             ("placement.max_policy_workers", self.placement.max_policy_workers),
@@ -249,6 +253,8 @@ def _check_device(name: str, trainers: int, *, here: bool) -> None:
         )
 
 
+PARAMS = "policy"
+"""The parameter channel of the learner's versions."""
 BUDGETS = ("total_steps", "total_updates", "total_tokens")
 
 
@@ -275,13 +281,15 @@ class ActorSpec:
 
 @dataclass(frozen=True)
 class InferenceStream:
-    """An inference stream: who answers, where, and how large messages are when they cross processes."""
+    """An inference stream: who answers, where, with the parameters of which channel (the learner's versions, or a copy that it
+    has frozen), and how large messages are when they cross processes."""
 
     make: Callable[[], Inferencer]
     name: str = "policy"
     num_workers: int = 0
     depth: int = 4
     max_bytes: int = 1 << 16
+    params: str = PARAMS
 
 
 @dataclass(frozen=True)
@@ -335,6 +343,11 @@ class Experiment:
         """Versions that must stay loadable behind the newest."""
         return self.config.staleness.lag
 
+    @property
+    def channel_depth(self) -> int:
+        """Versions that a parameter channel keeps."""
+        return self.lag + 2
+
     def stream(self, name: str) -> StreamSpec:
         return next(s for s in self.streams if s.name == name)
 
@@ -343,7 +356,7 @@ class Experiment:
         kind, _, number = worker.rpartition("-")
         if kind == "actor":
             return int(number) >= self.config.num_actors
-        named = {s.name for s in self.inference if s.num_workers}
+        named = {s.name for s in self.inference if s.num_workers and s.params == PARAMS}
         return kind in named and int(number) >= self.config.placement.policy_workers
 
     def worker_names(self) -> list[str]:
@@ -356,6 +369,20 @@ class Experiment:
     def trainer_names(self) -> list[str]:
         """The ranks of the trainer: `trainer` leads, the others follow."""
         return ["trainer", *(f"trainer-{rank}" for rank in range(1, self.config.placement.trainers))]
+
+    def loaders_of(self, channel: str) -> list[str]:
+        """The workers that load parameters of `channel`: of the learner's versions all but the trainer."""
+        if channel == PARAMS:
+            return [w for w in self.worker_names() if w not in self.trainer_names() and w not in self._loads_frozen()]
+        return [w for w, loaded in self._loads_frozen().items() if loaded == channel]
+
+    def _loads_frozen(self) -> dict[str, str]:
+        return {f"{s.name}-{i}": s.params for s in self.inference if s.params != PARAMS for i in range(s.num_workers)}
+
+    @property
+    def channels(self) -> list[str]:
+        """Parameter channels: the learner's versions, then copies that it freezes."""
+        return list(dict.fromkeys([PARAMS, *(s.params for s in self.inference)]))
 
     def reader_of(self, stream: str) -> str:
         """The worker that reads `stream`."""
@@ -372,6 +399,9 @@ class Experiment:
 
     def check(self) -> None:
         self.config.check()
+        num = self.config.placement.reference_workers
+        if num and self.channels == [PARAMS]:
+            raise ConfigError("placement.reference_workers", num, "this recipe asks no reference model while it samples; use 0")
         if self.phases[-1].until is not None:
             raise ConfigError("phases", self.phases[-1], "the last phase must have no end")
         for phase in self.phases:
@@ -401,9 +431,9 @@ def describe(experiment: Experiment, groups: Mapping[str, list[str]]) -> str:
         askers = [a.name for a in experiment.actors if stream.name in a.asks]
         where = ", ".join(f"{stream.name}-{i}" for i in range(stream.num_workers)) or "inline"
         lines.append(f"  {', '.join(askers)} ==ask {stream.name}==> {where}")
-    lines.append(
-        f"  trainer ~~versions~~> {', '.join(w for w in experiment.worker_names() if w not in experiment.trainer_names())}"
-    )
+    for channel in experiment.channels:
+        name = "versions" if channel == PARAMS else channel
+        lines.append(f"  trainer ~~{name}~~> {', '.join(experiment.loaders_of(channel))}")
     for name, policy in experiment.staleness.items():
         lines.append(f"staleness of {name}: {policy}")
     return "\n".join(lines)

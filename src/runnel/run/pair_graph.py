@@ -57,6 +57,9 @@ class PairConfig(RunConfig):
 
 def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
     """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
+    if num := c.placement.reference_workers:
+        fix = "pairs are read, not sampled, so nothing could overlap with the reference; the trainer computes it: use 0"
+        raise ConfigError("placement.reference_workers", num, fix)
     task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data)
     train, held = _pairs(c, task)
     policy = c.lag_policy(1)

@@ -18,6 +18,7 @@ from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.reference import ReferencePlan
 from runnel.llm.tasks import DataConfig, DifficultyConfig
 from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import Experiment, InferenceStream, PlacementConfig, RunConfig
@@ -103,9 +104,10 @@ def prompt_graph(
     task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, engine=c.engine, data=c.data)
     if c.reward_model:
         task.judge_by(c.reward_model)
+    reference = _reference_plan(c, task, algorithm)
     rollouts = c.lag_policy(c.num_prompts, start=c.warmup_updates)
-    cut = c.sampling.truncates
-    streams = [task.rollouts(group_size=c.group_size, num_prompts=c.num_prompts, lag=rollouts.lag, truncates=cut)]
+    shape = {"group_size": c.group_size, "num_prompts": c.num_prompts, "lag": rollouts.lag}
+    streams = [task.rollouts(**shape, truncates=c.sampling.truncates, reference=reference is not None)]
     staleness: dict[str, StalenessPolicy] = {"rollouts": rollouts}
     actors = list(
         task.actors(
@@ -114,6 +116,7 @@ def prompt_graph(
             greedy_first=c.greedy_first,
             max_refills=c.max_refills,
             filter=c.filter,
+            reference=reference,
         )
     )
     phases = [Phase({"rollouts": c.num_prompts})]
@@ -123,14 +126,17 @@ def prompt_graph(
         actors.insert(0, task.demo_actor())
         phases.insert(0, Phase({"demos": 1}, until=c.warmup_updates))
     slots = c.num_prompts * c.group_size // c.num_actors
+    inference = [InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots)]
+    if reference is not None:
+        inference.append(task.reference(c.learner, depth=slots))
     return Experiment(
         config=c,
         title=task.task.name,
         streams=tuple(streams),
         staleness=staleness,
         actors=tuple(actors),
-        inference=(InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots),),
-        learner=lambda ranks: learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks),
+        inference=tuple(inference),
+        learner=lambda ranks: learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks, reference),
         phases=tuple(phases),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
@@ -140,7 +146,27 @@ def prompt_graph(
 
 
 def _token_learner(
-    c: PromptConfig, task: PromptTask, algorithm: Callable[[PromptTask], Algorithm] | None, ranks: Collective
+    c: PromptConfig,
+    task: PromptTask,
+    algorithm: Callable[[PromptTask], Algorithm] | None,
+    ranks: Collective,
+    reference: ReferencePlan | None,
 ) -> Learner:
     assert algorithm is not None, "a recipe gives prompt_graph an algorithm or a learner"
-    return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}, ranks)
+    return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}, ranks, reference)
+
+
+def _reference_plan(
+    c: PromptConfig, task: PromptTask, algorithm: Callable[[PromptTask], Algorithm] | None
+) -> ReferencePlan | None:
+    """Which versions the workers of a reference hold, where it has some."""
+    num = c.placement.reference_workers
+    if not num:
+        return None
+    if c.learner.shard:
+        fix = "the ranks of learner.shard compute the reference in their parts; use 0, or no shards"
+    elif algorithm is None or "reference_logprob" not in algorithm(task).needs:
+        fix = "the algorithm, as it is set, compares with no reference; set its kl_coef above 0, or use 0"
+    else:
+        return ReferencePlan(c.warmup_updates, c.learner.reference_every)
+    raise ConfigError("placement.reference_workers", num, fix)

@@ -21,6 +21,7 @@ from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.export import save_policy
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.policy import ChatPolicy
+from runnel.llm.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampler import PromptSampler
 from runnel.llm.sharded import make_learner
@@ -30,7 +31,7 @@ from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, Tex
 from runnel.llm.tokenize import Tokenizer, make_tokenizer
 from runnel.nets.causal_lm import ModelConfig, build_model
 from runnel.nets.pretrained import model_folder
-from runnel.run.experiment import ActorSpec, EvaluationSpec, RunConfig
+from runnel.run.experiment import PARAMS, ActorSpec, EvaluationSpec, InferenceStream, RunConfig
 from runnel.run.registry import resolve_live
 
 
@@ -89,15 +90,43 @@ class PromptTask:
             decode_text=self.tokenizer.decode,
         )
 
-    def learner(self, config: TokenLearnerConfig, algorithms: Mapping[str, Algorithm], ranks: Collective) -> TokenLearner:
+    def learner(
+        self,
+        config: TokenLearnerConfig,
+        algorithms: Mapping[str, Algorithm],
+        ranks: Collective,
+        reference: ReferencePlan | None = None,
+    ) -> TokenLearner:
         """The learner of one rank of the trainer, with an algorithm for each reader."""
-        return make_learner(config, self.model(), algorithms=algorithms, collective=ranks, device=self._config.device)
+        rest: dict[str, Any] = {"algorithms": algorithms, "collective": ranks, "reference": reference}
+        return make_learner(config, self.model(), device=self._config.device, **rest)
+
+    def reference(self, config: TokenLearnerConfig, *, depth: int) -> InferenceStream:
+        """The stream of a reference model on workers of its own. Where runs must not depend on timing or on where they were
+        resumed, each request is answered by itself."""
+        c = self._config
+
+        def make() -> ReferenceEngine:
+            return ReferenceEngine(
+                self.model(),
+                temperature=config.temperature,
+                device=c.device,
+                precision=config.precision_on(c.device),
+                max_tokens=config.micro_batch_tokens,
+                apart=c.deterministic or c.launcher == "inproc",
+            )
+
+        max_bytes = message_bytes(self.sizes.prompt + self.sizes.completion)
+        num_workers = c.placement.reference_workers
+        return InferenceStream(make, REFERENCE, num_workers, depth=depth, max_bytes=max_bytes, params=REFERENCE)
 
     def demos(self, *, rows: int, lag: int) -> StreamSpec:
         """The stream of demonstrations: one segment is one batch of `rows`."""
         return demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1, reader="trainer")
 
-    def rollouts(self, *, group_size: int, num_prompts: int, lag: int, truncates: bool = False) -> StreamSpec:
+    def rollouts(
+        self, *, group_size: int, num_prompts: int, lag: int, truncates: bool = False, reference: bool = False
+    ) -> StreamSpec:
         """The stream of groups: `num_prompts` segments make a batch."""
         return rollout_stream(
             group_size=group_size,
@@ -106,6 +135,7 @@ class PromptTask:
             rewards=self.task.channels,
             token_rewards=self.task.token_channels,
             sampling_logprob=truncates,
+            reference_logprob=reference,
             groups_per_batch=num_prompts,
             capacity=num_prompts * (lag + 1),
             num_writers=self._config.most_actors,
@@ -128,6 +158,7 @@ class PromptTask:
         greedy_first: bool = False,
         max_refills: int = 0,
         filter: DifficultyConfig | None = None,
+        reference: ReferencePlan | None = None,
     ) -> tuple[ActorSpec, ...]:
         """Actors that play prompts, of all difficulties or as `filter` says."""
 
@@ -144,6 +175,7 @@ class PromptTask:
                     sampling=sampling,
                     greedy_first=greedy_first,
                     max_refills=max_refills,
+                    reference=reference,
                     reward_timeout_s=self._reward_timeout_s,
                     reward_wait_s=0.005 if self._overlap and self._config.launcher == "inproc" else 0.0,
                     blocking_rewards=not self._overlap,
@@ -151,7 +183,8 @@ class PromptTask:
 
             return make
 
-        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=("rollouts",)) for i in range(self._config.most_actors))
+        asks = (PARAMS,) if reference is None else (PARAMS, REFERENCE)
+        return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
 
     def evaluation(self) -> EvaluationSpec | None:
         """Greedy answers to unseen prompts, and samples of them, as `config.eval` says."""

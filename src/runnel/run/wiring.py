@@ -32,10 +32,8 @@ from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.policy import PolicyWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
-from runnel.run.experiment import ActorSpec, Experiment, InferenceStream, RunConfig
+from runnel.run.experiment import PARAMS, ActorSpec, Experiment, InferenceStream, RunConfig
 from runnel.run.group import Group
-
-PARAMS = "policy"
 
 
 class Outer(Protocol):
@@ -110,7 +108,7 @@ class Edges:
             for s in experiment.streams
             if len({group_of[w] for w in (*experiment.writers_of(s.name), *experiment.readers_of(s.name))}) > 1
         }
-        self.params_cross = len(groups) > 1
+        self.channels = experiment.channels if len(groups) > 1 else []
         self.boards = {}
         for stream in experiment.inference:
             workers = [f"{stream.name}-{i}" for i in range(stream.num_workers)]
@@ -120,7 +118,7 @@ class Edges:
 
     def allocate(self) -> dict[str, int]:
         """Descriptors of the shared memory behind the edges that cross."""
-        return ShmTransport.allocate(self.streams, [PARAMS] if self.params_cross else [], self.boards)
+        return ShmTransport.allocate(self.streams, self.channels, self.boards)
 
 
 def board_spec(experiment: Experiment, stream: InferenceStream) -> InferenceSpec:
@@ -160,13 +158,13 @@ class _Wiring:
         self.progress, self.incarnation = progress, incarnation
         self._tables: dict[str, SlotTable] = {}
         self._boards: dict[str, Board] = {}
-        self._channel: Channel | None = None
+        self._channels: dict[str, Channel] = {}
 
     def build(self) -> Group:
         workers = self._workers()
         mine = set(self.groups[self.group])
         owned = {s.name: self._table(s.name) for s in self.experiment.streams if self.experiment.reader_of(s.name) in mine}
-        channels = {PARAMS: self._params()} if "trainer" in mine else {}
+        channels = {name: self._params(name) for name in self.experiment.channels} if "trainer" in mine else {}
         writers = {s.name: self.experiment.writers_of(s.name) for s in self.experiment.streams}
         return Group(self.group, workers, owned, channels, writers)
 
@@ -202,15 +200,14 @@ class _Wiring:
             if stream.num_workers:
                 clients[stream.name] = self._client(stream, spec.name)
             else:
-                clients[stream.name] = self._inline(stream.make())
+                clients[stream.name] = self._inline(stream.make(), stream.params)
         writers = {s: self._writer(s, spec.name) for s in spec.writes}
         return ActorWorker(spec.name, self.clock, sampler=spec.make(self.incarnation), clients=clients, writers=writers)
 
     def _policy(self, stream: InferenceStream, index: int) -> PolicyWorker:
         name = f"{stream.name}-{index}"
-        return PolicyWorker(
-            name, self.clock, server=self._server(stream, index), inferencer=stream.make(), subscriber=self._subscriber()
-        )
+        server, subscriber = self._server(stream, index), self._subscriber(stream.params)
+        return PolicyWorker(name, self.clock, server=server, inferencer=stream.make(), subscriber=subscriber)
 
     def _buffer(self) -> BufferWorker:
         spec = self.experiment.buffer
@@ -239,6 +236,7 @@ class _Wiring:
             return FollowingTrainer(f"trainer-{rank}", self.clock, learner=learner, readers=ends, **rest)
         kind = LeadingTrainer if num_ranks > 1 else TrainerWorker
         readers = {name: TableReader(self._table(name), "trainer") for name in reads}
+        rest["frozen"] = {name: self._params(name) for name in e.channels if name != PARAMS}
         return kind("trainer", self.clock, learner=learner, readers=readers, publisher=self._params(), **rest)
 
     def _evaluator(self) -> EvaluatorWorker:
@@ -250,8 +248,8 @@ class _Wiring:
             "evaluator", self.clock, evaluation=spec.make(), client=client, every=every, progress=self.progress
         )
 
-    def _inline(self, inferencer: Inferencer) -> InlineClient:
-        return InlineClient(inferencer, self._subscriber())
+    def _inline(self, inferencer: Inferencer, channel: str = PARAMS) -> InlineClient:
+        return InlineClient(inferencer, self._subscriber(channel))
 
     def _table(self, name: str) -> SlotTable:
         if name not in self._tables:
@@ -268,10 +266,10 @@ class _Wiring:
 
     def _client(self, stream: InferenceStream, worker: str) -> SavedClient:
         index, spec = [a.name for a in self.experiment.actors if stream.name in a.asks].index(worker), self._spec(stream)
-        first = self.incarnation << 32
+        first, subscriber = self.incarnation << 32, self._subscriber(stream.params)
         if stream.name in self.edges.boards:
-            return self._outer().client(spec, index, self._subscriber(), first=first)
-        return BoardClient(self._board(stream), index, self._subscriber(), first=first)
+            return self._outer().client(spec, index, subscriber, first=first)
+        return BoardClient(self._board(stream), index, subscriber, first=first)
 
     def _server(self, stream: InferenceStream, index: int) -> Server:
         crosses = stream.name in self.edges.boards
@@ -286,18 +284,18 @@ class _Wiring:
             self._boards[stream.name] = Board.local(self._spec(stream))
         return self._boards[stream.name]
 
-    def _params(self) -> Channel:
+    def _params(self, name: str = PARAMS) -> Channel:
         """The learner's own tensors are shared only in one process and synchronously; else versions are copied."""
-        if self._channel is None:
-            depth = self.experiment.lag + 2
-            if self.edges.params_cross:
-                self._channel = self._outer().params(PARAMS, depth=depth)
+        if name not in self._channels:
+            depth, lag = self.experiment.channel_depth, self.experiment.lag
+            if name in self.edges.channels:
+                self._channels[name] = self._outer().params(name, depth=depth)
             else:
-                self._channel = self.inproc.params(PARAMS, depth=depth, shared=self.experiment.lag == 0)
-        return self._channel
+                self._channels[name] = self.inproc.params(name, depth=depth, shared=lag == 0 and name == PARAMS)
+        return self._channels[name]
 
-    def _subscriber(self) -> ChannelSubscriber:
-        return ChannelSubscriber(self._params())
+    def _subscriber(self, channel: str = PARAMS) -> ChannelSubscriber:
+        return ChannelSubscriber(self._params(channel))
 
     def _outer(self) -> Outer:
         assert self.outer is not None, "an edge crosses groups, but this process was given no transport"

@@ -54,10 +54,10 @@ def test_a_group_that_matches_nobody_names_the_workers() -> None:
 def test_edges_cross_only_between_groups() -> None:
     one = experiment()
     edges = Edges(one, place(one))
-    assert (edges.streams, edges.boards, edges.params_cross) == ({}, {}, False)
+    assert (edges.streams, edges.boards, edges.channels) == ({}, {}, [])
     two = experiment(launcher="local", placement=PlacementConfig(policy_workers=1, groups=("actor-* policy-0",)))
     edges = Edges(two, place(two))
-    assert (set(edges.streams), edges.boards, edges.params_cross) == ({"play"}, {}, True)
+    assert (set(edges.streams), edges.boards, edges.channels) == ({"play"}, {}, ["policy"])
     three = experiment(launcher="local", placement=PlacementConfig(policy_workers=1))
     edges = Edges(three, place(three))
     assert (edges.boards["policy"].num_clients, edges.boards["policy"].num_servers) == (2, 1)

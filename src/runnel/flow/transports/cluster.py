@@ -69,8 +69,8 @@ class ClusterTransport:
         return self._bells.wait(timeout_s, *also)
 
     def catch_up(self) -> None:
-        for name, (home, _) in self.where.params.items():
-            if home == self.node or name not in self._channels:
+        for name, (home, nodes) in self.where.params.items():
+            if home == self.node or self.node not in nodes or name not in self._channels:
                 continue
             head = {"name": name}
             call = Call(lambda: self._net.peer(home), "stamps", head, wake=self._bells.wake)  # noqa: B023

@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from runnel.core.clock import Clock
 from runnel.core.errors import NonFiniteError
 from runnel.core.proof import pack
-from runnel.core.protocols import Learner, ParamPublisher, Proves, SampleReader, State, Update
+from runnel.core.protocols import Freezes, Learner, ParamPublisher, Proves, SampleReader, State, Update
 from runnel.core.records import Segment
 from runnel.flow.workers.base import Worker
 
@@ -58,8 +58,9 @@ def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, i
 
 
 class TrainerWorker(Worker):
-    """Consumes segments of its readers, produces parameter versions. One poll is one update, so between two polls the run
-    stands on a version boundary. Waits for segments; the actors (or the buffer) bring them."""
+    """Consumes segments of its readers, produces parameter versions, and the copies that its learner freezes (`frozen`: a
+    publisher for each). One poll is one update, so between two polls the run stands on a version boundary. Waits for segments;
+    the actors (or the buffer) bring them."""
 
     kind = "trainer"
 
@@ -74,9 +75,11 @@ class TrainerWorker(Worker):
         phases: Sequence[Phase],
         budget: Budget,
         token_streams: Sequence[str] = (),
+        frozen: Mapping[str, ParamPublisher] | None = None,
     ) -> None:
         super().__init__(name, clock)
         self.learner, self.readers, self.publisher = learner, readers, publisher
+        self._frozen, self._fixed = dict(frozen or {}), dict[str, int]()
         self.phases, self.budget, self._token_streams = phases, budget, token_streams
         self.version = 0
         self.steps = 0
@@ -92,6 +95,7 @@ class TrainerWorker(Worker):
         return self.progress >= 1.0
 
     def setup(self) -> None:
+        self._fixed.clear()
         self._publish()
         for reader in self.readers.values():
             reader.advance(self.version)
@@ -158,6 +162,12 @@ class TrainerWorker(Worker):
         check_finite(self.learner.params(), self.version)
 
     def _publish(self) -> None:
+        """Frozen copies go first: who works with a version finds those that belong to it."""
+        if self._frozen and isinstance(self.learner, Freezes):
+            for name, copy in self.learner.frozen().items():
+                if self._fixed.get(name) != copy.version:
+                    self._frozen[name].publish(copy.version, copy.params)
+                    self._fixed[name] = copy.version
         params = self.learner.params()
         if isinstance(self.learner, Proves):
             params = {**params, **pack(self.learner.proof())}

@@ -27,13 +27,13 @@ from runnel.core.config import to_data
 from runnel.core.errors import ConfigError, WorkerFailure
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.ray import FAULTS, NAMESPACE, agent_name
-from runnel.run.experiment import Experiment
+from runnel.run.experiment import PARAMS, Experiment
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.ray_actors import AgentActor, GroupActor
 from runnel.run.launchers.supervisor import START_TIMEOUT_S, Seat, supervise
 from runnel.run.needs import SPREAD_RANKS, Need, NodeRoom, describe_fit, fit, needs_of, on_one_node, rank_groups
 from runnel.run.session import Session
-from runnel.run.wiring import PARAMS, Edges, available_cores
+from runnel.run.wiring import Edges, available_cores
 
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 """Ray takes 127.0.0.1 for a slip and puts the machine's own address in its place."""
@@ -359,7 +359,8 @@ class RayHost:
         streams = {name: where[experiment.reader_of(name)] for name in edges.streams}
         nodes = sorted({*(n for n in where.values() if n), *self._nodes})
         lives = {name: node.life for name, node in self._nodes.items()}
-        return Map(streams, _boards(experiment, edges, where), {PARAMS: (where["trainer"], nodes)}, lives, self._meet_at())
+        params = {name: (where["trainer"], _readers_of(experiment, name, where, nodes)) for name in experiment.channels}
+        return Map(streams, _boards(experiment, edges, where), params, lives, self._meet_at())
 
     def _meet_at(self) -> dict[str, str]:
         """The address of each node that has ranks of the trainer, if these are several. Nothing listens there unasked."""
@@ -440,3 +441,10 @@ def _boards(experiment: Experiment, edges: Edges, where: dict[str, str]) -> dict
                 nodes.setdefault(node, []).append(index)
         found[stream.name] = nodes
     return found
+
+
+def _readers_of(experiment: Experiment, channel: str, where: dict[str, str], nodes: list[str]) -> list[str]:
+    """The nodes to which a parameter channel is brought: the learner's versions to all, a frozen copy to who holds it."""
+    if channel == PARAMS:
+        return nodes
+    return sorted({where[w] for w in experiment.loaders_of(channel)} & set(nodes))

@@ -24,7 +24,7 @@ from runnel.flow.transports.node import AGENT_PLACE, NodeBells, NodeMemory, make
 from runnel.flow.transports.ray import RayNet
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.member import Member, read_experiment, tell_error
-from runnel.run.wiring import PARAMS, Edges, place
+from runnel.run.wiring import Edges, place
 
 FLUSH_S = 0.25
 
@@ -179,7 +179,7 @@ class AgentActor:
         experiment = read_experiment(orders["recipe"], orders["config"])
         edges, node, where = Edges(experiment, place(experiment)), orders["node"], Map.from_data(orders["map"])
         streams = {name: spec for name, spec in edges.streams.items() if where.streams[name] == node}
-        memory = make_memory(streams, [PARAMS], edges.boards)
+        memory = make_memory(streams, experiment.channels, edges.boards)
         bells = NodeBells(memory, AGENT_PLACE)
         shm = memory.transport(bells)
         self._agent = NodeAgent(
@@ -188,7 +188,7 @@ class AgentActor:
             RayNet(orders["id"], orders["faults"]),
             tables={name: shm.samples(spec, experiment.staleness[name]) for name, spec in streams.items()},
             boards={name: shm.inference(spec) for name, spec in edges.boards.items()},
-            channels={PARAMS: shm.params(PARAMS, depth=experiment.lag + 2)},
+            channels={name: shm.params(name, depth=experiment.channel_depth) for name in experiment.channels},
             bells=bells,
         )
         self._agent.start()

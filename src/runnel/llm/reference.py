@@ -1,0 +1,158 @@
+"""A reference model on workers of its own: what they answer, which versions they hold, and what the trainer keeps of it.
+
+A completion is sent to them when it is finished, and what they say of it travels with its segment: while others decode and are
+judged, the pass that the trainer would have made is made elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.memory import memory_for
+from runnel.core.pieces import whole
+from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.llm.batches import MicroBatch, questions
+from runnel.llm.trained import Trained, TrainedModel
+from runnel.nets.causal_lm import load_model_params
+from runnel.nets.token_model import Precision
+
+REFERENCE = "reference"
+"""Its inference stream, and its parameter channel."""
+
+
+@dataclass(frozen=True)
+class ReferencePlan:
+    """Of which versions the reference is a copy: it is fixed at `start`, and follows at each multiple of `every` (0: never).
+
+    >>> plan = ReferencePlan(start=3, every=4)
+    >>> [plan.at(version) for version in (-1, 2, 3, 5, 8, 11)]
+    [-1, 3, 3, 4, 8, 8]
+    >>> ReferencePlan(start=3).at(8)
+    3
+    """
+
+    start: int = 0
+    every: int = 0
+
+    def at(self, version: int) -> int:
+        """The version of the reference that belongs to one of the policy; -1 (whatever is newest) to -1."""
+        if version < 0:
+            return -1
+        return max(self.start, version // self.every * self.every if self.every else 0)
+
+
+class KeptReference:
+    """The weights of a reference that is asked elsewhere, on the host: the trainer publishes and saves them."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self.params = {name: value.detach().to("cpu", copy=True) for name, value in params.items()}
+
+    @torch.no_grad()
+    def move_towards(self, policy: Trained, share: float) -> None:
+        """Go `share` of the way to the weights of `policy`; 1 copies them."""
+        for name, value in policy.params().items():
+            mine = self.params[name]
+            mine.copy_(value) if share == 1.0 else mine.lerp_(value.to(mine.device), share)
+
+    def state_dict(self) -> State:
+        """As that of a frozen model."""
+        return {"model": {name: value.clone() for name, value in self.params.items()}}
+
+    @staticmethod
+    def of_state(state: State) -> KeptReference:
+        return KeptReference({name: whole(value) for name, value in state["model"].items()})
+
+
+def reference_rows(prompt: Tensor, completion: Tensor) -> Batch:
+    """A request: a row, and how long its prompt is. `[n] int64, [m] int64`"""
+    tokens = torch.cat([prompt, completion]).to(torch.int32)
+    return Batch(tokens=tokens, prompt_length=torch.tensor([len(prompt)]))
+
+
+def message_bytes(length: int) -> int:
+    """The bytes that a request or reply about a row of `length` tokens may take."""
+    return 1024 + 4 * length
+
+
+class ReferenceEngine:
+    """Answers requests (`reference_rows`) with the log-probabilities of their completions at `temperature`, `logprob` `[m]`
+    (core `Inferencer`).
+
+    A step answers what has come, up to `max_tokens` tokens in one forward pass; `apart`, one request a pass, so that an answer
+    does not depend on what else has come.
+    """
+
+    immediate = False
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        temperature: float,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        max_tokens: int = 8192,
+        apart: bool = False,
+    ) -> None:
+        self.model = TrainedModel(model, device=device, precision=precision, frozen=True)
+        self._temperature, self._device, self._max_tokens, self._apart = temperature, device, max_tokens, apart
+        self.version = -1
+        self._waiting: list[Request] = []
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._waiting.extend(requests)
+
+    def step(self) -> list[Reply]:
+        if not (some := self._take()):
+            return []
+        lower = f"lower learner.micro_batch_tokens (now {self._max_tokens})"
+        with memory_for("the reference worker", lower), torch.no_grad():
+            found = self._logprobs(some)
+        return [Reply(r.id, Batch(logprob=logprob), self.version) for r, logprob in zip(some, found, strict=True)]
+
+    def _take(self) -> list[Request]:
+        """The oldest requests that fit into a pass, but at least one."""
+        num, size = 0, 0
+        for request in self._waiting:
+            size += len(request.rows["tokens"])
+            if num and (self._apart or size > self._max_tokens):
+                break
+            num += 1
+        some, self._waiting = self._waiting[:num], self._waiting[num:]
+        return some
+
+    def _logprobs(self, some: Sequence[Request]) -> list[Tensor]:
+        length = torch.tensor([len(r.rows["tokens"]) for r in some])
+        start, first = length.cumsum(0) - length, [int(r.rows["prompt_length"]) for r in some]
+        rows = Batch(tokens=torch.cat([r.rows["tokens"] for r in some]).long(), row_start=start, row_length=length)
+        rows["loss_mask"] = torch.cat([torch.arange(n) >= f for n, f in zip(length.tolist(), first, strict=True)])
+        out = torch.zeros(len(rows["tokens"]))
+        part = MicroBatch.of(questions(rows), torch.arange(len(some)), device=self._device)
+        if part.kinds:
+            logprobs = self.model.logprobs(part, temperature=self._temperature)[0]
+            out[part.fields["place"].cpu()] = logprobs.to("cpu", out.dtype)
+        return [row[f:] for row, f in zip(torch.split(out, length.tolist()), first, strict=True)]
+
+    def abort(self, ids: Sequence[int]) -> None:
+        self._waiting = [r for r in self._waiting if r.id not in set(ids)]
+
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def load_params(self, params: ParamSet) -> None:
+        """Copies: it seldom changes."""
+        load_model_params(self.model.model, params.params, bind=False)
+        self.version = params.version
+
+    def snapshot(self) -> State:
+        waiting = [{"id": r.id, "version": r.version, "rows": dict(r.rows)} for r in self._waiting]
+        return {"waiting": waiting}
+
+    def restore(self, state: State) -> None:
+        self._waiting = [Request(r["id"], Batch(r["rows"]), r["version"]) for r in state["waiting"]]
