@@ -42,9 +42,9 @@ def make():
 MOVES = {"warmup_updates": 2, "learner": {**TINY["learner"], "reference_every": 2, "reference_decay": 0.5}}
 
 
-def train(out: Path, workers: int = 1, **extra: Any) -> rl.Run:
+def train(out: Path, workers: int = 1, groups: tuple[str, ...] = (), **extra: Any) -> rl.Run:
     (file := out.parent / "task.py").write_text(TASK)
-    placement = {"threads": 1, "reference_workers": workers}
+    placement = {"threads": 1, "reference_workers": workers, "groups": groups}
     return rl.train("grpo", out=str(out), task=f"{file}:make", placement=placement, **{**TINY, **extra})
 
 
@@ -65,7 +65,8 @@ def test_it_learns_what_a_reference_in_the_trainer_teaches(extra: dict[str, Any]
 def test_in_processes_also_when_its_worker_is_killed(tmp_path: Path) -> None:
     """What was asked of it is asked again, and answered by the same weights: not a bit of the run changes."""
     inside = train(tmp_path / "inside", 0)
-    killed = train(tmp_path / "killed", launcher="local", on_update=once(2, kill("reference-0")))
+    local: dict[str, Any] = {"launcher": "local", "groups": ("actor-* trainer",)}
+    killed = train(tmp_path / "killed", on_update=once(2, kill("reference-0")), **local)
     assert "worker 'reference-0' was killed by signal SIGKILL" in told(killed)
     assert "worker 'reference-0' is back after" in told(killed)
     same(killed, inside)

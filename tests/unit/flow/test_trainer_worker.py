@@ -9,6 +9,7 @@ from fakes_flow import FakeLearner, channel_of, make_table, put, trainer_of
 from torch import Tensor
 
 from runnel.core.clock import ManualClock
+from runnel.core.protocols import ParamSet
 from runnel.flow.params import LocalChannel
 from runnel.flow.slots import SlotTable, TableWriter
 from runnel.flow.staleness import LagPolicy
@@ -201,3 +202,32 @@ def test_stages_are_timed() -> None:
     put(table)
     worker.poll()
     assert set(worker.timer.drain()) == {"prepare", "update", "publish"}
+
+
+def test_frozen_copies_are_published_when_they_are_fixed_and_before_the_version_that_goes_with_them() -> None:
+    log: list[str] = []
+    table = make_table("s", OPEN, capacity=4)
+
+    class Publisher:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
+            log.append(f"{self.name} {version}")
+
+    fixed: dict[str, ParamSet] = {}
+
+    class Freezer(FakeLearner):
+        def frozen(self) -> Mapping[str, ParamSet]:
+            return fixed
+
+    channels: dict[str, Any] = {"channel": Publisher("policy"), "frozen": {"reference": Publisher("reference")}}
+    worker = trainer({"s": table}, Freezer(), **channels)
+    worker.setup()
+    for version in (1, 2, 3):
+        put(table, 1.0)
+        if version == 2:
+            fixed["reference"] = ParamSet(2, {})
+        worker.poll()
+    worker.setup()
+    assert log == ["policy 0", "policy 1", "reference 2", "policy 2", "policy 3", "reference 2", "policy 3"]
