@@ -74,6 +74,23 @@ def test_vllm_trains_as_native_does(tmp_path: Path, launcher: str) -> None:
     assert found == pytest.approx(rewards(tmp_path, "native", launcher=launcher))
 
 
+@pytest.mark.slow
+@needs_vllm
+@pytest.mark.timeout(600)
+def test_vllm_replicas_on_a_cluster_train_as_native_ones_do(tmp_path: Path) -> None:
+    """Two replicas, one on each node, in a run that is compared to the last token."""
+    pytest.importorskip("ray")
+    from ray_cluster import Nodes
+
+    settings = {"launcher": "ray", "deterministic": True, "num_actors": 2, "placement": {"policy_workers": 2, "threads": 1}}
+    nodes = Nodes(2, num_cpus=3)
+    try:
+        found = rewards(tmp_path, "vllm", **settings)
+        assert found == pytest.approx(rewards(tmp_path, "native", **settings))
+    finally:
+        nodes.close()
+
+
 def test_an_engine_by_configuration() -> None:
     def model() -> Any:
         return build_model(ModelConfig(**TINY), 40, seed=0)

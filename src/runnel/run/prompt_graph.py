@@ -126,7 +126,8 @@ def prompt_graph(
         actors.insert(0, task.demo_actor())
         phases.insert(0, Phase({"demos": 1}, until=c.warmup_updates))
     slots = c.num_prompts * c.group_size // c.num_actors
-    inference = [InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots)]
+    room = task.message_bytes(c.sampling)
+    inference = [InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots, max_bytes=room)]
     if reference is not None:
         inference.append(task.reference(c.learner, depth=slots))
     return Experiment(

@@ -90,6 +90,11 @@ class PromptTask:
             decode_text=self.tokenizer.decode,
         )
 
+    def message_bytes(self, sampling: SamplingConfig) -> int:
+        """Bytes that a request for a completion, or the reply to it, may take."""
+        stops = sum(len(text.encode()) + 1 for text in sampling.stop) + 8 * len(sampling.stop_tokens)
+        return 4096 + stops + 32 * (self.sizes.prompt + self.sizes.completion)
+
     def learner(
         self,
         config: TokenLearnerConfig,
