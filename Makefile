@@ -16,7 +16,7 @@ demo-llm: $(VENV)/.installed-llm  ## teach a small transformer to write words ba
 	$(BIN)/runnel train reverse
 
 test: install-dev lint types  ## linter, type checker and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install-dev
 	$(BIN)/ruff check src tests examples docs benchmarks

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--algo", choices=("ppo", "appo"), default="ppo")
     parser.add_argument("--step-ms", type=float, default=1.0, help="0: CartPole as it is")
     parser.add_argument("--policy-workers", type=int, default=0)
+    parser.add_argument("--actors", type=int, default=2, help="among which 8 environments are shared")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warmup", type=float, default=5.0)
     parser.add_argument("--window", type=float, default=15.0)
@@ -40,8 +41,8 @@ def main() -> None:
         total_steps=10**9,
         env="runnel.envs.toy:StepTime" if args.step_ms else "CartPole-v1",
         env_kwargs={"step_ms": args.step_ms} if args.step_ms else {},
-        num_actors=2,
-        num_envs=4,
+        num_actors=args.actors,
+        num_envs=8 // args.actors,
         num_steps=128,
         launcher=args.launcher,
         out="runs",

@@ -22,8 +22,8 @@ from ray.tune.registry import register_env
 sys.path.insert(0, str(Path(__file__).parents[1] / "classic"))
 from clock import WindowWatch, tell
 
-NUM_RUNNERS, NUM_ENVS, NUM_STEPS = 2, 4, 128
-BATCH = NUM_RUNNERS * NUM_ENVS * NUM_STEPS
+NUM_ENVS, NUM_STEPS = 8, 128
+BATCH = NUM_ENVS * NUM_STEPS
 
 
 class Slow(gym.Wrapper):
@@ -40,7 +40,7 @@ class Slow(gym.Wrapper):
         return found
 
 
-def configure(algo: str, seed: int) -> Any:
+def configure(algo: str, seed: int, num_runners: int) -> Any:
     shared: dict[str, Any] = {
         "lr": 2.5e-4,
         "gamma": 0.99,
@@ -59,7 +59,7 @@ def configure(algo: str, seed: int) -> Any:
         config = APPOConfig().training(**{k: v for k, v in shared.items() if k != "num_epochs"})
     config = config.environment("slow").debugging(seed=seed, log_level="ERROR")
     config = config.env_runners(
-        num_env_runners=NUM_RUNNERS, num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=NUM_STEPS
+        num_env_runners=num_runners, num_envs_per_env_runner=NUM_ENVS // num_runners, rollout_fragment_length=NUM_STEPS
     )
     model = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
     return config.learners(num_learners=0).rl_module(model_config=model)
@@ -70,13 +70,16 @@ def main() -> None:
     parser.add_argument("--algo", choices=("ppo", "appo"), default="ppo")
     parser.add_argument("--step-ms", type=float, default=1.0, help="0: CartPole as it is")
     parser.add_argument("--policy-workers", type=int, default=0)
+    parser.add_argument("--actors", type=int, default=2, help="among which 8 environments are shared")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warmup", type=float, default=5.0)
     parser.add_argument("--window", type=float, default=15.0)
     args = parser.parse_args()
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(
+        address="local", num_cpus=args.actors + 2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
+    )
     register_env("slow", lambda _: Slow(args.step_ms))
-    algorithm = configure(args.algo, args.seed).build_algo()
+    algorithm = configure(args.algo, args.seed, args.actors).build_algo()
     watch = None
     while True:
         found = algorithm.train()

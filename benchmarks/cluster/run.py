@@ -36,6 +36,9 @@ ENTRY = Entry(
     measures=(
         measure("ppo", "PPO, inference in each actor", "--algo", "ppo", must=0.7, aim=0.9),
         measure("ppo-split", "PPO, one policy worker (RLlib: as above)", "--policy-workers", "1", must=0.7, aim=0.9),
+        measure(
+            "ppo-many", "PPO, 8 actors of one environment each, which sleep side by side", "--actors", "8", must=0.7, aim=0.9
+        ),
         measure("appo", "APPO, asynchronous, at most two versions behind", "--algo", "appo", must=0.7, aim=0.9),
         measure("ppo-fast", "PPO, CartPole as it is: what the system itself costs", "--step-ms", "0", must=0.7, aim=0.9),
         measure("appo-fast", "APPO, CartPole as it is", "--algo", "appo", "--step-ms", "0", must=0.7, aim=0.9),
@@ -45,6 +48,8 @@ ENTRY = Entry(
         "epochs of 4 minibatches (RLlib's APPO: its own schedule), two layers of 64 (tanh), Adam at 2.5e-4, one machine. "
         "runnel without its compiled kernels.",
         "The bound: two actors that step one environment after the other, at a little over 1 ms each, make 1,900 steps/s.",
+        "`others` of the sides on Ray are Ray's own processes, which do not belong to the measured one; that of the local "
+        "launcher says how idle the machine was.",
         "Ratios are those of the Ray launcher to each other side; must and aim are for the local launcher. Against RLlib 3 is "
         "asked for.",
     ),

@@ -23,13 +23,20 @@ def test_the_table_of_recoveries_counts_by_fault() -> None:
     pytest.importorskip("ray")
     from benchmarks.faults import chaos
 
+    counts = {"dispatched": 9, "consumed": 4, "dropped": 2, "cancelled": 2, "in_flight": 1, "left_over": 0}
+    clean = {"duplicates": 0, "orphans": 0, "segments_left": 0, "wrong": []}
+    common = {"streams": {"s": counts}, "return": 200.0, "threshold": 195.0, "version": 9, **clean}
     rows = [
-        {"name": "ppo", "faults": ["a", "b", "a"], "back": [("a", 2.0), ("a", 4.0)], "version": 9, "wrong": []},
-        {"name": "appo", "faults": ["a"], "back": [("a", 9.0)], "version": 5, "wrong": []},
+        {"name": "ppo", "faults": [["a", 2.0], ["b", None], ["a", 4.0]], **common},
+        {"name": "appo", "faults": [["a", 9.0]], **common},
     ]
-    text = chaos.markdown({"rows": rows, "made": "today", "machine": {"cores": 2, "cpu": "one"}})
-    assert "| a | 3 | 3 | 4.0 | 9.0 |" in text
-    assert "| b | 1 | 0 | - | - |" in text
+    settings = {"seed": 0, "drop": 0.0, "delay": 0.0}
+    result = {"rows": rows, "made": "today", "machine": {"cores": 2, "cpu": "one"}, "settings": settings, "command": "it"}
+    text = chaos.markdown(result)
+    assert "| a | 3 | 4.0 | 9.0 | 2.0, 4.0 | 9.0 |" in text
+    assert "| ppo | 9 | 3 | 9 | 4 | 2 | 2 | 1 | 0 |" in text
     assert "All versions once" in text
     rows[0]["wrong"] = ["a sample was trained on twice"]
-    assert "- ppo: a sample" in chaos.markdown({"rows": rows, "made": "today", "machine": {"cores": 2, "cpu": "one"}})
+    text = chaos.markdown(result)
+    assert "- ppo: a sample was trained on twice" in text
+    assert "All versions once" not in text
