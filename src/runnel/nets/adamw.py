@@ -33,7 +33,7 @@ class AdamW:
         self.mean = [torch.zeros_like(p, device=place, pin_memory=pinned) for p in self.params]
         self.square = [torch.zeros_like(p, device=place, pin_memory=pinned) for p in self.params]
         self.steps = torch.zeros((), device=device)
-        self._whole = not offload and all(p.device == device for p in self.params)
+        self._whole = not offload and all(p.device.type == device.type for p in self.params)  # cuda and cuda:0 are one
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], lr: float) -> None:
