@@ -146,8 +146,8 @@ class NodeRoom:
 
 
 def fit(needs: Mapping[str, Need], nodes: Sequence[NodeRoom], together: Sequence[str] = ()) -> dict[str, str]:
-    """A node for each group, the same for those in `together`, or a `ConfigError` that says what is missing. Largest needs
-    first, as a scheduler would.
+    """A node for each group, the same for those in `together`, or a `ConfigError` that says what is missing. Who can be on
+    fewest nodes comes first, then the largest needs, as a scheduler would.
 
     >>> fit({"trainer": Need(2), "actor-0": Need(1)}, [NodeRoom("a", 2), NodeRoom("b", 1)])
     {'trainer': 'a', 'actor-0': 'b'}
@@ -164,7 +164,8 @@ def fit(needs: Mapping[str, Need], nodes: Sequence[NodeRoom], together: Sequence
         return {g: found[first if g in others else g] for g in needs}
     room = {n.name: n for n in nodes}
     found = {}
-    for group in sorted(needs, key=lambda g: (-needs[g].gpus, -needs[g].memory, -needs[g].cores)):
+    where = {g: sum(has_labels(n, need) for n in nodes) for g, need in needs.items()}
+    for group in sorted(needs, key=lambda g: (where[g], -needs[g].gpus, -needs[g].memory, -needs[g].cores)):
         need = needs[group]
         able = sorted((n for n in room.values() if n.takes(need)), key=lambda n: n.cores, reverse=need.spread)
         if not able:
@@ -174,9 +175,14 @@ def fit(needs: Mapping[str, Need], nodes: Sequence[NodeRoom], together: Sequence
     return {group: found[group] for group in needs}
 
 
+def has_labels(node: NodeRoom, need: Need) -> bool:
+    """Whether a node is of the kind that a need names."""
+    return all(node.labels.get(k) == v for k, v in need.labels.items())
+
+
 def _missing(need: Need, nodes: Sequence[NodeRoom], left: int) -> str:
     """What a group does not find, in words."""
-    such = [n for n in nodes if all(n.labels.get(k) == v for k, v in need.labels.items())]
+    such = [n for n in nodes if has_labels(n, need)]
     wanted = "".join(f" {k}={v}" for k, v in need.labels.items())
     if not such:
         return f"needs {need}, but no node has the label{wanted}; start nodes with `ray start --labels{wanted}`"

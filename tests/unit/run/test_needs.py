@@ -100,3 +100,14 @@ def test_ranks_on_nodes_of_different_kinds_must_be_asked_for():
         fit(needs, nodes, together)
     needs, _, together = ranks(*(f"{line}, spread" for line in lines))
     assert fit(needs, nodes, together)["trainer-1"] == "b"
+
+
+@pytest.mark.parametrize("order", [("a", "c"), ("c", "a")])
+def test_who_may_be_anywhere_leaves_room_to_those_who_may_not(order: tuple[str, str]) -> None:
+    nodes = [NodeRoom(name, 2, labels={"pool": name}) for name in order]
+    named = Need(1, labels={"pool": "c"})
+    assert fit({"demos-0": Need(1), "policy-0": named, "reference-0": named}, nodes) == {
+        "demos-0": "a",
+        "policy-0": "c",
+        "reference-0": "c",
+    }

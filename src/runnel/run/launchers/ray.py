@@ -261,19 +261,22 @@ class RayHost:
             time.sleep(0.1)
 
     def _reserve(self, groups: Collection[str]) -> None:
-        """Have Ray keep room for groups: those that must be on one node, those that are spread, and those that are packed."""
+        """Have Ray keep room for groups: those that must be on one node, those that name nodes (before others take the room
+        there), and the rest; spread or packed."""
+        needs = self._needs
+        together = [g for g in groups if g in self._together]
         rest = [g for g in groups if g not in self._together]
-        kinds = {
-            "STRICT_PACK": [g for g in groups if g in self._together],
-            "SPREAD": [g for g in rest if self._needs[g].spread],
-            "PACK": [g for g in rest if not self._needs[g].spread],
-        }
-        for strategy, some in kinds.items():
+        if together:
+            self._keep("STRICT_PACK", together)
+        for named, spread in ((True, True), (True, False), (False, True), (False, False)):
+            some = [g for g in rest if bool(needs[g].labels) == named and needs[g].spread == spread]
             if some:
-                bundles = [_resources(self._needs[g]) for g in some]
-                labels = [dict(self._needs[g].labels) for g in some]
-                group = placement_group(bundles, strategy=strategy, bundle_label_selector=labels if any(labels) else None)
-                self._rooms |= {name: (group, index) for index, name in enumerate(some)}
+                self._keep("SPREAD" if spread else "PACK", some)
+
+    def _keep(self, strategy: str, groups: Collection[str]) -> None:
+        bundles, labels = [_resources(self._needs[g]) for g in groups], [dict(self._needs[g].labels) for g in groups]
+        room = placement_group(bundles, strategy=strategy, bundle_label_selector=labels if any(labels) else None)
+        self._rooms |= {name: (room, index) for index, name in enumerate(groups)}
 
     def _actor(self, group: str) -> Any:
         if group not in self._rooms:
