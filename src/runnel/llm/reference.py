@@ -16,10 +16,10 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.memory import memory_for
 from runnel.core.pieces import whole
-from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.core.protocols import Reply, Request, State
 from runnel.llm.batches import MicroBatch, questions
+from runnel.llm.engines.one_pass import OnePassEngine
 from runnel.llm.trained import Trained, TrainedModel
-from runnel.nets.causal_lm import load_model_params
 from runnel.nets.token_model import Precision
 
 REFERENCE = "reference"
@@ -80,15 +80,13 @@ def message_bytes(length: int) -> int:
     return 1024 + 4 * length
 
 
-class ReferenceEngine:
+class ReferenceEngine(OnePassEngine):
     """Answers requests (`reference_rows`) with the log-probabilities of their completions at `temperature`, `logprob` `[m]`
     (core `Inferencer`).
 
     A step answers what has come, up to `max_tokens` tokens in one forward pass; `apart`, one request a pass, so that an answer
     does not depend on what else has come.
     """
-
-    immediate = False
 
     def __init__(
         self,
@@ -100,32 +98,27 @@ class ReferenceEngine:
         max_tokens: int = 8192,
         apart: bool = False,
     ) -> None:
-        self.model = TrainedModel(model, device=device, precision=precision, frozen=True)
+        super().__init__()
+        self.model: TrainedModel = TrainedModel(model, device=device, precision=precision, frozen=True)
         self._temperature, self._device, self._max_tokens, self._apart = temperature, device, max_tokens, apart
-        self.version = -1
-        self._waiting: list[Request] = []
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._waiting.extend(requests)
 
     def step(self) -> list[Reply]:
-        if not (some := self._take()):
+        if not (some := self.take(self._num_next())):
             return []
         lower = f"lower learner.micro_batch_tokens (now {self._max_tokens})"
         with memory_for("the reference worker", lower), torch.no_grad():
             found = self._logprobs(some)
         return [Reply(r.id, Batch(logprob=logprob), self.version) for r, logprob in zip(some, found, strict=True)]
 
-    def _take(self) -> list[Request]:
-        """The oldest requests that fit into a pass, but at least one."""
+    def _num_next(self) -> int:
+        """How many of the oldest requests fit into a pass, but at least one."""
         num, size = 0, 0
-        for request in self._waiting:
+        for request in self.waiting:
             size += len(request.rows["tokens"])
             if num and (self._apart or size > self._max_tokens):
                 break
             num += 1
-        some, self._waiting = self._waiting[:num], self._waiting[num:]
-        return some
+        return num
 
     def _logprobs(self, some: Sequence[Request]) -> list[Tensor]:
         length = torch.tensor([len(r.rows["tokens"]) for r in some])
@@ -138,21 +131,3 @@ class ReferenceEngine:
             logprobs = self.model.logprobs(part, temperature=self._temperature)[0]
             out[part.fields["place"].cpu()] = logprobs.to("cpu", out.dtype)
         return [row[f:] for row, f in zip(torch.split(out, length.tolist()), first, strict=True)]
-
-    def abort(self, ids: Sequence[int]) -> None:
-        self._waiting = [r for r in self._waiting if r.id not in set(ids)]
-
-    def pending(self) -> int:
-        return len(self._waiting)
-
-    def load_params(self, params: ParamSet) -> None:
-        """Copies: it seldom changes."""
-        load_model_params(self.model.model, params.params, bind=False)
-        self.version = params.version
-
-    def snapshot(self) -> State:
-        waiting = [{"id": r.id, "version": r.version, "rows": dict(r.rows)} for r in self._waiting]
-        return {"waiting": waiting}
-
-    def restore(self, state: State) -> None:
-        self._waiting = [Request(r["id"], Batch(r["rows"]), r["version"]) for r in state["waiting"]]

@@ -9,60 +9,36 @@ from typing import Any
 import torch
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import EvalResult, InferenceClient, ParamSet, Progress, Reply, Request, State
+from runnel.core.protocols import EvalResult, InferenceClient, Progress, Reply, Request
 from runnel.data.preferences import Pair
+from runnel.llm.engines.one_pass import OnePassEngine
 from runnel.llm.pairs import pair_rows
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
 from runnel.llm.trained import ScalarModel
-from runnel.nets.causal_lm import load_model_params
 from runnel.nets.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 
 
-class ScoreEngine:
+class ScoreEngine(OnePassEngine):
     """Answers requests of `tokens` with their `score` `[1]`, read at the last one (core `Inferencer`).
 
     A step scores up to `max_rows` requests in one forward pass.
     """
 
-    immediate = False
-
     def __init__(self, model: ScalarModel, *, device: str = "cpu", max_rows: int = 64) -> None:
+        super().__init__()
         self.model = TokenModel(model, device=device, frozen=True)
-        self.max_rows, self.version = max_rows, -1
-        self._waiting: list[Request] = []
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._waiting.extend(requests)
+        self.max_rows = max_rows
 
     @torch.no_grad()
     def step(self) -> list[Reply]:
-        some, self._waiting = self._waiting[: self.max_rows], self._waiting[self.max_rows :]
-        if not some:
+        if not (some := self.take(self.max_rows)):
             return []
         rows = PackedRows([len(r.rows["tokens"]) for r in some], device=self.model.device)
         tokens = torch.cat([r.rows["tokens"] for r in some]).to(self.model.device)
         last = rows.bounds[1:].long() - 1
         scores = self.model.model.score(self.model.packed_hidden(tokens, rows)[last]).float().cpu()
         return [Reply(r.id, Batch(score=score), self.version) for r, score in zip(some, scores, strict=True)]
-
-    def abort(self, ids: Sequence[int]) -> None:
-        self._waiting = [r for r in self._waiting if r.id not in set(ids)]
-
-    def pending(self) -> int:
-        return len(self._waiting)
-
-    def load_params(self, params: ParamSet) -> None:
-        """Copies: scores are asked for rarely."""
-        load_model_params(self.model.model, params.params, bind=False)
-        self.version = params.version
-
-    def snapshot(self) -> State:
-        return {"waiting": [{"id": r.id, "version": r.version, "tokens": r.rows["tokens"]} for r in self._waiting]}
-
-    def restore(self, state: State) -> None:
-        waiting = [(r["id"], Batch(tokens=torch.as_tensor(r["tokens"])), r["version"]) for r in state["waiting"]]
-        self._waiting = [Request(*each) for each in waiting]
 
 
 class PairEvaluation:

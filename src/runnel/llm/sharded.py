@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.errors import ConfigError
 from runnel.core.pieces import Piece
 from runnel.core.proof import Proof
 from runnel.core.protocols import Collective, MeshCollective
@@ -35,6 +36,8 @@ def make_learner(
 ) -> TokenLearner:
     """The learner of one rank; one that is alone has nothing to share, whatever `config.shard` says."""
     kind = ShardedTokenLearner if config.shard and collective.world_size > 1 else TokenLearner
+    if kind is ShardedTokenLearner and device.startswith("cuda:"):
+        raise ConfigError("device", device, "with learner.shard each rank has a GPU of its own; use cuda")
     return kind(config, model, algorithms=algorithms, collective=collective, device=device, reference=reference)
 
 

@@ -13,10 +13,13 @@ from made_tokens import demos, pairs
 from ranks_apart import Peak, apart, channel_of, numbers, sharded
 from test_token_algorithms import segments_of
 
+from runnel.core.errors import ConfigError
 from runnel.core.pieces import join_pieces
 from runnel.core.protocols import OneProcess
 from runnel.core.shares import share_of
 from runnel.flow.transports.shm import anonymous_file
+from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.sharded import make_learner
 from runnel.nets.causal_lm import ModelConfig, build_model
 from runnel.nets.sharded_model import ShardedModel
 from runnel.run.checkpoint import read_part, write_parts
@@ -88,6 +91,14 @@ def test_ranks_that_keep_parts_take_the_step_of_one_and_go_on_in_any_number(tmp_
                 weights(three_on, name, kind), weights(one_on, name, kind), rtol=1e-5, atol=1e-8, msg=name
             )
         assert not torch.equal(weights(one_on, name), weights(two, name)), "it was trained further"
+
+
+def test_ranks_that_would_share_a_gpu_are_refused() -> None:
+    class Two(OneProcess):
+        world_size = 2
+
+    with pytest.raises(ConfigError, match=r"device = 'cuda:0': with learner\.shard each rank has a GPU of its own; use cuda"):
+        make_learner(TokenLearnerConfig(shard=True), None, algorithms={}, collective=Two(), device="cuda:0")
 
 
 def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:
