@@ -109,6 +109,8 @@ class RunConfig:
     """Folder in which the run's own folder is made."""
     name: str = ""
     """Name of the run's folder; made from recipe, task, seed and time if empty."""
+    tags: tuple[str, ...] = ()
+    """Words to find the run by. `tuning` says that its score was used to choose settings; reports keep it out of comparisons."""
     total_steps: int | None = None
     """Budget in steps of the environment."""
     total_updates: int | None = None

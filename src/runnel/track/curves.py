@@ -26,7 +26,7 @@ STALENESS = {
     "staleness/in_flight": "mean in flight",
     "staleness/in_queue": "mean in queue",
 }
-PER_RUN = ("seed", "seeds", "out")
+PER_RUN = ("seed", "seeds", "out", "name", "tags")
 RATES = {"steps_per_s": "Steps/s", "tokens_per_s": "Tokens/s"}
 
 
