@@ -131,7 +131,7 @@ def load_history(path: Path | str) -> History:
     rows, damage = folder.read_rows()
     problems.extend(damage)
     for row in rows:
-        if not _sound(row):
+        if not is_sound(row):
             problems.append(f"metrics.jsonl: a row of kind {row.get('kind')!r} has the wrong shape; skipped")
             continue
         kind = row["kind"]
@@ -154,7 +154,7 @@ def _read(reader: Any, problems: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _sound(row: Row) -> bool:
+def is_sound(row: Row) -> bool:
     """Whether the parts that a report walks through have their shapes."""
     time = row.get("time", {})
     tables = [row.get("metrics", {}), row.get("streams", {}), time]
