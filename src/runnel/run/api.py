@@ -20,6 +20,7 @@ from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.run import registry
 from runnel.run.checkpoint import Checkpoints
+from runnel.run.dataflow import dataflow
 from runnel.run.experiment import BUDGETS, Experiment, RunConfig, describe, one_budget
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
@@ -137,12 +138,14 @@ def resume(
         _check_unspent(found[1], config)
         session = _open_session(registry.build(module.name, config), folder, callbacks)
         folder.write_config(to_data(config))
+        graph = folder.change_run_info(**_graph(session.experiment))
         try:
             session.restore(*found)
             return _run(session, live=live)
         except BaseException as error:
             if not session.started:
                 folder.write_config(before)
+                folder.change_run_info(**graph)
                 _explain_misfit(error, before, to_data(config))
             raise
 
@@ -206,16 +209,21 @@ def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFold
     name = config.name or run_name(Path(recipe).stem, experiment.title, seed=config.seed, when=now)
     folder = RunFolder.create(config.out, name)
     folder.write_config(to_data(config))
-    graph = describe(experiment, place(experiment))
     folder.write_run_info(
         recipe=recipe,
         command=command or " ".join(sys.argv),
         seed=config.seed,
         created=now,
         subject=experiment.title,
-        graph=graph,
+        **_graph(experiment),
     )
     return folder
+
+
+def _graph(experiment: Experiment) -> dict[str, Any]:
+    """The graph of a run in words and as data."""
+    groups = place(experiment)
+    return {"graph": describe(experiment, groups), "dataflow": dataflow(experiment, groups)}
 
 
 def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callbacks | None) -> Session:

@@ -5,11 +5,12 @@ What a row holds of the training itself is deterministic; all that wall time tou
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,13 +19,17 @@ from runnel.core.protocols import State
 from runnel.eval.statistics import summarise
 from runnel.track.folder import RunFolder
 from runnel.track.live import LiveView
+from runnel.track.load import LOOK_EVERY_S, Load
 from runnel.track.sinks import JsonlSink, Sink
 
 Row = dict[str, Any]
 Callback = Callable[[Row], Any]
+What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "note"]
+"""What an event is about."""
 RECENT_EPISODES = 100
 WINDOW_S = 5.0
 LUMP_S = 0.2
+FIRST_LOOK_S = 0.25
 
 
 ENV_FAULTS = ("env_failed", "env_lost", "env_restarted")
@@ -82,6 +87,8 @@ class Ledger:
         self._marks: deque[_Mark] = deque(maxlen=200)
         self._busy: dict[str, float] = {}
         self._wall_before = 0.0
+        self._load, self._next_look = Load(), self._start + FIRST_LOOK_S
+        self._load.look()
         self.version, self.steps, self.tokens, self.progress = 0, 0, 0, 0.0
         self.streams: dict[str, Any] = {}
         self.last_eval: Row | None = None
@@ -177,13 +184,16 @@ class Ledger:
         last = self._marks[-1] if self._marks and now - self._marks[-1].time >= LUMP_S else self._first
         then = next((m for m in self._marks if LUMP_S <= now - m.time <= WINDOW_S), last)
         span = max(now - then.time, 1e-9)
-        row = {
+        row: Row = {
             "wall_s": self.wall_s(),
             "steps_per_s": (self.steps - then.steps) / span,
             "tokens_per_s": (self.tokens - then.tokens) / span,
             "stages": self._stages,
             "idle": {w: max(0.0, 1.0 - (s - then.busy.get(w, 0.0)) / span) for w, s in self._busy.items()},
         }
+        if now >= self._next_look and (system := self._load.look()) is not None:
+            row["system"] = system
+            self._next_look = now + LOOK_EVERY_S
         self._marks.append(_Mark(now, self.steps, self.tokens, dict(self._busy)))
         self._stages = {}
         return row
@@ -206,27 +216,34 @@ class Ledger:
         }
         if "passed" in event["extra"]:
             row["per_prompt"] = {k: event["extra"][k] for k in ("passed", "judged")}
+        if "length" in event["extra"]:
+            row["lengths"] = [int(n) for n in event["extra"]["length"]]
         self.last_eval = row
         self._write(row)
         self._call(self._callbacks.on_eval, row)
         if self._stop_return is not None and summary.mean >= self._stop_return:
             self.stop_reason = f"evaluation reached {summary.mean:.4g} (stop_return is {self._stop_return:g})"
 
-    def note(self, text: str, *, level: str = "info") -> None:
-        """Something worth knowing that is not a measurement."""
-        self._write({"kind": "event", "level": level, "text": text, "time": {"wall_s": self.wall_s()}})
+    def note(self, text: str, *, level: str = "info", what: What | None = None) -> None:
+        """Something worth knowing that is not a measurement. Of a checkpoint the files tell, not the live view."""
+        what = what or ("note" if level == "info" else "warning")
+        row = {"kind": "event", "level": level, "what": what, "text": text, "version": self.version}
+        self._write({**row, "time": {"wall_s": self.wall_s()}}, show=what != "checkpoint")
 
     def lost(self, what: str, then: str) -> None:
         """A worker is gone; `then` is what is done about it."""
         self._faults["worker_lost"] = self._faults.get("worker_lost", 0) + 1
-        self.note(f"{what}; {then}", level="warning")
+        self.note(f"{what}; {then}", level="warning", what="worker_lost")
 
     def recovered(self, who: str, seconds: float) -> None:
         """What was lost is at work again."""
         self.recoveries.append((who, seconds))
-        self.note(f"{who} is back after {seconds:.1f} s", level="warning")
+        self.note(f"{who} is back after {seconds:.1f} s", level="warning", what="restart")
 
-    def checkpoint(self, path: Path, version: int) -> None:
+    def checkpoint(self, path: Path, version: int, *, seconds: float = 0.0) -> None:
+        """A checkpoint is finished; it took so long."""
+        size = sum(file.stat().st_size for file in path.iterdir())
+        self.note(f"checkpoint at version {version}, {size / 1e6:.1f} MB, {seconds:.2f} s", what="checkpoint")
         self._call(self._callbacks.on_checkpoint, {"kind": "checkpoint", "version": version, "path": str(path)})
 
     def end(self, status: str, train_s: float) -> None:
@@ -242,11 +259,11 @@ class Ledger:
             self.view.tick(text)
 
     # -------------------------------------------------------------------------------------------------------- output
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Row, *, show: bool = True) -> None:
         self._metrics.row(row)
         for sink in self._sinks:
             sink.row(row)
-        if self.view is not None:
+        if self.view is not None and show:
             self.view.row(row)
 
     def _call(self, callback: Callback | None, row: Row) -> None:
@@ -288,7 +305,7 @@ class Ledger:
         version, found = state.get("proved", (-1, {}))  # older checkpoints have none
         self._proved = int(version), dict(found)
         self._sums = {name: (float(total), int(count)) for name, (total, count) in state["sums"].items()}
-        self._metrics.truncate(state["offsets"]["metrics"])
+        self._metrics.truncate(_behind_checkpoint(self._metrics.path, state["offsets"]["metrics"]))
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
         self.progress = 0.0  # the next update tells; the budget may be another than that of the checkpoint
@@ -297,3 +314,15 @@ class Ledger:
         self._marks.clear()
         self._busy, self._stages = {}, {}
         self.last_eval = state["last_eval"]
+
+
+def _behind_checkpoint(path: Path, offset: int) -> int:
+    """Where to cut a file of rows: a checkpoint is told right after it was made, and that event stays."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        line = file.readline()
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return offset
+    return offset + len(line) if line.endswith(b"\n") and row.get("what") == "checkpoint" else offset

@@ -45,6 +45,7 @@ class Session:
     """What the ledger held before the first start; also of a run that was resumed."""
     _looked: float = 0.0
     _orders_read: int = -1
+    _saving: float = 0.0
     started: bool = False
     """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""
 
@@ -60,7 +61,7 @@ class Session:
             print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
         if problems:
             self._set_aside([p for p in self.checkpoints.finished() if p.name > path.name])
-        self.ledger.note(f"resumed from version {manifest['version']} (epoch {self.epoch})")
+        self.ledger.note(f"resumed from version {manifest['version']} (epoch {self.epoch})", what="resume")
 
     def go_back(self, why: str) -> None:
         """Part of the run is lost: go on from the newest good checkpoint, or from the start if there is none."""
@@ -96,8 +97,10 @@ class Session:
         found, self._orders_read = self.folder.read_orders(self._orders_read)
         for order in found:
             if order["op"] == "stop":
-                self.ledger.note("stopped by order")
+                self.ledger.note("stopped by order", what="order")
                 self.interrupted.set()
+            elif order["op"] == "checkpoint":
+                self.ledger.note("a checkpoint was ordered", what="order")
         return found
 
     def should_stop(self) -> str | None:
@@ -114,6 +117,11 @@ class Session:
         every = self.experiment.config.checkpoint.every
         return every > 0 and self.ledger.version // every > last // every
 
+    def begin_checkpoint(self) -> Path:
+        """A folder for the parts of a checkpoint."""
+        self._saving = self.clock.now()
+        return self.checkpoints.begin(self.ledger.version)
+
     def finish_checkpoint(self, path: Path, files: dict[str, str], *, left_out: list[str]) -> Path:
         """Add the manifest; tell the user."""
         ledger = self.ledger
@@ -126,7 +134,7 @@ class Session:
             "files": files,
         }
         done = self.checkpoints.finish(path, manifest)
-        ledger.checkpoint(done, ledger.version)
+        ledger.checkpoint(done, ledger.version, seconds=self.clock.now() - self._saving)
         return done
 
 

@@ -154,6 +154,7 @@ class RunFolder:
         created: datetime,
         subject: str = "",
         graph: str = "",
+        dataflow: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write run.json: everything that one needs to know to run it again. Returns what was written."""
         info = {
@@ -167,9 +168,16 @@ class RunFolder:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "graph": graph,
+            "dataflow": dict(dataflow or {}),
         }
         _write_json(self.info, info)
         return info
+
+    def change_run_info(self, **fields: Any) -> dict[str, Any]:
+        """Write some fields of run.json anew; returns what they were."""
+        info = self.read_run_info()
+        _write_json(self.info, {**info, **fields})
+        return {name: info.get(name) for name in fields}
 
     def read_run_info(self) -> dict[str, Any]:
         return _read_json(self.info)

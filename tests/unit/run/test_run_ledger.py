@@ -140,6 +140,7 @@ def test_an_evaluation_becomes_a_row_with_its_interval(tmp_path: Path) -> None:
     assert (row["kind"], row["version"], row["steps"], row["mean"], row["num"]) == ("eval", 3, 30, 5.0, 2)
     assert row["low"] <= 5.0 <= row["high"]
     assert row["extra"] == {"length": 2.0}
+    assert row["lengths"] == [1, 3]
     assert ledger.last_eval is not None
     assert ledger.stop_reason is None
     ledger.add([evaluation(4, 9.0, 11.0)])
@@ -185,8 +186,54 @@ def test_a_checkpoint_is_told(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     callback: Callable[[dict[str, Any]], Any] = seen.append
     ledger, _ = ledger_of(tmp_path, callbacks=Callbacks(on_checkpoint=callback))
-    ledger.checkpoint(tmp_path / "c", 7)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "params").write_bytes(b"x" * 3_200_000)
+    ledger.checkpoint(tmp_path / "c", 7, seconds=0.049)
     assert seen == [{"kind": "checkpoint", "version": 7, "path": str(tmp_path / "c")}]
+    (row,) = rows_of(tmp_path)
+    assert (row["kind"], row["what"], row["text"]) == ("event", "checkpoint", "checkpoint at version 7, 3.2 MB, 0.05 s")
+
+
+def test_the_event_of_a_checkpoint_outlives_the_resume_from_it(tmp_path: Path) -> None:
+    """It stands right behind the place at which the file is cut."""
+    ledger, _ = ledger_of(tmp_path)
+    ledger.add([update(1)])
+    saved = ledger.snapshot()
+    ledger.checkpoint(tmp_path, 1)
+    ledger.add([update(2)])
+    ledger.close()
+    resumed, _ = ledger_of(tmp_path)
+    resumed.restore(saved)
+    resumed.note("resumed from version 1", what="resume")
+    resumed.close()
+    assert [(r["kind"], r.get("what")) for r in rows_of(tmp_path)] == [
+        ("update", None),
+        ("event", "checkpoint"),
+        ("event", "resume"),
+    ]
+
+
+def test_events_say_what_they_are_about_and_at_which_version(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    ledger.add([update(3)])
+    ledger.note("chose a back end")
+    ledger.note("slow", level="warning")
+    ledger.lost("worker 'actor-0' died", "starting it again")
+    ledger.recovered("worker 'actor-0'", 1.25)
+    ledger.close()
+    events = [(r["what"], r["level"], r["version"]) for r in rows_of(tmp_path)[1:]]
+    assert events == [("note", "info", 3), ("warning", "warning", 3), ("worker_lost", "warning", 3), ("restart", "warning", 3)]
+
+
+def test_the_load_is_looked_at_every_two_seconds(tmp_path: Path) -> None:
+    ledger, clock = ledger_of(tmp_path)
+    for version in range(1, 12):
+        clock.advance(0.5)
+        ledger.add([update(version)])
+    ledger.close()
+    looked = [r["version"] for r in rows_of(tmp_path) if "system" in r["time"]]
+    assert looked == [1, 5, 9]
+    assert rows_of(tmp_path)[0]["time"]["system"]["num_cores"] >= 1
 
 
 def test_other_sinks_get_every_row(tmp_path: Path) -> None:

@@ -93,6 +93,6 @@ def _save_without_culprit(session: Session, group: Group, error: Exception) -> N
 def save(session: Session, group: Group, *, without: str = "") -> None:
     """Check the accounts, then save the whole run."""
     group.check()
-    path = session.checkpoints.begin(session.ledger.version)
+    path = session.begin_checkpoint()
     files = write_parts(path, {**group.snapshot(without=without), "ledger": session.ledger.snapshot()})
     session.finish_checkpoint(path, files, left_out=[without] if without else [])

@@ -204,7 +204,7 @@ class Supervisor:
             if group not in self.children and group not in self._leaving:
                 child = self.children[group] = self._seat(group)
                 child.since = time.monotonic()
-        self.session.ledger.note(f"scaled to {min(number, len(numbered))} workers of kind {kind}")
+        self.session.ledger.note(f"scaled to {min(number, len(numbered))} workers of kind {kind}", what="order")
 
     def _dismiss(self, group: str) -> None:
         child = self.children.pop(group)
@@ -250,7 +250,7 @@ class Supervisor:
         session, names = self.session, self._standing()
         self._pause(names)
         names = [n for n in names if n in self._standing()]
-        path = session.checkpoints.begin(session.ledger.version)
+        path = session.begin_checkpoint()
         expected = [g for g in session.groups if g in self.children or g in self._gone]
         missing = [w for g in expected if g not in names for w in session.groups[g]]
         files: dict[str, str] = {}

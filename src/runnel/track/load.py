@@ -1,0 +1,145 @@
+"""What a run takes of its machine: cores, memory and GPUs, read from /proc and from NVIDIA's library.
+
+It is looked at every few seconds by the process that keeps the ledger. Elsewhere than on Linux there is no /proc, and rows go
+without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+GB = 1e9
+LOOK_EVERY_S = 2.0
+"""Seconds of wall time between two looks."""
+_PPID, _UTIME, _STIME = 1, 11, 12
+"""Fields of /proc/PID/stat, counted behind the name in brackets."""
+
+
+class Load:
+    """The load of this process and all that it started, and of the machine. The first look only begins to count.
+
+    Cores in use are means since the look before. Memory that processes share (streams, libraries) counts once: what each has
+    for itself, and the largest part that one shares.
+    """
+
+    def __init__(self, *, proc: Path = Path("/proc"), root: int | None = None) -> None:
+        self._proc, self._root = proc, root or os.getpid()
+        self._foreign: set[int] = set()
+        self._ours: dict[int, int] = {}
+        self._machine, self._when = 0, 0.0
+        self._ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+        self._gpus = Gpus()
+
+    def look(self) -> dict[str, Any] | None:
+        """The load since the last look; None at the first one, and where there is no /proc."""
+        now = time.monotonic()
+        try:
+            busy, times = self._busy_ticks(), self._process_ticks()
+            memory = self._memory()
+        except (OSError, ValueError, IndexError):
+            return None
+        span, first = (now - self._when) * self._ticks, self._when == 0.0
+        used = sum(ticks - self._ours.get(pid, 0) for pid, ticks in times.items())
+        cores, machine = used / max(span, 1e-9), (busy - self._machine) / max(span, 1e-9)
+        self._ours, self._machine, self._when = times, busy, now
+        if first:
+            return None
+        found = {"cores": max(cores, 0.0), "machine_cores": max(machine, 0.0), "num_cores": os.cpu_count() or 1}
+        rounded = {name: round(value, 3) for name, value in (found | memory).items()}
+        return {**rounded, "gpus": self._gpus.look()}
+
+    def _busy_ticks(self) -> int:
+        """Of all cores: user, nice, system, interrupts, stolen; not idle, not waiting for a disk."""
+        fields = [int(n) for n in (self._proc / "stat").read_bytes().partition(b"\n")[0].split()[1:9]]
+        return sum(fields) - fields[3] - fields[4]
+
+    def _process_ticks(self) -> dict[int, int]:
+        """Ticks of each of our processes so far. Only those that are new since the last look can have become ours."""
+        there = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
+        self._foreign &= there
+        stats = {pid: stat for pid in sorted(there - self._foreign) if (stat := self._stat(pid))}
+        ours, left = {self._root} & stats.keys(), set(stats) - {self._root}
+        while found := {pid for pid in left if int(stats[pid][_PPID]) in ours}:
+            ours |= found
+            left -= found
+        self._foreign |= left
+        return {pid: int(stats[pid][_UTIME]) + int(stats[pid][_STIME]) for pid in ours}
+
+    def _stat(self, pid: int) -> list[bytes]:
+        """Fields behind the name; none if the process is gone meanwhile."""
+        try:
+            return (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return []
+
+    def _memory(self) -> dict[str, float]:
+        own = shared = 0
+        for pid in self._ours or {self._root: 0}:
+            try:
+                fields = (self._proc / str(pid) / "statm").read_bytes().split()
+            except OSError:
+                continue
+            own, shared = own + int(fields[1]) - int(fields[2]), max(shared, int(fields[2]))
+        lines = (self._proc / "meminfo").read_bytes().split(b"\n")
+        machine = {line.split(b":")[0]: int(line.split()[1]) * 1024 for line in lines[:5] if line}
+        total = machine[b"MemTotal"]
+        return {
+            "memory_gb": (own + shared) * self._page / GB,
+            "machine_memory_gb": (total - machine.get(b"MemAvailable", total)) / GB,
+            "total_memory_gb": total / GB,
+        }
+
+
+class _Utilisation(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Gpus:
+    """The GPUs of this machine, asked through NVIDIA's management library (NVML), which comes with the driver.
+
+    Asking torch instead would make a CUDA context, and so take memory, in a process that computes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._library: ctypes.CDLL | None = None
+        self._handles: list[ctypes.c_void_p] = []
+        self._names: list[str] = []
+        try:
+            self._open(ctypes.CDLL("libnvidia-ml.so.1"))
+        except (OSError, AttributeError):
+            self._handles = []
+
+    def _open(self, library: ctypes.CDLL) -> None:
+        count = ctypes.c_uint()
+        if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return
+        self._library = library
+        for index in range(count.value):
+            handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                library.nvmlDeviceGetName(handle, name, 96)
+                self._handles.append(handle)
+                self._names.append(name.value.decode(errors="replace"))
+
+    def look(self) -> list[dict[str, Any]]:
+        """One row a GPU; a number that it does not tell is left out."""
+        return [self._row(name, handle) for name, handle in zip(self._names, self._handles, strict=True)]
+
+    def _row(self, name: str, handle: ctypes.c_void_p) -> dict[str, Any]:
+        row: dict[str, Any] = {"name": name}
+        assert self._library is not None, "it has handles"
+        rates, memory = _Utilisation(), _Memory()
+        if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0:
+            row["utilisation"] = rates.gpu / 100
+        if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
+            row |= {"memory_gb": round(memory.used / GB, 3), "total_gb": round(memory.total / GB, 3)}
+        return row
