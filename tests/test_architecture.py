@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agents": {"core", "ops", "losses", "nets", "data"},
     "llm": {"core", "ops", "losses", "nets", "data"},
     "eval": {"core", "envs"},
-    "track": {"core"},
+    "track": {"core", "eval"},
     "testing": BELOW_RUN,
     "run": BELOW_RUN | {"testing"},
     "plan": {"core", "flow", "track", "run"},

@@ -1,7 +1,8 @@
 """Numbers that summarise a handful of scores honestly: a mean with its interval, median, interquartile mean.
 
 Intervals are percentile-bootstrap intervals (Efron 1979), as Agarwal et al. (2021, "Deep RL at the edge of the statistical
-precipice") recommend for few runs; the resampling is seeded, so a report gives the same numbers twice.
+precipice") recommend for few runs; the resampling is seeded, so a report gives the same numbers twice. Scores of several tasks
+and seeds are in `aggregates.py`.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ def mean(x: Array) -> Array:
 
 
 def iqm(x: Array) -> Array:
-    """Interquartile mean over the last axis: the mean of the middle half; values on its edges count in part.
+    """Interquartile mean over the last axis: the mean of the middle half, without the lowest and the highest `n // 4` values.
 
-    With n values sorted, value i covers `[i, i + 1)` of the line `[0, n)`, and the middle is `[n/4, 3n/4)`.
+    The same as a mean trimmed by a quarter on each side (Agarwal et al. 2021); of fewer than four values it is the mean.
 
     >>> float(iqm(np.array([1.0, 2.0, 3.0, 100.0])))
     2.5
     """
     n = x.shape[-1]
-    place = np.arange(n)
-    weight = np.clip(np.minimum(place + 1, 0.75 * n) - np.maximum(place, 0.25 * n), 0.0, None)
-    return np.asarray(np.sort(x, axis=-1) @ weight / weight.sum())
+    cut = n // 4
+    middle = np.partition(x, (cut, n - cut - 1), axis=-1) if cut else x
+    return np.asarray(middle[..., cut : n - cut].mean(axis=-1))
 
 
 def bootstrap_interval(
