@@ -29,7 +29,7 @@ from runnel.run.wiring import place
 from runnel.track.folder import RunFolder, run_name
 from runnel.track.live import LiveView
 from runnel.track.report import write_report
-from runnel.track.sinks import make_sink
+from runnel.track.sinks import find_sink, open_sinks
 
 MODEL = "model"
 """Where in its folder a run leaves a model that other programs load."""
@@ -105,6 +105,8 @@ def train_config(
     """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name."""
     with registry.live_objects(objects or {}, config.launcher):
         config.check()
+        for name in config.track:
+            find_sink(name)
         config, told = config.settle()
         experiment = registry.build(recipe, config)
         warm = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest_params() if config.init_from else None
@@ -237,7 +239,8 @@ def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callback
 def _run(session: Session, *, live: bool) -> Run:
     experiment, folder, ledger = session.experiment, session.folder, session.ledger
     config = experiment.config
-    ledger.attach([make_sink(name, folder.path, to_data(config)) for name in config.track], _view(experiment) if live else None)
+    sinks = open_sinks(config.track, folder.path, to_data(config), lambda text: ledger.note(text, level="warning"))
+    ledger.attach(sinks, _view(experiment) if live else None)
     for text in session.notes:
         ledger.note(text)
     if session.resume_from is None:

@@ -127,7 +127,8 @@ class RunConfig:
     log_every: int = 1
     """Write a row of metrics for each this many updates, with the means of their numbers."""
     track: tuple[str, ...] = ("tensorboard",)
-    """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline."""
+    """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline, mlflow, trackio, csv, parquet, or your own as
+    file.py:Name."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

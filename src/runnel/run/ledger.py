@@ -20,7 +20,7 @@ from runnel.eval.statistics import summarise
 from runnel.track.folder import RunFolder
 from runnel.track.live import LiveView
 from runnel.track.load import LOOK_EVERY_S, Load
-from runnel.track.sinks import JsonlSink, Sink
+from runnel.track.sinks import GuardedSink, JsonlSink, Sink
 
 Row = dict[str, Any]
 Callback = Callable[[Row], Any]
@@ -71,7 +71,7 @@ class Ledger:
         self.clock = clock
         self.view: LiveView | None = None
         self._metrics, self._samples = JsonlSink(folder.metrics), JsonlSink(folder.samples)
-        self._sinks: Sequence[Sink] = ()
+        self._sinks: Sequence[GuardedSink] = ()
         self._callbacks = callbacks or Callbacks()
         self._stop_return = stop_return
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -96,7 +96,7 @@ class Ledger:
         self.recoveries: list[tuple[str, float]] = []
         """What was lost and came back, and the seconds that it took."""
 
-    def attach(self, sinks: Sequence[Sink], view: LiveView | None) -> None:
+    def attach(self, sinks: Sequence[GuardedSink], view: LiveView | None) -> None:
         """Show rows elsewhere too. After a restore, so that sinks see files that are already cut back."""
         self._sinks, self.view = sinks, view
 
@@ -266,20 +266,24 @@ class Ledger:
         if self.view is not None and show:
             self.view.row(row)
 
+    def _files(self) -> list[Sink]:
+        """All that takes rows; a sink that fails says so in the files, so they come last."""
+        return [*self._sinks, self._metrics, self._samples]
+
     def _call(self, callback: Callback | None, row: Row) -> None:
         answer = None if callback is None else callback(row)
         if isinstance(answer, bool | np.bool_) and not answer:
             self.stop_reason = f"a callback asked to stop after {row['kind']}"
 
     def close(self) -> None:
-        for sink in (self._metrics, self._samples, *self._sinks):
+        for sink in self._files():
             sink.close()
         if self.view is not None:
             self.view.close()
 
     # ---------------------------------------------------------------------------------------------------- checkpoint
     def snapshot(self) -> State:
-        for sink in (self._metrics, self._samples, *self._sinks):
+        for sink in self._files():
             sink.flush()
         return {
             "returns": list(self._returns),
@@ -314,6 +318,8 @@ class Ledger:
         self._marks.clear()
         self._busy, self._stages = {}, {}
         self.last_eval = state["last_eval"]
+        for sink in self._sinks:
+            sink.rewind()
 
 
 def _behind_checkpoint(path: Path, offset: int) -> int:

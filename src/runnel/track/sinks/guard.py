@@ -1,0 +1,65 @@
+"""A sink as a run holds it: one that fails is switched off and named, and the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.track.folder import Row
+from runnel.track.sinks.base import Sink
+
+
+class GuardedSink:
+    """Makes a sink, and makes it again when the run goes back to a checkpoint. `warn` is told, once, if it fails.
+
+    A `ConfigError` when it is first made is the user's to mend, and goes through; a full disk or an error of a library does not
+    end the run.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Sink], warn: Callable[[str], None]) -> None:
+        self.name, self._make, self._warn = name, make, warn
+        self._sink: Sink | None = None
+        try:
+            self._sink = make()
+        except ConfigError:
+            raise
+        except Exception as error:
+            self._switch_off(error)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether rows still get there."""
+        return self._sink is not None
+
+    def row(self, row: Row) -> None:
+        self._try(lambda sink: sink.row(row))
+
+    def flush(self) -> None:
+        self._try(lambda sink: sink.flush())
+
+    def close(self) -> None:
+        self._try(lambda sink: sink.close())
+        self._sink = None
+
+    def rewind(self) -> None:
+        """metrics.jsonl was cut back while the run goes on: a new sink brings its view in line with it."""
+        self._try(lambda sink: sink.close())
+        self._try(lambda _: self._remake())
+
+    def _remake(self) -> None:
+        self._sink = self._make()
+
+    def _try(self, call: Callable[[Sink], Any]) -> None:
+        if self._sink is None:
+            return
+        try:
+            call(self._sink)
+        except Exception as error:
+            self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        self._sink = None
+        self._warn(
+            f"sink {self.name!r} failed and is off from here on ({type(error).__name__}: {error}); metrics.jsonl has all"
+        )

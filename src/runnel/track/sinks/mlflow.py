@@ -1,0 +1,100 @@
+"""MLflow: a store in the run's folder (mlflow.db), or wherever MLFLOW_TRACKING_URI says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.track.folder import Row
+from runnel.track.sinks.base import scalars, step_of
+from runnel.track.sinks.outbox import Outbox
+
+MOST = 1000
+"""Metrics that one call of MLflow takes."""
+MOST_PARAMS = 100
+LONGEST_PARAM = 6000
+ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+
+
+class MlflowSink:
+    """Scalars to an MLflow store.
+
+    A run that was cut by a resume becomes a new run there, with all that was kept; the one before it is deleted, which hides it
+    in MLflow.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], *, experiment: str = "runnel") -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        try:
+            from mlflow.entities import Metric, Param
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ConfigError("track", "mlflow", f"cannot import it ({error}); pip install 'runnel[mlflow]'") from error
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        self._metric, self._client = Metric, MlflowClient(tracking_uri=uri)
+        self._outbox = Outbox(folder, "mlflow")
+        self._id, self._status = self._outbox.id, "FINISHED"
+        if not self._id or self._outbox.is_cut:
+            where = self._experiment(experiment, folder)
+            self._id = self._client.create_run(where, run_name=folder.name).info.run_id
+            params = [Param(_name(k), str(v)[:LONGEST_PARAM]) for k, v in _flat(config).items()]
+            for start in range(0, len(params), MOST_PARAMS):
+                self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])
+            if self._outbox.id:
+                self._client.delete_run(self._outbox.id)
+        else:
+            self._client.update_run(self._id, status="RUNNING")
+        self._outbox.begin(self._id, self._send)
+
+    def row(self, row: Row) -> None:
+        self._outbox.add(row)
+        if row.get("kind") == "end":
+            self._status = ENDS.get(str(row.get("status")), "FINISHED")
+
+    def flush(self) -> None:
+        self._outbox.flush()
+
+    def close(self) -> None:
+        self._outbox.flush()
+        self._client.set_terminated(self._id, status=self._status)
+
+    def _experiment(self, name: str, folder: Path) -> str:
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        local = None if os.environ.get("MLFLOW_TRACKING_URI") else (folder / "mlflow").resolve().as_uri()
+        return str(self._client.create_experiment(name, artifact_location=local))
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._metric(_name(k), v, now, step_of(row)) for row in rows for k, v in scalars(row).items()]
+        for start in range(0, len(metrics), MOST):
+            self._client.log_batch(self._id, metrics=metrics[start : start + MOST])
+
+
+def _name(name: str) -> str:
+    """A name as MLflow takes it.
+
+    >>> _name("loss/policy (µ)")
+    'loss/policy ___'
+    """
+    return re.sub(r"[^A-Za-z0-9_. :/-]", "_", name)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names.
+
+    >>> _flat({"seed": 1, "ppo": {"lr": 0.1}})
+    {'seed': 1, 'ppo.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return flat

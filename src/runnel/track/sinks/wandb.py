@@ -1,0 +1,85 @@
+"""Weights & Biases: online, or offline in the run's folder under wandb/ (`wandb sync` sends it later)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from runnel.core.errors import ConfigError
+from runnel.track.folder import Row
+from runnel.track.sinks.base import scalars, step_of
+from runnel.track.sinks.outbox import Outbox
+
+WandbMode = Literal["online", "offline"]
+
+
+class WandbSink:
+    """Scalars to Weights & Biases. The id in wandb_run.json makes a resumed run the same run there.
+
+    `mode=None` leaves the choice to wandb (`WANDB_MODE`, else online). What a resume cut away: offline files that hold it are
+    moved to wandb/superseded/ and written anew; online, wandb takes nothing back, so steps that it has stay as they are.
+    """
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], *, mode: WandbMode | None = None, project: str = "runnel"
+    ) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError("track", "wandb", f"cannot import it ({error}); pip install 'runnel[wandb]'") from error
+        self._outbox = Outbox(folder, "wandb")
+        identity = self._outbox.id or secrets.token_hex(6)
+        if (mode or os.environ.get("WANDB_MODE")) == "offline" and self._outbox.is_cut:
+            _set_aside(folder / "wandb", identity)
+            self._outbox.id = ""
+        try:
+            self._run: Any = wandb.init(
+                project=project,
+                config=dict(config),
+                dir=str(folder),
+                name=folder.name,
+                id=identity,
+                resume="allow",
+                mode=mode,
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.errors.UsageError as error:
+            fix = f"{error}; run `wandb login`, or use --track wandb-offline"
+            raise ConfigError("track", "wandb", fix) from error
+        self._exit_code = 0
+        self._outbox.begin(identity, self._send)
+
+    def row(self, row: Row) -> None:
+        self._outbox.add(row)
+        if row.get("kind") == "end":
+            self._run.summary["status"] = row.get("status")
+            self._exit_code = int(row.get("status") == "failed")
+
+    def flush(self) -> None:
+        """wandb's own process has each row as soon as it is logged."""
+        self._outbox.flush()
+
+    def close(self) -> None:
+        self._outbox.flush()
+        self._run.finish(exit_code=self._exit_code)
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if step_of(row) >= self._run.step:  # what is older wandb has already
+                self._run.log(scalars(row), step=step_of(row))
+
+
+def wandb_offline(folder: Path, config: Mapping[str, Any]) -> WandbSink:
+    """The sink `wandb-offline`."""
+    return WandbSink(folder, config, mode="offline")
+
+
+def _set_aside(folder: Path, identity: str) -> None:
+    """Offline files of this run that hold rows it no longer has: `wandb sync --sync-all` passes by where they go."""
+    aside = folder / "superseded"
+    for number, path in enumerate(sorted(folder.glob(f"offline-run-*-{identity}"))):
+        aside.mkdir(exist_ok=True)
+        path.rename(aside / f"{path.name}-{len(list(aside.iterdir())) + number}")
