@@ -18,8 +18,10 @@ Reinforcement learning on one dataflow of workers and streams.
   pipeline NAME [--field value ...]  several runs in a row, each on the model of the one before; goes on where it ended
   eval RUN [--episodes N]            measure the policy of a run on fresh episodes
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
+  record RUN [--episodes N]          record episodes of a run's policy as video
   export RUN FOLDER                  write the language model of a run as a folder that plain transformers loads
   report RUN [RUN ...]               write report.html: one run, or several compared
+  board [FOLDER]                     all runs in the browser, live: curves, streams, episodes, conversations
   list                               recipes, algorithms, environments, tasks and engines, a line each
   doctor                             what this machine has, and the command that installs what it lacks
   check-env ENV                      what is wrong with an environment, in words
@@ -68,15 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, commands, doctor, jobs, pipeline, plan, simulate, train
+    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, simulate, train
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
         "resume": train.resume,
         "pipeline": pipeline.pipeline,
         "eval": commands.evaluate,
+        "record": commands.record,
         "export": commands.export,
         "report": commands.report,
+        "board": board.board,
         "list": commands.list_all,
         "doctor": doctor.doctor,
         "check-env": commands.check_environment,

@@ -1,0 +1,1 @@
+"""The board: a page in the browser over a folder of runs, live and finished."""

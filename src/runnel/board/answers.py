@@ -1,0 +1,147 @@
+"""What the board answers: plain functions of the library and a request's data, without a web server in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from runnel.board.columns import AXES
+from runnel.board.curves import Aligned, Curve, across_seeds, align, clean, plain, smooth
+from runnel.board.library import Library, RunView
+from runnel.core.config import differences
+from runnel.core.errors import ConfigError
+
+MAX_POINTS = 1600
+MIN_POINTS = 240
+BUDGET = 160_000
+"""Values of one answer; more curves have fewer points each."""
+MAX_RUNS = 1000
+MAX_METRICS = 64
+
+
+def find(library: Library, key: Any) -> RunView:
+    """The run called `key`."""
+    run = library.runs.get(str(key))
+    if run is None:
+        raise ConfigError("run", str(key), f"there is no such run under {library.root}; it may have been moved or removed")
+    return run
+
+
+def curves(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of runs on a common grid.
+
+    `asked`: runs, metrics, axis, smoothing in [0, 1), group (mean over seeds), span ([low, high] of the axis).
+    """
+    runs = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
+    names, axis = [str(name) for name in _list(asked, "metrics")[:MAX_METRICS]], str(asked.get("axis", "steps"))
+    if axis not in AXES:
+        raise ConfigError("axis", axis, f"use one of {', '.join(AXES)}")
+    weight, span = _weight(asked.get("smoothing", 0.0)), _span(asked.get("span"))
+    of = [(run, name) for run in runs for name in names]
+    found: list[Curve] = []
+    for run, name in of:
+        with run.lock:
+            found.append(run.columns.curve(name, axis))
+    cleaned = [clean(curve, span) for curve in found]
+    kept = [i for i, (x, _) in enumerate(cleaned) if len(x)]
+    points = int(np.clip(BUDGET // max(len(kept), 1), MIN_POINTS, MAX_POINTS))
+    grouped = bool(asked.get("group"))
+    aligned = align([cleaned[i] for i in kept], points=points, means=grouped or weight > 0)
+    y = smooth(aligned.y, weight) if weight > 0 else aligned.y
+    shown = Aligned(aligned.x, y)
+    members = [of[i] for i in kept]
+    series = _by_group(shown, members) if grouped else _by_run(shown, members)
+    return {"metrics": names, "axis": axis, "x": plain(aligned.x, 10), "series": series}
+
+
+def _by_run(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[str, Any]]:
+    return [{"run": run.key, "group": run.group, "metric": name, "y": plain(aligned.y[i])} for i, (run, name) in enumerate(of)]
+
+
+def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, (run, name) in enumerate(of):
+        groups.setdefault((run.group, name), []).append(i)
+    out = []
+    for (group, name), members in groups.items():
+        mean, low, high = across_seeds(aligned, members)
+        first = of[members[0]][0].key
+        series = {"run": first, "group": group, "metric": name, "num": len(members), "y": plain(mean)}
+        out.append(series | ({"low": plain(low), "high": plain(high)} if len(members) > 1 else {}))
+    return out
+
+
+def metrics(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of metrics that any of some runs has, and the axes that say something about them."""
+    names: dict[str, None] = {}
+    axes = set()
+    for key in _list(asked, "runs")[:MAX_RUNS]:
+        run = library.runs.get(str(key))
+        if run is None:
+            continue
+        with run.lock:
+            names.update(dict.fromkeys(run.columns.names()))
+            axes |= {axis for axis in AXES if axis not in axes and run.columns.axis(axis)[-1:].any()}
+    return {"metrics": list(names), "axes": [axis for axis in AXES if axis in axes]}
+
+
+def configs(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of some runs: those that are not the same in all, and how many are."""
+    runs = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
+    flats = {run.key: flat(run.config) for run in runs}
+    names = list(dict.fromkeys(name for found in flats.values() for name in found))
+    varied = [n for n in names if len({repr(found.get(n)) for found in flats.values()}) > 1]
+    rows = {key: {n: found.get(n) for n in varied} for key, found in flats.items()}
+    return {"varied": varied, "num_same": len(names) - len(varied), "rows": rows}
+
+
+def compare(library: Library, a: str, b: str) -> dict[str, Any]:
+    """What two runs were told differently, beside the versions of what they ran on."""
+    first, second = find(library, a), find(library, b)
+    changed = differences(first.config, second.config)
+    versions = differences(first.info.get("versions") or {}, second.info.get("versions") or {})
+    commits = [(run.info.get("git") or {}).get("commit", "") for run in (first, second)]
+    return {
+        "config": [{"name": n, "a": x, "b": y} for n, (x, y) in changed.items()],
+        "num_same": len(flat(first.config)) - len(changed),
+        "versions": [{"name": n, "a": x, "b": y} for n, (x, y) in versions.items()],
+        "commits": commits,
+    }
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names.
+
+    >>> flat({"ppo": {"lr": 0.1}, "seed": 1})
+    {'ppo.lr': 0.1, 'seed': 1}
+    """
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            out.update(flat(value, f"{prefix}{name}."))
+        else:
+            out[f"{prefix}{name}"] = value
+    return out
+
+
+def _list(asked: Mapping[str, Any], name: str) -> list[Any]:
+    value = asked.get(name)
+    if not isinstance(value, list):
+        raise ConfigError(name, value, "give a list")
+    return value
+
+
+def _weight(value: Any) -> float:
+    if isinstance(value, int | float) and 0 <= value < 1:
+        return float(value)
+    raise ConfigError("smoothing", value, "use a number from 0 up to, but not, 1")
+
+
+def _span(value: Any) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value) and value[0] < value[1]:
+        return float(value[0]), float(value[1])
+    raise ConfigError("span", value, "give [low, high], two numbers on the axis")

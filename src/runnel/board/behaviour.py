@@ -1,0 +1,104 @@
+"""What a run did: recorded episodes, and the groups of completions that it trained on, read line by line from its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runnel.track.folder import RunFolder, read_rows
+from runnel.track.history import is_number
+
+NUM_LISTED = 2000
+TEXT = 160
+MAX_LINE = 64 << 20
+
+
+def episodes(folder: RunFolder) -> dict[str, Any]:
+    """The recorded episodes, the newest first; those whose file is gone are left out."""
+    home = folder.path / "episodes"
+    rows, problems = read_rows(home / "index.jsonl") if (home / "index.jsonl").is_file() else ([], [])
+    found = []
+    for row in rows:
+        name = row.get("file")
+        if isinstance(name, str) and Path(name).name == name and (home / name).is_file():
+            found.append(row)
+    return {"episodes": found[::-1], "problems": problems}
+
+
+def episode_file(folder: RunFolder, name: str) -> Path | None:
+    """The video called `name`, if it is one of the run's."""
+    path = folder.path / "episodes" / name
+    if Path(name).name != name or path.suffix not in (".mp4", ".webm") or not path.is_file():
+        return None
+    return path if path.resolve().parent == (folder.path / "episodes").resolve() else None
+
+
+class Groups:
+    """groups.jsonl by line: where each begins, and the little that a list shows of it. Reads only what was added."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._places: list[tuple[int, int]] = []
+        self._heads: list[dict[str, Any]] = []
+        self._offset = 0
+        self.num_problems = 0
+
+    def refresh(self) -> None:
+        """Read what is new."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            size = 0
+        if size < self._offset:
+            self._places, self._heads, self._offset, self.num_problems = [], [], 0, 0
+        if size == self._offset:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while line := file.readline(MAX_LINE):
+                if not line.endswith(b"\n"):
+                    break
+                self._take(line)
+                self._offset += len(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            group = json.loads(line)
+            head = _head(group)
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            self.num_problems += 1
+            return
+        head["number"] = len(self._places)
+        self._places.append((self._offset, len(line)))
+        self._heads.append(head)
+
+    def heads(self) -> list[dict[str, Any]]:
+        """The newest first."""
+        return self._heads[::-1][:NUM_LISTED]
+
+    def read(self, number: int) -> dict[str, Any] | None:
+        """One whole group."""
+        if not 0 <= number < len(self._places):
+            return None
+        start, size = self._places[number]
+        with self._path.open("rb") as file:
+            file.seek(start)
+            try:
+                group = json.loads(file.read(size))
+            except ValueError:
+                return None
+        return dict(group) | {"number": number}
+
+
+def _head(group: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [row for row in group["rows"] if isinstance(row, Mapping)]
+    rewards = [float(row["reward"]) for row in rows if is_number(row.get("reward"))]
+    return {
+        "version": group.get("version"),
+        "source": str(group.get("source") or ""),
+        "prompt": str(group.get("prompt") or "")[-TEXT:],
+        "rewards": rewards,
+        "size": len(rows),
+    }

@@ -1,0 +1,254 @@
+"""A run's metrics.jsonl as columns that grow with the file, and that are kept in a cache so that a second look is quick.
+
+Parsing a row costs about 20 microseconds; 200 runs of 100,000 rows are minutes of it. So each file is parsed once, its columns
+are written beside (`Cache`), mapped into memory on the next start, and only what was added since is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runnel.track.folder import Row
+from runnel.track.history import is_number, is_sound
+from runnel.track.sinks import scalars
+
+Floats = NDArray[np.float64]
+AXES = ("version", "steps", "samples", "tokens", "wall_s")
+NUM_EVENTS = 500
+NUM_PROBLEMS = 20
+MARK_BYTES = 512
+FORMAT = 3
+
+
+class Columns:
+    """What metrics.jsonl says so far. A metric is two columns: the rows that have it, and their values."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        """Bytes of the file that are read."""
+        self.num_rows = 0
+        self.last: Row = {}
+        self.last_eval: Row = {}
+        self.end: Row = {}
+        self.events: deque[Row] = deque(maxlen=NUM_EVENTS)
+        self.evals: list[Row] = []
+        self.problems: list[str] = []
+        self.num_problems = 0
+        self.streams: dict[str, Any] = {}
+        self._base: dict[str, tuple[NDArray[np.int32], NDArray[Any]]] = {}
+        self._tail: dict[str, tuple[array[int], array[float]]] = {}
+        self._num_lines = 0
+
+    # -------------------------------------------------------------------------------------------------------------- reading
+    def names(self) -> list[str]:
+        """Metrics in order of appearance."""
+        return [n for n in dict.fromkeys([*self._base, *self._tail]) if not n.startswith("@")]
+
+    def values(self, name: str) -> tuple[NDArray[np.int32], Floats]:
+        """The rows that have a metric, and its values there."""
+        rows, values = self._base.get(name, _NOTHING)
+        if name not in self._tail:
+            return rows, np.asarray(values, dtype=np.float64)
+        more_rows, more = self._tail[name]
+        both = np.concatenate([rows, np.array(more_rows, dtype=np.int32)])
+        return both, np.concatenate([np.asarray(values, dtype=np.float64), np.array(more, dtype=np.float64)])
+
+    def axis(self, name: str) -> Floats:
+        """Where each row lies: `version`, `steps`, `samples`, `tokens` or `wall_s`."""
+        return self.values(f"@{name}")[1]
+
+    def curve(self, name: str, axis: str) -> tuple[Floats, Floats]:
+        """A metric over an axis."""
+        rows, values = self.values(name)
+        where = self.axis(axis)
+        return (where[rows], values) if len(where) else (np.zeros(0), np.zeros(0))
+
+    # -------------------------------------------------------------------------------------------------------------- writing
+    def feed(self, data: bytes) -> int:
+        """Take what was added to the file; half a line waits for its rest. Returns the bytes taken."""
+        whole = data[: data.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            self._num_lines += 1
+            if line.strip():
+                self._line(line)
+        self.offset += len(whole)
+        return len(whole)
+
+    def _line(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return self._problem("is not readable")
+        if not isinstance(row, dict) or not is_sound(row):
+            return self._problem("has the wrong shape")
+        self._take(row)
+
+    def _problem(self, what: str) -> None:
+        self.num_problems += 1
+        if len(self.problems) < NUM_PROBLEMS:
+            self.problems.append(f"metrics.jsonl line {self._num_lines} {what}; skipped")
+
+    def _take(self, row: Row) -> None:
+        kind = row["kind"]
+        if kind == "event":
+            self.events.append(row)
+            return
+        if kind == "end":
+            self.end = row
+            self.streams = dict(row.get("streams") or self.streams)
+            return
+        self.end = {}
+        if kind == "eval":
+            self._take_eval(row)
+        else:
+            self.last = {k: v for k, v in row.items() if k != "sample_ids"}
+            self.streams = dict(row.get("streams") or {})
+        self._position(row)
+        for name, value in (scalars(row) | _load(row)).items():
+            self._add(name, value)
+        self.num_rows += 1
+
+    def _take_eval(self, row: Row) -> None:
+        kept = {k: v for k, v in row.items() if k not in ("samples", "kind")}
+        self.last_eval = kept
+        self.evals.append({k: kept[k] for k in ("version", "steps", "mean", "low", "high", "num") if k in kept})
+
+    def _position(self, row: Row) -> None:
+        counts: list[Any] = [s.get("consumed") for s in self.streams.values() if isinstance(s, Mapping)]
+        samples = sum(int(c) for c in counts if is_number(c))
+        wall = row.get("time", {}).get("wall_s")
+        where = (row.get("version"), row.get("steps"), samples, row.get("tokens"), wall)
+        for name, value in zip(AXES, where, strict=True):
+            self._add(f"@{name}", float(value) if is_number(value) else 0.0)
+
+    def _add(self, name: str, value: float) -> None:
+        found = self._tail.get(name)
+        if found is None:
+            found = self._tail[name] = (array("i"), array("d" if name.startswith("@") else "f"))
+        found[0].append(self.num_rows)
+        found[1].append(value)
+
+    # ---------------------------------------------------------------------------------------------------------------- cache
+    def save(self, path: Path, mark: str) -> None:
+        """Write all columns to a file; `mark` is what tells whether metrics.jsonl is still the same."""
+        places: dict[str, list[Any]] = {}
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        with temporary.open("wb") as file:
+            for name in dict.fromkeys([*self._base, *self._tail]):
+                rows, values = self.values(name)
+                kind = "<f8" if name.startswith("@") else "<f4"
+                places[name] = [file.tell(), len(rows), kind]
+                file.write(rows.astype("<i4").tobytes())
+                file.write(b"\0" * (-file.tell() % 8))
+                file.write(values.astype(kind).tobytes())
+                file.write(b"\0" * (-file.tell() % 8))
+            start = file.tell()
+            header = {"format": FORMAT, "mark": mark, "places": places, **self._plain()}
+            file.write(json.dumps(header).encode())
+            file.write(start.to_bytes(8, "little"))
+        temporary.replace(path)
+
+    def _plain(self) -> dict[str, Any]:
+        return {n: getattr(self, n) for n in _PLAIN} | {"events": list(self.events), "num_lines": self._num_lines}
+
+    @classmethod
+    def load(cls, path: Path, metrics: Path) -> Columns | None:
+        """Columns from a cache file, mapped; None where there is none that belongs to what metrics.jsonl begins with."""
+        try:
+            with path.open("rb") as file:
+                file.seek(-8, os.SEEK_END)
+                start = int.from_bytes(file.read(8), "little")
+                file.seek(start)
+                header = json.loads(file.read()[:-8])
+            if header["format"] != FORMAT or header["mark"] != mark_of(metrics, header["offset"]):
+                return None
+            return cls._from(header, np.memmap(path, dtype=np.uint8, mode="r", shape=(start,)) if start else None)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @classmethod
+    def _from(cls, header: dict[str, Any], mapped: Any) -> Columns:
+        self = cls()
+        for name in _PLAIN:
+            setattr(self, name, header[name])
+        self.events.extend(header["events"])
+        self._num_lines = header["num_lines"]
+        for name, (start, num, kind) in header["places"].items():
+            second = start + 4 * num + (-(start + 4 * num) % 8)
+            rows = mapped[start : start + 4 * num].view("<i4")
+            values = mapped[second : second + num * int(kind[-1])].view(kind)
+            self._base[name] = (rows, values)
+        return self
+
+
+def _load(row: Row) -> dict[str, float]:
+    """What the machine was doing, where the row says so."""
+    system = row.get("time", {}).get("system")
+    if not isinstance(system, Mapping):
+        return {}
+    found = {f"system/{name}": float(value) for name, value in system.items() if is_number(value)}
+    for number, gpu in enumerate(system.get("gpus") or []):
+        found |= {f"system/gpu{number}/{name}": float(value) for name, value in gpu.items() if is_number(value)}
+    return found
+
+
+_PLAIN = ("offset", "num_rows", "last", "last_eval", "end", "evals", "problems", "num_problems", "streams")
+_NOTHING: tuple[NDArray[np.int32], NDArray[Any]] = (np.zeros(0, dtype=np.int32), np.zeros(0))
+
+
+def mark_of(metrics: Path, offset: int) -> str:
+    """What the file began with, and what stood before `offset`: another mark, another file (or one cut back by a resume)."""
+    with metrics.open("rb") as file:
+        head = file.read(min(MARK_BYTES, offset))
+        file.seek(max(0, offset - MARK_BYTES))
+        tail = file.read(min(MARK_BYTES, offset))
+    return hashlib.sha256(f"{offset}|{len(tail)}|".encode() + head + b"|" + tail).hexdigest()
+
+
+def read_blocks(path: Path, start: int, size: int = 1 << 22) -> Iterator[bytes]:
+    """Blocks of whole lines from byte `start` to the end of the last whole line."""
+    with path.open("rb") as file:
+        file.seek(start)
+        rest = b""
+        while data := file.read(size):
+            data = rest + data
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield data[:end]
+            rest = data[end:]
+
+
+def index_file(metrics: str, cache: str) -> None:
+    """Parse a whole file into its cache; runs in a process of its own, so that the page stays quick meanwhile."""
+    path, target = Path(metrics), Path(cache)
+    columns = Columns.load(target, path) or Columns()
+    for block in read_blocks(path, columns.offset):
+        columns.feed(block)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    columns.save(target, mark_of(path, columns.offset))
+
+
+def preview(path: Path, num_rows: int = 160) -> Columns:
+    """A rough picture of a large file from a few of its lines, while the whole is being parsed."""
+    columns, size = Columns(), path.stat().st_size
+    with path.open("rb") as file:
+        for number in range(num_rows):
+            file.seek(size * number // num_rows)
+            if number:
+                file.readline()
+            columns.feed(file.readline())
+        file.seek(max(0, size - (1 << 16)))
+        columns.feed(file.read()[1 if size <= 1 << 16 else 0 :].partition(b"\n")[2])
+    columns.problems.clear()
+    columns.num_problems = 0
+    return columns

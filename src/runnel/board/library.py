@@ -1,0 +1,307 @@
+"""The runs under a folder: found, read as they grow, and summed up in a line each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runnel.board.columns import Columns, index_file, mark_of, preview, read_blocks
+from runnel.core.errors import ConfigError
+from runnel.track.curves import PER_RUN
+from runnel.track.folder import RunFolder
+from runnel.track.frame import RETURN_KEYS
+from runnel.track.history import is_number
+
+LARGE = 1 << 20
+"""Bytes above which a file is parsed in another process."""
+DEPTH = 6
+FRESH_S = 30.0
+"""A run without an end whose metrics are older than this, and that no process holds, is not running."""
+INSIDE = {"checkpoints", "tensorboard", "episodes", "model", "trace", "wandb", "report", "mlruns"}
+NUM_SPARKS = 40
+
+
+class RunView:
+    """One run: its files as they are now."""
+
+    def __init__(self, key: str, folder: RunFolder, cache: Path) -> None:
+        self.key, self.folder = key, folder
+        self.lock = threading.Lock()
+        """Held while it is refreshed, and by whoever reads its columns."""
+        self.columns = Columns()
+        self.info: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.damage: list[str] = []
+        """What is wrong with files beside the metrics."""
+        self.is_rough = False
+        """Whether what is shown is a preview."""
+        self.changed = 0.0
+        self._seen: dict[str, tuple[int, int]] = {}
+        name = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:24]
+        self._cache = cache / f"{name}.columns"
+        self._indexing: Future[None] | None = None
+        self._mark = ""
+
+    # ------------------------------------------------------------------------------------------------------------ refreshing
+    def refresh(self, pool: ProcessPoolExecutor | None) -> bool:
+        """Read what is new; True if anything was."""
+        new = self._read_plain()
+        try:
+            size = self.folder.metrics.stat().st_size
+        except OSError:
+            return self._missing() or new
+        stat = self._look(self.folder.metrics)
+        if stat:
+            self.changed = self.folder.metrics.stat().st_mtime
+        if not (stat or self._indexing):
+            return new
+        return self._follow(size, pool) or new
+
+    def _missing(self) -> bool:
+        if self.columns.num_rows == 0 and not self.columns.problems:
+            self.columns.problems.append("metrics.jsonl is missing; the run has written nothing yet, or the file was removed")
+            return True
+        return False
+
+    def _follow(self, size: int, pool: ProcessPoolExecutor | None) -> bool:
+        if self._indexing is not None:
+            return self._finish_indexing()
+        columns = self.columns
+        if self.is_rough or size < columns.offset or (columns.offset and not self._is_same()):
+            columns = Columns()
+        if columns.offset == 0:
+            columns = Columns.load(self._cache, self.folder.metrics) or columns
+        if size - columns.offset > LARGE and pool is not None:
+            self.columns, self.is_rough = preview(self.folder.metrics), True
+            self._indexing = pool.submit(index_file, str(self.folder.metrics), str(self._cache))
+            return True
+        for block in read_blocks(self.folder.metrics, columns.offset):
+            columns.feed(block)
+        self.columns, self.is_rough = columns, False
+        self._mark = mark_of(self.folder.metrics, columns.offset)
+        return True
+
+    def _is_same(self) -> bool:
+        return self._mark == mark_of(self.folder.metrics, self.columns.offset)
+
+    def _finish_indexing(self) -> bool:
+        assert self._indexing is not None
+        if not self._indexing.done():
+            return False
+        failed = self._indexing.exception()
+        self._indexing = None
+        if failed is not None:
+            self.damage.append(f"metrics.jsonl could not be read: {failed}")
+            return True
+        return self._follow(self.folder.metrics.stat().st_size, None)
+
+    def _read_plain(self) -> bool:
+        """run.json and config.json, if they have changed."""
+        changed = False
+        for path, name in ((self.folder.info, "info"), (self.folder.config, "config")):
+            if not self._look(path):
+                continue
+            changed = True
+            self.damage = [d for d in self.damage if path.name not in d]
+            try:
+                setattr(self, name, self.folder.read_run_info() if name == "info" else self.folder.read_config())
+            except ConfigError as error:
+                self.damage.append(str(error))
+        return changed
+
+    def _look(self, path: Path) -> bool:
+        """Whether a file is another than at the last look."""
+        try:
+            stat = path.stat()
+        except OSError:
+            return False
+        now = (stat.st_mtime_ns, stat.st_size)
+        changed = self._seen.get(path.name) != now
+        self._seen[path.name] = now
+        return changed
+
+    # --------------------------------------------------------------------------------------------------------------- telling
+    def status(self, held: set[int]) -> str:
+        """`running`, how it ended, or `unfinished`: it was killed so that nobody could write the end."""
+        if self.is_held(held):
+            return "running"
+        ended = str(self.columns.end.get("status") or "")
+        if ended:
+            return ended
+        return "running" if time.time() - self.changed < FRESH_S else "unfinished"
+
+    def is_held(self, held: set[int]) -> bool:
+        """Whether a process on this machine trains the run now."""
+        try:
+            return os.stat(self.folder.path / ".lock").st_ino in held
+        except OSError:
+            return False
+
+    @property
+    def label(self) -> str:
+        parts = [str(self.info.get(key) or "") for key in ("recipe", "subject")]
+        return " ".join(dict.fromkeys(part for part in parts if part)) or self.folder.path.name
+
+    @property
+    def group(self) -> str:
+        """Runs that differ in seed and folder alone share it."""
+        same = {k: v for k, v in self.config.items() if k not in PER_RUN}
+        return hashlib.sha256((self.label + json.dumps(same, sort_keys=True)).encode()).hexdigest()[:12]
+
+    @property
+    def score_name(self) -> str:
+        names = self.columns.names()
+        return next((key for key in RETURN_KEYS if key in names), "eval/mean")
+
+    def line(self, held: set[int]) -> dict[str, Any]:
+        """The run in the table."""
+        c, last = self.columns, self.columns.last
+        status = self.status(held)
+        progress = 1.0 if status in ("finished", "stopped") else last.get("progress") or 0.0
+        _, score = c.values(self.score_name)
+        tags = self.config.get("tags")
+        rate = last.get("time", {}).get("tokens_per_s") or last.get("time", {}).get("steps_per_s")
+        return {
+            "id": self.key,
+            "name": self.folder.path.name,
+            "label": self.label,
+            "group": self.group,
+            "recipe": str(self.info.get("recipe") or ""),
+            "subject": str(self.info.get("subject") or ""),
+            "seed": self.info.get("seed"),
+            "tags": [str(t) for t in tags] if isinstance(tags, list) else [],
+            "created": str(self.info.get("created") or ""),
+            "status": status,
+            "progress": progress,
+            "version": last.get("version") or 0,
+            "steps": last.get("steps") or 0,
+            "tokens": last.get("tokens") or 0,
+            "wall_s": max(_wall(last), _wall(c.last_eval), _wall(c.end)),
+            "rate": rate if status == "running" else None,
+            "eval": {k: c.last_eval.get(k) for k in ("mean", "low", "high", "num")} if c.last_eval else None,
+            "score": float(score[-1]) if len(score) else None,
+            "score_name": self.score_name,
+            "spark": sparks(score),
+            "num_rows": c.num_rows,
+            "rough": self.is_rough,
+            "problems": c.num_problems + len(self.damage) + (1 if c.problems and not c.num_problems else 0),
+        }
+
+
+def _wall(row: Mapping[str, Any]) -> float:
+    found = row.get("time", {}).get("wall_s")
+    return float(found) if is_number(found) else 0.0
+
+
+def sparks(values: np.ndarray[Any, Any]) -> list[float]:
+    """A curve as a few means, for a line of the table.
+
+    >>> sparks(np.array([0.0, 1.0, 2.0]))
+    [0.0, 1.0, 2.0]
+    """
+    known = values[np.isfinite(values)]
+    pieces = np.array_split(known, min(NUM_SPARKS, len(known))) if len(known) else []
+    return [float(f"{p.mean():.4g}") for p in pieces]
+
+
+class Library:
+    """All runs (and studies) under a folder. `refresh` is called by one thread."""
+
+    def __init__(self, root: Path, *, cache: Path | None = None, num_processes: int = 1) -> None:
+        if not root.is_dir():
+            raise ConfigError("folder", str(root), "there is no such folder; give one that holds runs, such as runs/")
+        self.root = root
+        self.runs: dict[str, RunView] = {}
+        self.studies: dict[str, Path] = {}
+        self.held: set[int] = set()
+        self._cache = cache or default_cache()
+        self._pool: ProcessPoolExecutor | None = None
+        self._num_processes = num_processes
+
+    def refresh(self) -> set[str]:
+        """Look at everything again; returns the ids of what has changed (also of what is new or gone)."""
+        self.held = locked_inodes()
+        runs, studies = _find(self.root)
+        changed = {key for key in self.runs if key not in runs}
+        for key in changed:
+            del self.runs[key]
+        self.studies = studies
+        for key, path in runs.items():
+            if key not in self.runs:
+                self.runs[key] = RunView(key, RunFolder(path), self._cache)
+            with self.runs[key].lock:
+                if self.runs[key].refresh(self._workers()):
+                    changed.add(key)
+        return changed
+
+    def _workers(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self._num_processes, mp_context=get_context("spawn"))
+        return self._pool
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The table of runs, the newest first."""
+        lines = []
+        for run in list(self.runs.values()):
+            with run.lock:
+                lines.append(run.line(self.held))
+        return sorted(lines, key=lambda line: (line["created"], line["id"]), reverse=True)
+
+    def close(self) -> None:
+        """End the processes that parse files."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def default_cache() -> Path:
+    """Where parsed metrics are kept: `runnel/board` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "runnel" / "board"
+
+
+def _find(root: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    runs: dict[str, Path] = {}
+    studies: dict[str, Path] = {}
+    for path, names in _folders(root, DEPTH):
+        key = path.relative_to(root).as_posix()
+        if "study.json" in names:
+            studies[key] = path / "study.json"
+        if "run.json" in names or "metrics.jsonl" in names:
+            runs[key] = path
+    return runs, studies
+
+
+def _folders(path: Path, depth: int) -> Iterator[tuple[Path, set[str]]]:
+    try:
+        entries = list(os.scandir(path))
+    except OSError:
+        return
+    yield path, {e.name for e in entries if e.is_file()}
+    if depth:
+        for entry in entries:
+            if entry.is_dir() and entry.name not in INSIDE and not entry.name.startswith("."):
+                yield from _folders(Path(entry.path), depth - 1)
+
+
+def locked_inodes() -> set[int]:
+    """Files that a process on this machine holds a lock on. (To ask for a lock could get in the way of a run that starts.)"""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return set()
+    found = set()
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].count(":") == 2:
+            found.add(int(fields[5].rpartition(":")[2]))
+    return found

@@ -1,0 +1,304 @@
+"""The board's web server: static files, JSON answers, and a stream that says which runs have changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from runnel.board import answers
+from runnel.board.behaviour import Groups, episode_file, episodes
+from runnel.board.detail import detail
+from runnel.board.library import Library
+from runnel.core.errors import ConfigError
+from runnel.track.page import POLICY as REPORT_POLICY
+from runnel.track.sinks import encode
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.datastructures import Headers
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
+    from starlette.types import ASGIApp, Receive, Scope, Send
+except ImportError as error:
+    raise ConfigError("command", "board", f"needs a web server ({error}); pip install 'runnel[board]'") from error
+
+STATIC = Path(__file__).with_name("static")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+REFRESH_S = 1.0
+BEAT_S = 15.0
+MAX_BODY = 1 << 20
+COOKIE = "runnel-board"
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Guard:
+    """Refuses what a page of another site could send: foreign hosts and origins; beyond loopback, all without the token."""
+
+    def __init__(self, app: ASGIApp, *, hosts: frozenset[str], token: str) -> None:
+        self._app, self._hosts, self._token = app, hosts, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        refused = self._refuse(Headers(scope=scope), scope)
+        if refused is not None:
+            return await refused(scope, receive, send)
+
+        async def send_safely(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                extra = {b"content-security-policy": CSP.encode(), b"x-content-type-options": b"nosniff"}
+                extra |= {b"referrer-policy": b"no-referrer", b"cache-control": b"no-cache"}
+                message["headers"] = [*message["headers"], *((k, v) for k, v in extra.items() if k not in given)]
+            await send(message)
+
+        await self._app(scope, receive, send_safely)
+
+    def _refuse(self, headers: Headers, scope: Scope) -> Response | None:
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        if self._hosts and host not in self._hosts:
+            text = f"this board answers as {', '.join(sorted(self._hosts))}, not as {host!r}"
+            return PlainTextResponse(text, 421)
+        origin = headers.get("origin")
+        if scope["method"] == "POST" and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            return PlainTextResponse("requests from other sites are refused", 403)
+        if not self._token:
+            return None
+        given = Request(scope).query_params.get("token", "")
+        if given and secrets.compare_digest(given.encode(), self._token.encode()):
+            answer = RedirectResponse(scope["path"], 303)
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            return answer
+        kept = Request(scope).cookies.get(COOKIE, "")
+        if secrets.compare_digest(kept.encode(), self._token.encode()):
+            return None
+        return PlainTextResponse("this board asks for its token: open the address that `runnel board` printed", 401)
+
+
+class Live:
+    """Tells open pages what has changed; a thread of its own looks at the files."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._queues: set[asyncio.Queue[str]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="board-watch", daemon=True)
+        self._status: dict[str, str] = {}
+        self.problem = ""
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        for queue in self._queues:
+            queue.put_nowait("")
+
+    def _watch(self) -> None:
+        while not self._stop.wait(REFRESH_S):
+            try:
+                changed = self.library.refresh() | self._ended()
+                self.problem = ""
+            except OSError as error:  # the folder may be away for a while (a network disk)
+                changed, self.problem = set(), f"{self.library.root} cannot be read: {error}"
+            if (changed or self.problem) and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._tell, encode({"changed": sorted(changed), "problem": self.problem}))
+
+    def _ended(self) -> set[str]:
+        """Runs whose status is another than at the last look, though no file has changed: killed ones."""
+        now = {key: run.status(self.library.held) for key, run in list(self.library.runs.items())}
+        changed = {key for key, status in now.items() if self._status.get(key, status) != status}
+        self._status = now
+        return changed
+
+    def _tell(self, text: str) -> None:
+        for queue in self._queues:
+            queue.put_nowait(text)
+
+    async def stream(self) -> AsyncIterator[str]:
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        self._queues.add(queue)
+        try:
+            yield "retry: 2000\n\n"
+            while not self._stop.is_set():
+                try:
+                    text = await asyncio.wait_for(queue.get(), BEAT_S)
+                    yield f"data: {text}\n\n" if text else ""
+                except TimeoutError:
+                    yield ": still here\n\n"
+        finally:
+            self._queues.discard(queue)
+
+
+def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), token: str = "") -> Starlette:
+    """The application over a library of runs. `token` non-empty: nobody gets in without it."""
+    live, groups = Live(library), dict[str, Groups]()
+
+    def answer(make: Callable[[Request, Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                asked = await _body(request) if request.method == "POST" else request.query_params
+                return _json(await run_in_threadpool(make, request, asked))
+            except ConfigError as error:
+                return _json({"error": str(error)}, 404 if error.field == "run" else 400)
+
+        return endpoint
+
+    def runs(request: Request, asked: Mapping[str, Any]) -> Any:
+        studies = [read_study(key, path) for key, path in library.studies.items()]
+        heads = [{k: s.get(k) for k in ("id", "name", "status", "error")} for s in studies]
+        return {"root": str(library.root), "runs": library.lines(), "studies": heads, "problem": live.problem}
+
+    def one(request: Request, asked: Mapping[str, Any]) -> Any:
+        run = answers.find(library, asked.get("run"))
+        with run.lock:
+            return detail(run, library.held) | {"config": run.config}
+
+    def list_groups(request: Request, asked: Mapping[str, Any]) -> Any:
+        run = answers.find(library, asked.get("run"))
+        with run.lock:
+            found = groups.setdefault(run.key, Groups(run.folder.path / "groups.jsonl"))
+            found.refresh()
+            if "number" not in asked:
+                return {"groups": found.heads(), "num_problems": found.num_problems}
+            group = found.read(int(asked["number"])) if str(asked["number"]).isdigit() else None
+        if group is None:
+            raise ConfigError("number", asked["number"], "there is no such group any more; open the list again")
+        return group
+
+    def order(request: Request, asked: Mapping[str, Any]) -> Any:
+        run = answers.find(library, asked.get("run"))
+        if asked.get("op") not in ("stop", "checkpoint"):
+            raise ConfigError("op", asked.get("op"), "use stop or checkpoint")
+        if not run.is_held(library.held):
+            raise ConfigError("op", asked["op"], "no process is training this run now")
+        if not run.folder.may_control(str(asked.get("token") or "")):
+            raise ConfigError("token", "…", "this is not the token that the run printed when it started with --control")
+        run.folder.add_order({"op": asked["op"]})
+        return {"said": asked["op"]}
+
+    async def video(request: Request) -> Response:
+        run = library.runs.get(request.query_params.get("run", ""))
+        path = episode_file(run.folder, request.query_params.get("file", "")) if run else None
+        return FileResponse(path) if path else PlainTextResponse("there is no such video", 404)
+
+    async def report(request: Request) -> Response:
+        run = library.runs.get(request.query_params.get("run", ""))
+        if run is None or not run.folder.report.is_file():
+            return PlainTextResponse("there is no such report", 404)
+        return FileResponse(run.folder.report, headers={"content-security-policy": REPORT_POLICY})
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(live.stream(), media_type="text/event-stream")
+
+    async def index(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        live.start()
+        yield
+        live.stop()
+        library.close()
+
+    routes = [
+        Route("/", index),
+        Route("/api/runs", answer(runs)),
+        Route("/api/run", answer(one)),
+        Route("/api/curves", answer(lambda r, a: answers.curves(library, a)), methods=["POST"]),
+        Route("/api/metrics", answer(lambda r, a: answers.metrics(library, a)), methods=["POST"]),
+        Route("/api/configs", answer(lambda r, a: answers.configs(library, a)), methods=["POST"]),
+        Route("/api/compare", answer(lambda r, a: answers.compare(library, a.get("a", ""), a.get("b", "")))),
+        Route("/api/episodes", answer(lambda r, a: episodes(answers.find(library, a.get("run")).folder))),
+        Route("/api/groups", answer(list_groups)),
+        Route("/api/study", answer(lambda r, a: _study(library, str(a.get("study", ""))))),
+        Route("/api/order", answer(order), methods=["POST"]),
+        Route("/api/live", events),
+        Route("/video", video),
+        Route("/report", report),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)], lifespan=lifespan)
+
+
+def read_study(key: str, path: Path) -> dict[str, Any]:
+    """A study of `runnel tune`, or what is wrong with its file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return {"id": key, "name": path.parent.name, "error": f"{path.name} cannot be read: {error}"}
+    if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
+        return {"id": key, "name": path.parent.name, "error": f"{path.name} holds no study; it has no list of trials"}
+    return {**found, "id": key}
+
+
+def _study(library: Library, key: str) -> dict[str, Any]:
+    if key not in library.studies:
+        raise ConfigError("run", key, f"there is no such study under {library.root}")
+    return read_study(key, library.studies[key])
+
+
+async def _body(request: Request) -> Mapping[str, Any]:
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise ConfigError("body", request.headers.get("content-type"), "send JSON, as application/json")
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_BODY:
+            raise ConfigError("body", len(data), f"send at most {MAX_BODY} bytes")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("body", "…", f"this is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ConfigError("body", type(found).__name__, "send a JSON object")
+    return found
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(encode(data), status, media_type="application/json")
+
+
+def serve(folder: Path, *, host: str = "127.0.0.1", port: int = 8420, say: Callable[[str], None] = print) -> None:
+    """Serve the board until it is interrupted."""
+    library = Library(folder)
+    token = "" if host in LOOPBACK else secrets.token_urlsafe(24)
+    listening = _listen(host, port)
+    port = listening.getsockname()[1]
+    library.refresh()
+    shown = f"[{host}]" if ":" in host else host
+    say(f"runnel board: {len(library.runs)} runs under {folder}")
+    say(f"open http://{shown}:{port}/" + (f"?token={token}" if token else "") + "   (Ctrl-C ends it)")
+    hosts = frozenset(LOOPBACK) if not token else frozenset()
+    app = make_app(library, hosts=hosts, token=token)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, server_header=False)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            "port", f"{host}:{port}", f"cannot listen there ({error.strerror}); use another --port, 0 for any"
+        ) from error

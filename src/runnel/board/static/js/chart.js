@@ -1,0 +1,173 @@
+// One chart: uPlot with our colours, a tooltip of the nearest lines, zoom that asks the server for detail, and keys.
+/* global uPlot */
+
+import { h, fill, short, compact, seconds, token } from "./dom.js";
+
+const HEIGHT = 220;
+const NUM_NAMED = 7;
+
+/** Axis names, as people read them. */
+export const AXES = { steps: "steps", version: "updates", samples: "samples", tokens: "tokens", wall_s: "wall time" };
+
+export class Chart {
+  /** `load(span)` gives {x, lines: [{label, color, y, low, high, faint, marks}], axis}; `title` is drawn above. */
+  constructor({ title, load, height = HEIGHT, sync = null, log = () => false, unit = short }) {
+    Object.assign(this, { title, load, height, sync, log, unit, span: null, data: null, plot: null, seen: false });
+    this.said = h("span", { class: "soft small" });
+    this.reset = h("button", { class: "plain small", hidden: true, onclick: () => this.zoom(null) }, "whole");
+    this.tip = h("div", { class: "tip", hidden: true });
+    this.box = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, onkeydown: (e) => this.key(e) });
+    this.element = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, title), this.said, this.reset), this.box, this.tip);
+    this.resize = new ResizeObserver(() => this.fit());
+    this.look = new IntersectionObserver(([entry]) => this.watch(entry.isIntersecting), { rootMargin: "200px" });
+    this.resize.observe(this.box);
+    this.look.observe(this.element);
+    this.onTheme = () => this.draw();
+    addEventListener("themechange", this.onTheme);
+  }
+
+  watch(visible) {
+    this.visible = visible;
+    if (visible && (!this.seen || this.stale)) this.refresh();
+  }
+
+  /** Ask again; a chart that is out of sight waits until it is seen. */
+  async refresh() {
+    if (!this.visible) { this.stale = true; return; }
+    if (this.asking) { this.again = true; return; }
+    Object.assign(this, { seen: true, stale: false, asking: true });
+    try {
+      this.data = await this.load(this.span);
+      if (!this.gone) this.draw();
+    } catch (error) {
+      if (!this.gone) fill(this.said, error.message);
+    } finally {
+      this.asking = false;
+      if (this.again && !this.gone) { this.again = false; this.refresh(); }
+    }
+  }
+
+  close() {
+    this.gone = true;
+    this.resize.disconnect();
+    this.look.disconnect();
+    removeEventListener("themechange", this.onTheme);
+    this.plot?.destroy();
+  }
+
+  zoom(span) {
+    this.span = span;
+    this.reset.hidden = !span;
+    this.refresh();
+  }
+
+  fit() {
+    if (this.plot && this.box.clientWidth) this.plot.setSize({ width: this.box.clientWidth, height: this.height });
+  }
+
+  draw() {
+    const { data } = this;
+    if (!data || !this.box.clientWidth) return;
+    this.plot?.destroy();
+    this.plot = null;
+    const lines = data.lines.filter((line) => line.y.some((v) => v !== null));
+    this.element.dataset.lines = lines.length;
+    fill(this.said, lines.length ? "" : "nothing yet");
+    if (!lines.length) return;
+    const log = this.log();
+    const above = (y) => (log ? y.map((v) => (v > 0 ? v : null)) : y);
+    const columns = [data.x], series = [{}], bands = [];
+    this.named = [null];
+    for (const line of lines) {
+      if (line.low) {
+        bands.push({ series: [columns.length, columns.length + 1], fill: `${line.color}2a` });
+        for (const y of [line.high, line.low]) {
+          columns.push(above(y));
+          series.push({ stroke: "transparent", width: 0, spanGaps: true, points: { show: false } });
+          this.named.push(null);
+        }
+      }
+      columns.push(above(line.y));
+      series.push({ stroke: line.color, width: line.faint ? 1 : 2, alpha: line.faint ? 0.5 : 1, spanGaps: true, dash: line.dash,
+        points: { show: line.marks ? true : data.x.length < 3, size: 5, fill: line.color } });
+      this.named.push(line);
+    }
+    this.plot = new uPlot(this.options(data, series, bands, log), columns, this.box);
+    this.box.setAttribute("aria-label", `${this.title}: ` + lines.slice(0, 4).map((l) => `${l.label} ${short(last(l.y))}`).join(", "));
+  }
+
+  options(data, series, bands, log) {
+    const ink = token("--soft"), grid = { stroke: token("--line"), width: 1 };
+    const font = "12px system-ui, sans-serif", time = data.axis === "wall_s";
+    const axis = { stroke: ink, grid, ticks: { stroke: token("--line"), width: 1, size: 4 }, font };
+    return {
+      width: this.box.clientWidth, height: this.height, series, bands, legend: { show: false }, padding: [8, 8, 0, 0],
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      axes: [
+        { ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (time ? seconds(v) : compact(v))) },
+        { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v === null ? "" : compact(v))) },
+      ],
+      focus: { alpha: 0.3 },
+      cursor: {
+        sync: this.sync ? { key: this.sync, setSeries: false } : undefined, points: { size: 6 }, focus: { prox: 24 },
+        drag: { x: true, y: false, setScale: false },
+        dataIdx: (u, i, at) => nearest(u.data[i], at),
+      },
+      hooks: {
+        setSelect: [(u) => this.selected(u)],
+        setCursor: [(u) => this.tell(u, data)],
+      },
+    };
+  }
+
+  selected(u) {
+    if (u.select.width < 8) return;
+    const span = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.zoom(span);
+  }
+
+  tell(u, data) {
+    const { left, top, idx } = u.cursor;
+    if (idx === null || idx === undefined || left < 0) { this.tip.hidden = true; return; }
+    const rows = [];
+    this.named.forEach((line, i) => {
+      if (!line) return;
+      const at = nearest(u.data[i], idx), y = u.data[i][at];
+      if (y !== null && y !== undefined) rows.push({ line, y, far: top < 0 ? i : Math.abs(u.valToPos(y, "y") - top) });
+    });
+    rows.sort((a, b) => a.far - b.far);
+    const shown = rows.slice(0, NUM_NAMED).sort((a, b) => b.y - a.y);
+    const place = data.axis === "wall_s" ? seconds(data.x[idx]) : `${compact(data.x[idx])} ${AXES[data.axis] ?? ""}`;
+    fill(this.tip, h("div", { class: "soft" }, place), shown.map(({ line, y }) =>
+      h("div", {}, h("i", { style: { background: line.color } }), h("b", {}, this.unit(y)), ` ${line.label}`)),
+      rows.length > shown.length ? h("div", { class: "soft" }, `and ${rows.length - shown.length} more`) : null);
+    this.tip.hidden = false;
+    const room = this.element.clientWidth, width = this.tip.offsetWidth, x = left + 60;
+    this.tip.style.left = `${Math.max(0, x + 16 + width > room ? x - width - 16 : x + 16)}px`;
+  }
+
+  key(event) {
+    const u = this.plot;
+    if (!u) return;
+    if (event.key === "Escape") { this.zoom(null); return; }
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const at = Math.min(Math.max((u.cursor.idx ?? 0) + step * (event.shiftKey ? 20 : 1), 0), u.data[0].length - 1);
+    u.setCursor({ left: u.valToPos(u.data[0][at], "x"), top: u.over.clientHeight / 2 });
+  }
+}
+
+function nearest(values, at) {
+  for (let d = 0; d < 400; d++) {
+    if (values[at - d] !== null && values[at - d] !== undefined) return at - d;
+    if (values[at + d] !== null && values[at + d] !== undefined) return at + d;
+  }
+  return at;
+}
+
+function last(values) {
+  for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return values[i];
+  return null;
+}

@@ -1,0 +1,109 @@
+// What a language model wrote: a group's completions side by side, each reward, tokens coloured by what the learner saw.
+
+import { h, fill, short, whole, notice, choice } from "./dom.js";
+import { get, kept } from "./api.js";
+
+const PAINT = [["none", "plain"], ["advantages", "advantage"], ["logprob", "log-probability"], ["mismatch", "mismatch"], ["versions", "version"], ["entropy", "entropy"]];
+const EXPLAIN = {
+  none: "", advantages: "green raises the token's probability, red lowers it", logprob: "the darker, the less likely the engine thought the token",
+  mismatch: "learner minus engine: blue where the learner thinks the token likelier, orange where less", versions: "one colour a policy version: a completion that spans an update has two",
+  entropy: "the darker, the less certain the policy was",
+};
+
+export class Conversations {
+  constructor(id) {
+    Object.assign(this, { id, paint: kept.get("paint", "advantages"), number: null, drawn: "" });
+    this.notes = h("div", {});
+    this.list = h("div", { class: "grouplist", role: "listbox", "aria-label": "groups" });
+    this.stage = h("div", { class: "group" });
+    this.element = h("div", {}, this.notes, h("div", { class: "talks" }, this.list, this.stage));
+  }
+
+  async update(d) {
+    if (!d.has.groups) {
+      fill(this.notes, h("p", { class: "soft" }, "No groups of completions were recorded: this run trains no language model, or was told ", h("code", {}, "--record.groups-every 0"), "."));
+      return;
+    }
+    try {
+      const found = await get("/api/groups", { run: this.id });
+      fill(this.notes, notice(found.num_problems ? [`${found.num_problems} lines of groups.jsonl are not readable; skipped.`] : []));
+      this.drawList(found.groups);
+    } catch (error) {
+      fill(this.notes, notice([error.message], "bad"));
+    }
+  }
+
+  drawList(groups) {
+    const key = groups.map((g) => g.number).join();
+    if (key === this.drawn) return;
+    this.drawn = key;
+    fill(this.list, groups.map((g) => h("button", { class: "talk", role: "option", "data-number": g.number, "aria-selected": String(g.number === this.number), onclick: () => this.open(g.number) },
+      h("b", {}, `version ${whole(g.version)}`), h("span", { class: "soft small" }, ` ${g.source}`), h("span", { class: "dots" }, g.rewards.slice(0, 16).map((r) => h("i", { title: short(r), style: { background: shade(r, g.rewards) } }))),
+      h("span", { class: "cut" }, g.prompt.trim().split("\n").at(-1)))));
+    if (groups.length && this.number === null) this.open(groups[0].number);
+  }
+
+  async open(number) {
+    this.number = number;
+    this.list.querySelectorAll(".talk").forEach((b) => b.setAttribute("aria-selected", String(Number(b.dataset.number) === number)));
+    try {
+      this.group = await get("/api/groups", { run: this.id, number });
+      this.draw();
+    } catch (error) {
+      fill(this.stage, notice([error.message], "bad"));
+    }
+  }
+
+  draw() {
+    const g = this.group, rows = g.rows ?? [];
+    const has = PAINT.filter(([k]) => k === "none" || rows.some((r) => Array.isArray(r[k]) && r[k].some((v) => typeof v === "number")));
+    const paint = has.some(([k]) => k === this.paint) ? this.paint : "none";
+    const scale = scaleOf(paint, rows);
+    fill(this.stage,
+      h("p", { class: "soft small" }, `trained at version ${whole(g.version)}${g.source ? ` · ${g.source}` : ""}${g.task_id !== undefined && g.task_id !== null ? ` · task ${g.task_id}` : ""}`),
+      h("h3", {}, "Prompt"), prompt(g),
+      h("div", { class: "controls" }, "colour by ", choice("colour", has, paint, (k) => { this.paint = k; kept.set("paint", k); this.draw(); }), h("span", { class: "soft small" }, EXPLAIN[paint])),
+      h("div", { class: "completions" }, rows.map((row, i) => completion(row, i, paint, scale))));
+  }
+}
+
+function prompt(g) {
+  if (Array.isArray(g.messages) && g.messages.length) {
+    return h("div", {}, g.messages.map((m) => h("div", { class: `said ${m.role ?? ""}` }, h("span", { class: "soft small" }, m.role ?? ""), h("pre", {}, typeof m.content === "string" ? m.content : JSON.stringify(m.content)))));
+  }
+  return h("pre", { class: "box" }, g.prompt ?? "");
+}
+
+function completion(row, i, paint, scale) {
+  const parts = Object.entries(row.rewards ?? {});
+  return h("article", { class: "completion" },
+    h("header", {}, h("b", {}, `#${i + 1}`), h("span", { class: "n" }, `reward ${short(row.reward)}`), typeof row.advantage === "number" ? h("span", { class: row.advantage >= 0 ? "good" : "bad" }, `advantage ${short(row.advantage)}`) : null,
+      row.truncated ? h("span", { class: "warn" }, "cut at its limit") : null),
+    parts.length ? h("dl", { class: "parts" }, parts.map(([k, v]) => [h("dt", {}, k), h("dd", {}, short(v))])) : null,
+    h("pre", { class: "tokens" }, row.tokens?.length ? row.tokens.map((t, j) => span(t, row, j, paint, scale)) : row.completion));
+}
+
+function span(text, row, j, paint, scale) {
+  const facts = PAINT.slice(1).filter(([k]) => typeof row[k]?.[j] === "number").map(([k, label]) => `${label} ${short(row[k][j])}`);
+  if (row.mask?.[j] === 0) facts.push("not trained on");
+  const background = paint === "none" ? "" : scale(row[paint]?.[j]);
+  return h("span", { class: `tok${row.mask?.[j] === 0 ? " masked" : ""}`, title: facts.join("\n"), style: background ? { background } : {} }, text);
+}
+
+/** A colour for each value of what is painted. */
+function scaleOf(paint, rows) {
+  const values = rows.flatMap((r) => r[paint] ?? []).filter((v) => typeof v === "number");
+  const most = Math.max(...values.map(Math.abs), 1e-9);
+  const mix = (name, share) => `color-mix(in srgb, var(${name}) ${Math.round(70 * Math.min(share, 1))}%, transparent)`;
+  if (paint === "advantages") return (v) => (typeof v === "number" && v !== 0 ? mix(v > 0 ? "--good" : "--bad", Math.abs(v) / most) : "");
+  if (paint === "mismatch") return (v) => (typeof v === "number" ? mix(v > 0 ? "--c0" : "--c1", Math.abs(v) / most) : "");
+  if (paint === "logprob") return (v) => (typeof v === "number" ? mix("--c1", -v / 8) : "");
+  if (paint === "entropy") return (v) => (typeof v === "number" ? mix("--c3", v / most) : "");
+  const found = [...new Set(values)].sort((a, b) => a - b);
+  return (v) => (typeof v === "number" ? `color-mix(in srgb, var(--c${found.indexOf(v) % 10}) 38%, transparent)` : "");
+}
+
+function shade(r, all) {
+  const low = Math.min(...all), high = Math.max(...all);
+  return `color-mix(in srgb, var(--good) ${Math.round(100 * (high > low ? (r - low) / (high - low) : r > 0 ? 1 : 0))}%, var(--bad))`;
+}
