@@ -81,7 +81,7 @@ from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.mlp import NetConfig
 from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet
-from runnel.run.api import Run, export, load, resume, train, train_config
+from runnel.run.api import Run, export, load, record, resume, train, train_config
 from runnel.run.env_config import EnvConfig, ReplayEnvConfig
 from runnel.run.env_task import EnvTask
 from runnel.run.experiment import (
@@ -101,6 +101,7 @@ from runnel.run.pipeline import PipelineConfig, Stage, run_pipeline
 from runnel.run.population import population_graph
 from runnel.run.prompt_graph import PromptConfig, prompt_graph
 from runnel.run.prompt_task import PromptTask
+from runnel.run.record_config import RecordConfig
 from runnel.run.registry import resolve
 from runnel.testing.envs import check_env
 from runnel.testing.rewards import check_reward
@@ -187,6 +188,7 @@ __all__ = [
     "QNet",
     "RatioPolicy",
     "ReMax",
+    "RecordConfig",
     "Reinforce",
     "ReinforceConfig",
     "ReplayConfig",
@@ -238,6 +240,7 @@ __all__ = [
     "population_graph",
     "population_learner",
     "prompt_graph",
+    "record",
     "replay_graph",
     "replay_stream",
     "resolve",

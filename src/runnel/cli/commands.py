@@ -33,6 +33,22 @@ def evaluate(args: list[str]) -> int:
     return 0
 
 
+def record(args: list[str]) -> int:
+    """Record episodes of a run's policy as video."""
+    parser = argparse.ArgumentParser(prog="runnel record", description="Record episodes of a run's newest policy as video.")
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--episodes", type=int, default=1, help="episodes to record (1)")
+    parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
+    parser.add_argument("--max-steps", type=int, default=2_000, help="cut an episode after so many steps (2000)")
+    parser.add_argument("--fps", type=float, default=0.0, help="frames a second (what the environment says)")
+    parser.add_argument("--out", type=Path, default=None, help="folder for the videos (default: episodes/ in the run's folder)")
+    parsed = parser.parse_args(args)
+    shape = {"episodes": parsed.episodes, "seed": parsed.seed, "max_steps": parsed.max_steps, "fps": parsed.fps}
+    for path in api.record(parsed.run, out=parsed.out, **shape):
+        print(path)
+    return 0
+
+
 def export(args: list[str]) -> int:
     """Write the model of a run for other programs."""
     parser = argparse.ArgumentParser(prog="runnel export", description="Write a run's language model for plain transformers.")

@@ -7,7 +7,7 @@ may be views of live memory, to be written at once; parts that never change agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -482,6 +482,14 @@ class Evaluation(Protocol):
     def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult: ...
 
     def close(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Plays episodes to be looked at, and gives each as an event of kind `video`. It changes nothing that is measured."""
+
+    def run(
+        self, client: InferenceClient, *, round_index: int, progress: Progress | None = None
+    ) -> Iterator[dict[str, Any]]: ...
 
 
 class Progress(Protocol):

@@ -136,7 +136,7 @@ def _play(policy: Policy, env: Any, seed: int) -> tuple[float, int]:
     obs, info = env.reset(seed=seed)
     total, length, over = 0.0, 0, False
     while not over:
-        obs, reward, terminated, truncated, info = env.step(_act(policy, obs, info))
+        obs, reward, terminated, truncated, info = env.step(act(policy, obs, info))
         total, length, over = total + float(reward), length + 1, terminated or truncated
     return total, length
 
@@ -147,7 +147,7 @@ class _MaskedPolicy(Protocol):
     def act(self, obs: Any, *, deterministic: bool, action_mask: Any) -> Any: ...
 
 
-def _act(policy: Policy, obs: Any, info: Mapping[str, Any]) -> Any:
+def act(policy: Policy, obs: Any, info: Mapping[str, Any]) -> Any:
     """A mask inside the observation reaches the policy with it; one in `info` is handed over here."""
     if MASK not in info:
         return policy.act(obs, deterministic=True)

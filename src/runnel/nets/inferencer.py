@@ -13,12 +13,16 @@ from runnel.core.protocols import ParamSet, Reply, Request, RowPolicy, State
 from runnel.core.spaces import ArraySpec
 
 
-class ActingNet(Protocol):
-    """A module that answers rows: `ActorCritic`, `QNet`, or a user's own."""
+class Acts(Protocol):
+    """What answers rows."""
 
     noise_size: int
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch: ...
+
+
+class ActingNet(Acts, Protocol):
+    """A module that answers rows: `ActorCritic`, `QNet`, or a user's own."""
 
     def state_dict(self) -> dict[str, Tensor]: ...
 

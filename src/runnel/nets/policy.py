@@ -13,7 +13,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.nets.inferencer import ActingNet
+from runnel.nets.inferencer import Acts
 
 Flatten = Callable[[Any], Mapping[str, np.ndarray]]
 
@@ -25,7 +25,7 @@ class EnvPolicy:
     network with recurrent state (`state_spec`, names `state/...`) remembers from call to call: `reset` before each episode.
     """
 
-    def __init__(self, net: ActingNet, env_spec: EnvSpec, *, flatten: Flatten, seed: int = 0) -> None:
+    def __init__(self, net: Acts, env_spec: EnvSpec, *, flatten: Flatten, seed: int = 0) -> None:
         self.net, self.env_spec = net, env_spec
         self._flatten, self._rng = flatten, make_rng(seed, "policy")
         self._to_env = env_action(env_spec.action)

@@ -1,4 +1,4 @@
-"""What a user calls: train, resume, load, evaluate. The command line calls the same functions."""
+"""What a user calls: train, resume, load, evaluate, record. The command line calls the same functions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.run import registry
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.dataflow import dataflow
-from runnel.run.experiment import BUDGETS, Experiment, RunConfig, describe, one_budget
+from runnel.run.experiment import BUDGETS, EvaluationSpec, Experiment, RunConfig, describe, one_budget
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.session import Session, catch_signals
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder, run_name
 from runnel.track.live import LiveView
+from runnel.track.media import EpisodeFiles
 from runnel.track.report import write_report
 from runnel.track.sinks import find_sink, open_sinks
 
@@ -109,6 +110,7 @@ def train_config(
             find_sink(name)
         config, told = config.settle()
         experiment = registry.build(recipe, config)
+        _check_recording(experiment)
         warm = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest_params() if config.init_from else None
         folder = _create_folder(recipe, experiment, command)
         with folder.held():
@@ -138,7 +140,9 @@ def resume(
     with registry.live_objects(objects, config.launcher), folder.held():
         found = Checkpoints(folder.checkpoints).newest()
         _check_unspent(found[1], config)
-        session = _open_session(registry.build(module.name, config), folder, callbacks)
+        experiment = registry.build(module.name, config)
+        _check_recording(experiment)
+        session = _open_session(experiment, folder, callbacks)
         folder.write_config(to_data(config))
         graph = folder.change_run_info(**_graph(session.experiment))
         try:
@@ -185,16 +189,56 @@ def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progres
     spec = registry.build(module.name, config).evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
+    with _newest_client(folder, spec) as client, ExitStack() as stack:
+        evaluation = spec.make()
+        stack.callback(evaluation.close)
+        return evaluation.run(client, round_index=FRESH_ROUND + seed, progress=progress)
+
+
+def record(
+    run: str | Path,
+    *,
+    episodes: int = 1,
+    out: str | Path | None = None,
+    seed: int = 0,
+    max_steps: int = 2_000,
+    fps: float = 0.0,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Record episodes of a run's newest policy as video, beside those it has in its folder or in the folder `out`; returns the
+    files. `seed` another number: other episodes. `fps` 0: as the environment says."""
+    folder, module, saved = _open_run(run)
+    asked = {"record.videos": episodes, "record.max_steps": max_steps, "record.fps": fps, "eval.episodes": 1}
+    if episodes < 1:
+        raise ConfigError("episodes", episodes, "record at least 1")
+    experiment = registry.build(module.name, override(override(module.Config(), saved), asked))
+    _check_recording(experiment)
+    spec = experiment.evaluation
+    assert spec is not None, "the experiment has checked it"
+    assert spec.recorder is not None, "the experiment has checked it"
+    files = EpisodeFiles(folder.episodes if out is None else Path(out), keep=sys.maxsize)
+    with ExitStack() as stack:
+        if out is None:
+            stack.enter_context(folder.held())
+        client = stack.enter_context(_newest_client(folder, spec))
+        steps = Checkpoints(folder.checkpoints).newest()[1]["steps"]
+        made = spec.recorder().run(client, round_index=FRESH_ROUND + seed, progress=progress)
+        rows = [files.add(event, version=client.version, steps=steps, again=True) for event in made]
+    return [files.folder / row["file"] for row in rows]
+
+
+@contextmanager
+def _newest_client(folder: RunFolder, spec: EvaluationSpec) -> Iterator[InlineClient]:
+    """The policy of a run's newest good checkpoint, as its evaluation asks it."""
     params = Checkpoints(folder.checkpoints).newest_params()
     channel = LocalChannel("policy", shared=False, depth=1)
     channel.publish(params.version, params.params)
-    with ExitStack() as stack:
-        evaluation = spec.make()
-        stack.callback(evaluation.close)
-        client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
-        stack.callback(client.close)
+    client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
+    try:
         client.sync()
-        return evaluation.run(client, round_index=FRESH_ROUND + seed, progress=progress)
+        yield client
+    finally:
+        client.close()
 
 
 def _open_run(run: str | Path) -> tuple[RunFolder, registry.Recipe, dict[str, Any]]:
@@ -222,6 +266,13 @@ def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFold
     return folder
 
 
+def _check_recording(experiment: Experiment) -> None:
+    """Refuse videos that could not be made, before anything starts."""
+    spec = experiment.evaluation
+    if experiment.config.record.videos and spec is not None and spec.check_recorder is not None:
+        spec.check_recorder()
+
+
 def _graph(experiment: Experiment) -> dict[str, Any]:
     """The graph of a run in words and as data."""
     groups = place(experiment)
@@ -231,7 +282,14 @@ def _graph(experiment: Experiment) -> dict[str, Any]:
 def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callbacks | None) -> Session:
     config, clock = experiment.config, WallClock()
     checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
-    ledger = Ledger(folder, clock, callbacks=callbacks, stop_return=config.eval.stop_return, log_every=config.log_every)
+    ledger = Ledger(
+        folder,
+        clock,
+        callbacks=callbacks,
+        stop_return=config.eval.stop_return,
+        log_every=config.log_every,
+        keep_videos=config.record.keep,
+    )
     nothing = {**ledger.snapshot(), "offsets": {"metrics": 0, "samples": 0}}
     return Session(experiment, place(experiment), folder, ledger, checkpoints, clock, beginning=nothing)
 

@@ -20,15 +20,18 @@ from runnel.envs.registry import (
     plainest_backend,
     probe_env,
 )
+from runnel.envs.render import RenderedEnv, check_renders
 from runnel.envs.sampler import VecEnvSampler
 from runnel.envs.vector import VectorEnv
 from runnel.envs.vector.config import VectorConfig
+from runnel.eval.recording import EpisodeRecorder
 from runnel.eval.runner import EnvEvaluation
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
 from runnel.run.env_config import EnvConfig
 from runnel.run.experiment import ActorSpec, EvaluationSpec, RunConfig
 from runnel.run.registry import resolve_live
+from runnel.track.media import VideoWriter, check_encoder
 
 EVAL_ENVS = 16
 EVAL_ENVS_ON_DEVICE = 1024
@@ -108,7 +111,32 @@ class EnvTask:
         return EvaluationSpec(
             make=make,
             inferencer=lambda: TorchInferencer(make_net(), greedy=True, device=self._config.device),
+            recorder=lambda: self.recorder(make_net),
+            check_recorder=self.check_recorder,
         )
+
+    def recorder(self, make_net: Callable[[], AgentNet]) -> EpisodeRecorder:
+        """Plays episodes to be looked at, as `config.record` says."""
+        c, look = self._config.record, self._how()
+        return EpisodeRecorder(
+            make=lambda: RenderedEnv(self._target, **look),
+            policy=lambda net: EnvPolicy(net, self.spec, flatten=obs_flattener(self._target, **look)),
+            state=lambda: make_net().state_spec,
+            video=VideoWriter,
+            episodes=c.videos,
+            seed=make_seed(self._config.seed, "recording"),
+            max_steps=c.max_steps,
+            fps=c.fps,
+        )
+
+    def check_recorder(self) -> None:
+        """Raise a `ConfigError` where no video can be made of this environment, here."""
+        videos = self._config.record.videos
+        check_encoder("record.videos", videos)
+        check_renders(self._target, **self._how(), field="record.videos", value=videos)
+
+    def _how(self) -> dict[str, Any]:
+        return {"kwargs": self._kwargs, "frame_stack": self._vector.frame_stack}
 
     def policy(self, make_net: Callable[[], AgentNet]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""

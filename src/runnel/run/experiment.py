@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective, Evaluation, Inferencer, Learner, Policy, Sampler, Store
+from runnel.core.protocols import Collective, Evaluation, Inferencer, Learner, Policy, Recorder, Sampler, Store
 from runnel.core.records import StreamSpec
 from runnel.core.shares import check_shares
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
+from runnel.run.record_config import RecordConfig
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class RunConfig:
     name: str = ""
     """Name of the run's folder; made from recipe, task, seed and time if empty."""
     tags: tuple[str, ...] = ()
-    """Words to find the run by. `tuning` says that its score was used to choose settings; reports keep it out of comparisons."""
+    """Words to find the run by. `tuning`: its score was used to choose settings, so reports keep it out of comparisons."""
     total_steps: int | None = None
     """Budget in steps of the environment."""
     total_updates: int | None = None
@@ -132,6 +133,7 @@ class RunConfig:
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
@@ -180,6 +182,7 @@ class RunConfig:
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         self.staleness.check()
+        self.record.check()
         if self.total_steps is None and self.total_updates is None and self.total_tokens is None:
             raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")
         positive = (
@@ -312,6 +315,10 @@ class EvaluationSpec:
 
     make: Callable[[], Evaluation]
     inferencer: Callable[[], Inferencer]
+    recorder: Callable[[], Recorder] | None = None
+    """Records episodes beside it; made only where `config.record` asks for that."""
+    check_recorder: Callable[[], None] | None = None
+    """Raises a `ConfigError` where episodes cannot be recorded; tried once, before a run starts."""
 
 
 @dataclass(frozen=True)
@@ -402,6 +409,10 @@ class Experiment:
 
     def check(self) -> None:
         self.config.check()
+        videos = self.config.record.videos
+        if videos and (self.evaluation is None or self.evaluation.recorder is None):
+            fix = "this recipe records no episodes" if self.evaluation else "evaluations record; set eval.episodes above 0"
+            raise ConfigError("record.videos", videos, f"{fix}; or use 0")
         num = self.config.placement.reference_workers
         if num and self.channels == [PARAMS]:
             raise ConfigError("placement.reference_workers", num, "this recipe asks no reference model while it samples; use 0")

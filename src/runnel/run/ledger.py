@@ -20,6 +20,7 @@ from runnel.eval.statistics import summarise
 from runnel.track.folder import RunFolder
 from runnel.track.live import LiveView
 from runnel.track.load import LOOK_EVERY_S, Load
+from runnel.track.media import EpisodeFiles
 from runnel.track.sinks import GuardedSink, JsonlSink, Sink
 
 Row = dict[str, Any]
@@ -67,10 +68,12 @@ class Ledger:
         callbacks: Callbacks | None = None,
         stop_return: float | None = None,
         log_every: int = 1,
+        keep_videos: int = 50,
     ) -> None:
         self.clock = clock
         self.view: LiveView | None = None
         self._metrics, self._samples = JsonlSink(folder.metrics), JsonlSink(folder.samples)
+        self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
         self._callbacks = callbacks or Callbacks()
         self._stop_return = stop_return
@@ -123,6 +126,8 @@ class Ledger:
                 self._proof(event["version"], event["metrics"])
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
+            elif kind == "video":
+                self._videos.add(event, version=event["version"], steps=self.steps)
             elif kind == "failure":
                 self.note(f"{event['worker']}: {event['rows']} rows cancelled: {event['reason']}", level="warning")
             elif kind in ENV_FAULTS:
@@ -312,6 +317,7 @@ class Ledger:
         self._metrics.truncate(_behind_checkpoint(self._metrics.path, state["offsets"]["metrics"]))
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
+        self._videos.cut(self.version)
         self.progress = 0.0  # the next update tells; the budget may be another than that of the checkpoint
         self._start = self.clock.now()
         self._first = _Mark(self._start, self.steps, self.tokens, {})

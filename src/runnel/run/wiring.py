@@ -243,10 +243,11 @@ class _Wiring:
         spec = self.experiment.evaluation
         assert spec is not None
         client = self._inline(spec.inferencer())
-        every = self.experiment.config.eval.every
-        return EvaluatorWorker(
-            "evaluator", self.clock, evaluation=spec.make(), client=client, every=every, progress=self.progress
-        )
+        config = self.experiment.config
+        rest: dict[str, Any] = {"every": config.eval.every, "progress": self.progress}
+        if config.record.videos and spec.recorder is not None:
+            rest |= {"recorder": spec.recorder(), "record_every": config.record.every}
+        return EvaluatorWorker("evaluator", self.clock, evaluation=spec.make(), client=client, **rest)
 
     def _inline(self, inferencer: Inferencer, channel: str = PARAMS) -> InlineClient:
         return InlineClient(inferencer, self._subscriber(channel))

@@ -1,6 +1,6 @@
 """The run folder: what lies where, who made it, and how to read it back even after a kill.
 
-config.json  run.json  metrics.jsonl  samples.jsonl  tensorboard/  checkpoints/  report.html  log.txt
+config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  report.html  log.txt
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class RunFolder:
         self.info = self.path / "run.json"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
+        self.groups = self.path / "groups.jsonl"
+        self.episodes = self.path / "episodes"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report.html"

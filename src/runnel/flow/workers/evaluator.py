@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runnel.core.clock import Clock
-from runnel.core.protocols import Evaluation, Progress, State
+from runnel.core.protocols import Evaluation, Progress, Recorder, State
 from runnel.flow.inference import InlineClient
 from runnel.flow.workers.base import Worker
 
@@ -23,8 +23,11 @@ class EvaluatorWorker(Worker):
         client: InlineClient,
         every: int,
         progress: Progress | None = None,
+        recorder: Recorder | None = None,
+        record_every: int = 1,
     ) -> None:
         super().__init__(name, clock)
+        self._recorder, self._record_every = recorder, record_every
         self._evaluation, self._client, self._every, self._progress = evaluation, client, every, progress
         self._round = 0
         self._last = -1
@@ -54,6 +57,13 @@ class EvaluatorWorker(Worker):
                 "samples": result.samples,
             }
         )
+        if self._recorder is not None and (self._round - 1) % self._record_every == 0:
+            self._record(self._recorder)
+
+    def _record(self, recorder: Recorder) -> None:
+        with self.timer.stage("record"):
+            for event in recorder.run(self._client, round_index=self._round - 1, progress=self._progress):
+                self.emit({**event, "version": self._last})
 
     def waits_for(self) -> str:
         return "the next version to evaluate"

@@ -1,0 +1,150 @@
+"""Environments that can be watched: each step as an rgb frame.
+
+An environment that renders is made with `render_mode="rgb_array"`. One that does not, but whose observations are images
+(`atari:`, `MinAtar/`, your own), is shown as the policy sees it. A tensor environment is played in its Gymnasium twin.
+Gymnasium's classic control tasks are drawn here (`sketch.py`) where pygame is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runnel.core.errors import ConfigError
+from runnel.envs.registry import Target, env_name, evaluation_kwargs, is_tensor_env, make_env
+from runnel.envs.sketch import sketch_of
+
+Frame = NDArray[np.uint8]
+DEFAULT_FPS = 30
+_SMALLEST = 256
+"""Frames with shorter sides than this are drawn with larger pixels."""
+_PALETTE = np.array(
+    [(70, 140, 220), (230, 120, 60), (90, 180, 110), (220, 200, 80), (160, 100, 200), (210, 90, 120), (120, 200, 200)],
+    np.uint8,
+)
+
+
+class RenderedEnv:
+    """A Gymnasium environment of `target`, as evaluations play it, with a `frame` of the state that it is in."""
+
+    def __init__(self, target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> None:
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        self.name = env_name(target)
+        self.env, self._renders = _make(target, evaluation_kwargs(target, kwargs), frame_stack)
+        self._obs: Any = None
+        self._picture = self.env.render if self._renders else self._own_picture()
+
+    @property
+    def fps(self) -> float:
+        """Frames a second, as the environment says."""
+        return float((getattr(self.env, "metadata", None) or {}).get("render_fps") or DEFAULT_FPS)
+
+    def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+        self._obs, info = self.env.reset(seed=seed)
+        return self._obs, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._obs, float(reward), bool(terminated), bool(truncated), info
+
+    def frame(self) -> Frame:
+        """The state now. uint8 `[H, W, 3]`"""
+        found = self._picture()
+        found = found[-1] if isinstance(found, list) and found else found
+        frame = None if found is None else np.ascontiguousarray(found)
+        if frame is None or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            what = "nothing" if frame is None else f"{frame.dtype} {list(frame.shape)}"
+            raise ConfigError("env", self.name, f"its render() gives {what}; return uint8 [H, W, 3] for render_mode rgb_array")
+        return np.repeat(np.repeat(frame, factor := _factor(frame), axis=0), factor, axis=1)
+
+    def _own_picture(self) -> Callable[[], Frame]:
+        sketch = sketch_of(self.env)
+        if sketch is not None:
+            return sketch
+        picture = _picture_of(self.env)
+        return lambda: picture(self._obs)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def check_renders(target: Target, *, kwargs: Mapping[str, Any] | None, frame_stack: int, field: str, value: Any) -> None:
+    """Draw one frame, or raise a `ConfigError` of `field` that says what to do."""
+    env = None
+    try:
+        env = RenderedEnv(target, kwargs=kwargs, frame_stack=frame_stack)
+        env.reset(0)
+        env.frame()
+    except ConfigError as error:
+        raise ConfigError(field, value, f"{env_name(target)} cannot be recorded: {error.fix}") from error
+    except Exception as error:  # an environment's own code: whatever it raises, it cannot be recorded
+        text = f"{env_name(target)} cannot be drawn here ({type(error).__name__}: {error}){_advice(env)}; or use 0"
+        raise ConfigError(field, value, text) from error
+    finally:
+        if env is not None:
+            env.close()
+
+
+def _advice(env: RenderedEnv | None) -> str:
+    if env is None or "mujoco" not in type(env.env.unwrapped).__module__:
+        return ""
+    return "; on a machine without a screen set MUJOCO_GL=egl or MUJOCO_GL=osmesa, and install that library"
+
+
+def _make(target: Target, options: dict[str, Any], frame_stack: int) -> tuple[Any, bool]:
+    """The environment, and whether it renders."""
+    if is_tensor_env(target):
+        target = _twin(str(target))
+    if not (isinstance(target, str) and target.startswith(("atari:", "MinAtar/", "envpool:"))):
+        try:
+            env = make_env(target, kwargs={**options, "render_mode": "rgb_array"}, frame_stack=frame_stack)
+            return env, sketch_of(env) is None or importlib.util.find_spec("pygame") is not None
+        except TypeError as error:
+            if "render_mode" not in str(error):
+                raise
+    return make_env(target, kwargs=options, frame_stack=frame_stack), False
+
+
+def _twin(target: str) -> str:
+    """The Gymnasium environment that a tensor environment computes the same as."""
+    import gymnasium as gym
+
+    name = target.partition(":")[2]
+    if name not in gym.registry:
+        raise ConfigError("env", target, "a tensor environment without a Gymnasium twin draws nothing; use 0 videos")
+    return name
+
+
+def _picture_of(env: Any) -> Callable[[Any], Frame]:
+    """How to draw its observations, which must be images."""
+    from runnel.envs.minatar import MinAtar
+    from runnel.envs.wrappers import FrameStack, frame_reader
+
+    if isinstance(env.unwrapped, MinAtar):
+        layers = env.unwrapped.observation_space.shape[0]
+        return lambda obs: _board(np.asarray(obs)[-layers:])
+    try:
+        (channels, _, _), read = frame_reader(env.observation_space)
+    except ConfigError:
+        fix = "take render_mode='rgb_array' in its constructor and return uint8 [H, W, 3] from render(), or use 0"
+        raise ConfigError("env", env, fix) from None
+    if (env.channels if isinstance(env, FrameStack) else channels) == 3:
+        return lambda obs: np.ascontiguousarray(np.moveaxis(read(obs)[-3:], 0, -1))
+    return lambda obs: np.repeat(read(obs)[-1][:, :, None], 3, axis=2)
+
+
+def _board(layers: Frame) -> Frame:
+    """A board of objects `[C, H, W]`, each layer in a colour of its own."""
+    picture = np.full((*layers.shape[1:], 3), 24, np.uint8)
+    for number, layer in enumerate(layers):
+        picture[layer > 0] = _PALETTE[number % len(_PALETTE)]
+    return picture
+
+
+def _factor(frame: Frame) -> int:
+    return max(1, _SMALLEST // int(max(frame.shape)))

@@ -1,0 +1,121 @@
+"""Recording episodes to look at: played beside an evaluation, on seeds of their own, they change none of its numbers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runnel.core.batch import Batch
+from runnel.core.errors import DataError
+from runnel.core.protocols import InferenceClient, Policy, Progress
+from runnel.core.rng import make_seed
+from runnel.core.spaces import ArraySpec
+from runnel.envs.render import RenderedEnv
+from runnel.eval.runner import act
+
+_TELL_EVERY = 32
+_MAX_POLLS = 100_000
+
+
+class FrameSink(Protocol):
+    """Takes frames, gives a file."""
+
+    suffix: str
+    width: int
+    height: int
+
+    def add(self, frame: NDArray[np.uint8]) -> None: ...
+
+    def finish(self) -> bytes:
+        """The whole file; nothing can be added any more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, finished or not."""
+        ...
+
+
+class ClientNet:
+    """A policy behind an inference client, as something that acts on rows."""
+
+    noise_size = 0
+
+    def __init__(self, client: InferenceClient, state: Mapping[str, ArraySpec]) -> None:
+        self._client, self.state_spec = client, state
+
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
+        ticket = self._client.submit(rows)
+        for _ in range(_MAX_POLLS):
+            reply = self._client.ready(ticket)
+            if reply is not None:
+                return reply.rows
+            self._client.poll()
+        raise DataError(f"the policy gave no answer within {_MAX_POLLS} polls; record with an inline client")
+
+
+@dataclass(frozen=True)
+class EpisodeRecorder:
+    """Plays `episodes` episodes greedily and yields each as an event with its video (core `Recorder`).
+
+    `make` makes the environment, once for each round; `policy` makes what acts of a net that asks the client; `video` makes a
+    sink for frames at a rate. An episode is cut after `max_steps`. `fps` 0 takes what the environment says.
+    """
+
+    make: Callable[[], RenderedEnv]
+    policy: Callable[[ClientNet], Policy]
+    state: Callable[[], Mapping[str, ArraySpec]]
+    video: Callable[[float], FrameSink]
+    episodes: int
+    seed: int
+    max_steps: int
+    fps: float = 0.0
+
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> Iterator[dict[str, Any]]:
+        """One event an episode: what it was, and `data`, the file in base64."""
+        policy, env = self.policy(ClientNet(client, self.state())), self.make()
+        try:
+            for number in range(self.episodes):
+                seed = make_seed(self.seed, "record", round_index, number)
+
+                def tell(number: int = number) -> None:
+                    if progress is not None:
+                        progress(number, self.episodes)
+
+                yield {"kind": "video", "episode": number, "seed": seed, **self._record(policy, env, seed, tell)}
+        finally:
+            env.close()
+
+    def _record(self, policy: Policy, env: RenderedEnv, seed: int, tell: Callable[[], None]) -> dict[str, Any]:
+        fps = self.fps or env.fps
+        sink, rewards, over, truncated = self.video(fps), list[float](), False, False
+        try:
+            policy.reset()
+            obs, info = env.reset(seed)
+            sink.add(env.frame())
+            while not over and len(rewards) < self.max_steps:
+                obs, reward, terminated, truncated, info = env.step(act(policy, obs, info))
+                sink.add(env.frame())
+                rewards.append(reward)
+                over = terminated or truncated
+                if len(rewards) % _TELL_EVERY == 0:
+                    tell()
+            data = sink.finish()
+        finally:
+            sink.close()
+        return {
+            "return": float(sum(rewards)),
+            "length": len(rewards),
+            "fps": fps,
+            "width": sink.width,
+            "height": sink.height,
+            "seconds": round((len(rewards) + 1) / fps, 3),
+            "rewards": rewards,
+            "truncated": truncated or not over,
+            "suffix": sink.suffix,
+            "data": base64.b64encode(data).decode(),
+        }

@@ -1,0 +1,42 @@
+"""What a run records of behaviour: videos of episodes, and groups of completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runnel.core.errors import ConfigError
+
+MOST_GROUPS = 200
+"""Groups that a run of known length records, if it is not told otherwise."""
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """What is recorded to be looked at. None of it changes what is learned."""
+
+    videos: int = 0
+    """Episodes that each evaluation records as video, beside those that it measures (environments that render)."""
+    every: int = 1
+    """Record at each so many evaluations."""
+    fps: float = 0.0
+    """Frames a second; 0 takes what the environment says."""
+    max_steps: int = 2_000
+    """Longest recorded episode in steps; a longer one is cut."""
+    keep: int = 50
+    """Videos kept; those of the first recorded version stay, then the oldest go."""
+    groups_every: int | None = None
+    """Write a group of completions, as the learner sees it, at each so many updates (language models); 0 is never. Default:
+    so that a run has at most 200."""
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work."""
+        for name, least in (("videos", 0), ("every", 1), ("fps", 0), ("max_steps", 1), ("keep", 1), ("groups_every", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"record.{name}", value, f"use at least {least}")
+
+    def group_every(self, total_updates: int | None) -> int:
+        """Updates from one recorded group to the next; 0 is never."""
+        if self.groups_every is not None:
+            return self.groups_every
+        return max(1, -(-total_updates // MOST_GROUPS)) if total_updates else 10
