@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from runnel.track.frame import RETURN_KEYS
 from runnel.track.history import Curve, History, across
-from runnel.track.page import figure, fold
-from runnel.track.plots import NUM_COLORS, Series, line_chart, smoothed
+from runnel.track.page import fold
+from runnel.track.plots import NUM_COLORS, Series, smoothed
+from runnel.track.tables import Figure
 
 TITLES = {
     "kl": "KL to the behaviour policy",
@@ -27,6 +28,9 @@ STALENESS = {
     "staleness/in_queue": "mean in queue",
 }
 PER_RUN = ("seed", "seeds", "out", "name", "tags")
+MOST_FAINT = 30
+By = Mapping[str, Sequence[History]]
+"""Groups of runs, by label."""
 RATES = {"steps_per_s": "Steps/s", "tokens_per_s": "Tokens/s"}
 
 
@@ -54,40 +58,55 @@ def axis_label(runs: Sequence[History]) -> str:
     return "steps" if runs[0].axis == "steps" else "updates"
 
 
-def score_figure(runs: Sequence[History]) -> str:
-    """Return and evaluation in one large picture, drawn once for a wide page and once for a phone."""
+def score_figure(runs: Sequence[History], by: By | None = None) -> Figure:
+    """Return and evaluation in one large picture; `by` are groups of runs, else those of `groups`."""
     name = return_name(runs[0])
     if len(runs) == 1:
         series, title = _score_series(runs[0], name), name.capitalize()
     elif all(run.evals for run in runs):
-        series, title = overlay(runs, lambda run: run.evaluation(), smooth=False), "Evaluation"
+        series, title = overlay(runs, lambda run: run.evaluation(), by=by, smooth=False), "Evaluation"
     else:
-        series, title = overlay(runs, lambda run: run.curve(name)), name.capitalize()
-    label = axis_label(runs)
-    wide = line_chart(series, title=title, x_label=label, width=1000, height=340)
-    narrow = line_chart(series, title=title, x_label=label, width=460, height=280)
-    return figure(wide, "wide") + figure(narrow, "narrow")
+        series, title = overlay(runs, lambda run: run.curve(name), by=by), name.capitalize()
+    return Figure("score", title, series, axis_label(runs))
 
 
-def metric_grid(runs: Sequence[History]) -> str:
+def metric_grid(runs: Sequence[History], by: By | None = None) -> str:
     """Small charts: what is always looked at first, everything else on request."""
+    first, rest = _metric_figures(runs, by)
+    more = f'<div class="grid">{"".join(f.html(large=False) for f in rest)}</div>' if rest else ""
+    shown = "".join(f.html(large=False) for f in first)
+    return (f'<div class="grid">{shown}</div>' if shown else "") + fold(f"{len(rest)} more", more)
+
+
+def metric_figures(runs: Sequence[History], by: By | None = None) -> list[Figure]:
+    """All small charts."""
+    first, rest = _metric_figures(runs, by)
+    return first + rest
+
+
+def _metric_figures(runs: Sequence[History], by: By | None) -> tuple[list[Figure], list[Figure]]:
+    """Losses, what is looked at first, staleness and rates; then all the others."""
     names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     in_score = set(RETURN_KEYS) if len(runs) == 1 or not all(run.evals for run in runs) else set()
     losses = [n for n in names if n.startswith("loss")]
-    first = sorted((n for n in names if n in LEADING and n not in in_score), key=LEADING.index)
+    leading = sorted((n for n in names if n in LEADING and n not in in_score), key=LEADING.index)
     rest = [n for n in names if n not in losses and n not in LEADING and n not in STALENESS]
-    charts = [_metric_chart(runs, name) for name in [*losses, *first]]
+    charts = [_metric_chart(runs, name, by) for name in [*losses, *leading]]
     if any(name in names for name in STALENESS):
-        charts.append(_staleness_chart(runs))
-    charts += [_rate_chart(runs, key) for key in RATES if any(len(run.rate(key)[0]) for run in runs)]
-    more = f'<div class="grid">{"".join(_metric_chart(runs, n) for n in rest)}</div>' if rest else ""
-    return (f'<div class="grid">{"".join(charts)}</div>' if charts else "") + fold(f"{len(rest)} more", more)
+        charts.append(_staleness_chart(runs, by))
+    charts += [_rate_chart(runs, key, by) for key in RATES if any(len(run.rate(key)[0]) for run in runs)]
+    return charts, [_metric_chart(runs, n, by) for n in rest]
 
 
-def overlay(runs: Sequence[History], curve: Callable[[History], Curve], *, smooth: bool = True) -> list[Series]:
-    """A line for each run, or for runs that differ in their seed alone the mean with its interval, each run faint behind it."""
+def overlay(
+    runs: Sequence[History], curve: Callable[[History], Curve], *, by: By | None = None, smooth: bool = True
+) -> list[Series]:
+    """A line for each run, or for runs that differ in their seed alone the mean with its interval, each run faint behind it.
+
+    Of many runs those behind the mean are left out: nobody could tell them apart.
+    """
     series = []
-    for number, (label, members) in enumerate(groups(runs).items()):
+    for number, (label, members) in enumerate((by or groups(runs)).items()):
         color = number % NUM_COLORS
         curves = [curve(run) for run in members]
         if len(members) == 1:
@@ -95,7 +114,8 @@ def overlay(runs: Sequence[History], curve: Callable[[History], Curve], *, smoot
             continue
         if smooth:
             curves = [(x, smoothed(y)) for x, y in curves]
-        series += [Series(run.name, *points, faint=True, color=color) for run, points in zip(members, curves, strict=True)]
+        if len(runs) <= MOST_FAINT:
+            series += [Series(run.name, *points, faint=True, color=color) for run, points in zip(members, curves, strict=True)]
         x, mean, low, high = across(curves)
         series.append(Series(f"{label}, mean of {len(members)}", x, mean, low=low, high=high, color=color))
     return series
@@ -109,25 +129,23 @@ def _score_series(run: History, name: str) -> list[Series]:
     return series
 
 
-def _metric_chart(runs: Sequence[History], name: str) -> str:
+def _metric_chart(runs: Sequence[History], name: str, by: By | None) -> Figure:
     one = len(runs) == 1
-    series = [Series(name, *runs[0].curve(name), smooth=True)] if one else overlay(runs, lambda run: run.curve(name))
-    return _small(series, TITLES.get(name, name), runs)
+    series = [Series(name, *runs[0].curve(name), smooth=True)] if one else overlay(runs, lambda run: run.curve(name), by=by)
+    return Figure(name, TITLES.get(name, name), series, axis_label(runs))
 
 
-def _staleness_chart(runs: Sequence[History]) -> str:
+def _staleness_chart(runs: Sequence[History], by: By | None) -> Figure:
     """Age of what was trained on, and where it came about if the run knows; over several runs, the largest only."""
     if len(runs) == 1:
         known = [name for name in STALENESS if name in runs[0].metric_names()]
-        return _small([Series(STALENESS[name], *runs[0].curve(name)) for name in known], "Staleness (versions)", runs)
-    return _small(overlay(runs, lambda run: run.curve("staleness/max"), smooth=False), "Largest staleness (versions)", runs)
+        series = [Series(STALENESS[name], *runs[0].curve(name)) for name in known]
+        return Figure("staleness", "Staleness (versions)", series, axis_label(runs))
+    series = overlay(runs, lambda run: run.curve("staleness/max"), by=by, smooth=False)
+    return Figure("staleness", "Largest staleness (versions)", series, axis_label(runs))
 
 
-def _rate_chart(runs: Sequence[History], key: str) -> str:
+def _rate_chart(runs: Sequence[History], key: str, by: By | None) -> Figure:
     one = len(runs) == 1
-    series = [Series(RATES[key], *runs[0].rate(key), smooth=True)] if one else overlay(runs, lambda run: run.rate(key))
-    return _small(series, RATES[key], runs)
-
-
-def _small(series: Sequence[Series], title: str, runs: Sequence[History]) -> str:
-    return figure(line_chart(series, title=title, x_label=axis_label(runs), width=460, height=220))
+    series = [Series(RATES[key], *runs[0].rate(key), smooth=True)] if one else overlay(runs, lambda run: run.rate(key), by=by)
+    return Figure(key, RATES[key], series, axis_label(runs))

@@ -34,6 +34,7 @@ vertical-align:3px;margin-left:8px}
 .fact{min-width:92px}.fact b{display:block;font-size:21px;font-weight:600;line-height:1.25;font-variant-numeric:tabular-nums}
 .fact.lead{flex-basis:100%}.fact.lead b{font-size:40px;line-height:1.1;color:var(--accent)}
 .fact span{font-size:13px;color:var(--soft)}
+.verdict{font-size:18px;line-height:1.45;margin:16px 0;max-width:72ch}
 .notice{border-left:3px solid var(--warn);background:var(--wash);padding:8px 14px;margin:14px 0;border-radius:0 6px 6px 0}
 .notice.bad{border-color:var(--bad)}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(330px,100%),1fr));gap:22px 26px}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,47 +9,111 @@ from typing import Any
 import numpy as np
 
 from runnel.core.errors import ConfigError
-from runnel.core.records import Accounting
-from runnel.track.curves import axis_label, groups, metric_grid, return_name, score_figure
-from runnel.track.history import History, is_number, load_history, mean_interval
+from runnel.eval.reference import Range
+from runnel.track.accounts import accounting, accounting_table, imbalances
+from runnel.track.collect import Collected
+from runnel.track.comparison import GOOD, comparison_page, csv_folder, run_rows
+from runnel.track.curves import groups, metric_figures, metric_grid, return_name, score_figure
+from runnel.track.history import History, is_number, load_history
+from runnel.track.judge import How, Judgement, judge
 from runnel.track.numbers import num_bytes, seconds, short
-from runnel.track.page import definitions, fact, fold, notices, page, section, table, text, tree
+from runnel.track.page import definitions, fact, fold, notices, page, section, text, tree
+from runnel.track.page import table as html_table
 from runnel.track.plots import NUM_COLORS
+from runnel.track.tables import Cell, Table, write_csv
 
-GOOD = {"finished": "good", "stopped": "good", "failed": "bad", "interrupted": "warn", "unfinished": "warn"}
 NUM_SAMPLES = 6
 
 
 def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
-    """Write the report of one run (into its folder) or of several (beside the first), and return its path."""
+    """Write the report of one run (into its folder) or of several (beside the first), and return its path.
+
+    The numbers of its tables and figures lie beside it as CSV: `report.html` and `report_csv/`.
+    """
     if not run_dirs:
         raise ConfigError("run", [], "give at least one run folder")
     runs = [load_history(path) for path in run_dirs]
     first = runs[0].folder
     default = first.report if len(runs) == 1 else first.path.resolve().parent / "comparison.html"
     target = Path(out) if out is not None else default
-    html = _single(runs[0]) if len(runs) == 1 else _several(runs, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(target.name + ".new")
-    temporary.write_text(html, encoding="utf-8", errors="replace")
-    temporary.replace(target)
+    html = _single(runs[0], target) if len(runs) == 1 else comparison_page(runs, target)
+    _write(target, html)
+    _write_numbers(runs, groups(runs), csv_folder(target))
     return target
 
 
+def write_comparison(
+    collected: Collected,
+    out: Path | str,
+    *,
+    scores: How = "last",
+    normalise: str | None = None,
+    ranges: Mapping[str, Range] | None = None,
+) -> Judgement:
+    """Write the report of groups of runs, judged over their seeds, and return what it says."""
+    judged = judge(collected, scores=scores, normalise=normalise, ranges=ranges)
+    by = {group.name: list(group.runs) for group in collected.groups}
+    runs = [run for members in by.values() for run in members]
+    target = Path(out)
+    _write(target, comparison_page(runs, target, by=by, judged=judged))
+    _write_numbers(runs, by, csv_folder(target))
+    for table in judged.tables:
+        write_csv(csv_folder(target), table.name, table.csv_rows())
+    for figure in judged.figures:
+        write_csv(csv_folder(target), figure.name, figure.csv_rows())
+    return judged
+
+
+def _write(target: Path, html: str) -> None:
+    temporary = target.with_name(target.name + ".new")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(html, encoding="utf-8", errors="replace")
+        temporary.replace(target)
+    except OSError as error:
+        raise ConfigError(
+            "out", str(target), f"the report cannot be written there ({error.strerror}); give another path"
+        ) from error
+
+
+def _write_numbers(runs: Sequence[History], by: Mapping[str, Sequence[History]], folder: Path) -> None:
+    """Every chart in one long table, and each table of the page."""
+    score, rest = score_figure(runs, by), metric_figures(runs, by)
+    rows = score.csv_rows() + [row for chart in rest for row in chart.csv_rows(faint=False)[1:]]
+    write_csv(folder, "curves", rows)
+    tables = [run_rows(runs), accounting_table(runs)]
+    tables += [_evaluations(runs[0]), _stages(runs[0])] if len(runs) == 1 else []
+    for part in tables:
+        if part.rows:
+            write_csv(folder, part.name, part.csv_rows())
+
+
+def _evaluations(run: History) -> Table:
+    keys = ("version", "steps", "tokens", "mean", "low", "high", "num")
+    rows = [[row[key] if is_number(row.get(key)) else None for key in keys] for row in run.evals]
+    return Table("evaluations", "Evaluations", keys, rows)
+
+
+def _stages(run: History) -> Table:
+    rows: list[list[Cell]] = [[w, s, spent] for w, stages in run.stage_seconds().items() for s, spent in stages.items()]
+    return Table("time", "Where the time goes", ["worker", "stage", "seconds"], rows)
+
+
 # ---------------------------------------------------------------------------------------------------------------- one run
-def _single(run: History) -> str:
+def _single(run: History, target: Path) -> str:
     return page(
         f"{run.label} – runnel",
         [
             _header(run),
-            section("Learning", score_figure([run]), metric_grid([run])),
+            section("Learning", score_figure([run]).html(), metric_grid([run])),
             section("Where the time goes", _time(run)),
-            section("Sample accounting", _accounting([run])),
+            section("Sample accounting", accounting([run])),
             section("Completions", _samples(run)),
             section("Messages", _events(run)),
             section("How to run it again", _origin(run)),
             section("Configuration", fold("resolved configuration", tree(run.config), opened=True) if run.config else ""),
-            f"<footer>{text(run.folder.path)} · written by runnel</footer>",
+            f"<footer>{text(run.folder.path)} · the numbers of every table and figure lie as CSV in "
+            f"{text(csv_folder(target).name)}/ · written by runnel</footer>",
         ],
     )
 
@@ -61,7 +124,7 @@ def _header(run: History) -> str:
     return (
         f'<header><h1>{text(run.label)}<span class="status {GOOD.get(run.status, "warn")}">{text(run.status)}</span></h1>'
         f'<p class="soft">{text(seed)}{text(run.info.get("created", ""))}</p>'
-        f'<div class="facts">{"".join(facts)}</div>{notices(run.problems)}{notices(_imbalances(run), bad=True)}</header>'
+        f'<div class="facts">{"".join(facts)}</div>{notices(run.problems)}{notices(imbalances(run), bad=True)}</header>'
     )
 
 
@@ -132,57 +195,6 @@ def _span(spent: float) -> str:
     return f"{spent:.2g} s" if spent < 10 else seconds(spent)
 
 
-def _accounting(runs: Sequence[History]) -> str:
-    rows = []
-    for run in runs:
-        where = [] if len(runs) == 1 else [text(run.name)]
-        rows += [[*where, text(name), *_accounting_cells(counts)] for name, counts in _streams(run).items()]
-    if not rows:
-        return ""
-    first = ["stream"] if len(runs) == 1 else ["run", "stream"]
-    head = [*first, "dispatched", "= consumed", "+ dropped", "+ cancelled", "+ in flight", "steps or tokens", "adds up"]
-    return table(head, rows, numbers=range(len(first), len(head) - 1))
-
-
-def _streams(run: History) -> dict[str, Accounting]:
-    return {str(name): _counts(found) for name, found in run.streams().items() if isinstance(found, Mapping)}
-
-
-def _counts(found: Mapping[str, Any]) -> Accounting:
-    numbers = {
-        key: int(found[key]) for key in ("dispatched", "consumed", "in_flight", "queued", "steps") if is_number(found.get(key))
-    }
-    return Accounting(**numbers, dropped=_reasons(found.get("dropped")), cancelled=_reasons(found.get("cancelled")))
-
-
-def _imbalances(run: History) -> list[str]:
-    return [
-        f"stream {name} does not add up: {counts.balance:,} rows are unaccounted for"
-        for name, counts in _streams(run).items()
-        if counts.balance != 0
-    ]
-
-
-def _accounting_cells(known: Accounting) -> list[str]:
-    if known.balance == 0:
-        verdict = '<span class="good">✓ yes</span>'
-    else:
-        verdict = f'<span class="bad">✗ {known.balance:,} rows unaccounted for</span>'
-    lost = [_reason_cell(known.dropped), _reason_cell(known.cancelled)]
-    queued = f'<br><span class="soft small">in queue {known.queued:,}</span>' if known.queued else ""
-    flying = f"{known.in_flight:,}{queued}"
-    return [f"{known.dispatched:,}", f"{known.consumed:,}", *lost, flying, f"{known.steps:,}", verdict]
-
-
-def _reasons(found: Any) -> dict[str, int]:
-    return {str(k): int(v) for k, v in found.items() if is_number(v)} if isinstance(found, Mapping) else {}
-
-
-def _reason_cell(reasons: Mapping[str, int]) -> str:
-    detail = "".join(f'<br><span class="soft small">{text(k)} {v:,}</span>' for k, v in sorted(reasons.items()))
-    return f"{sum(reasons.values()):,}{detail}"
-
-
 def _samples(run: History) -> str:
     """What the model wrote: at the last evaluation, and over training from first to last."""
     evaluated = [s for s in (run.evals[-1].get("samples", []) if run.evals else []) if _is_sample(s)]
@@ -229,7 +241,7 @@ def _events(run: History) -> str:
                 text(row.get("text", "")),
             ]
         )
-    return table(["at", "level", "message"], rows)
+    return html_table(["at", "level", "message"], rows)
 
 
 def _origin(run: History) -> str:
@@ -248,68 +260,6 @@ def _origin(run: History) -> str:
             f'<p><pre class="box">{text(command)}</pre></p>' if command else "",
             definitions({k: v for k, v in {**items, "versions": versions}.items() if v not in (None, "")}),
             f'<h3>Workers and streams</h3><pre class="box wide">{text(graph)}</pre>' if graph else "",
-            f"<h3>Checkpoints</h3>{table(['name', 'size'], checkpoints, numbers=(1,))}" if checkpoints else "",
+            f"<h3>Checkpoints</h3>{html_table(['name', 'size'], checkpoints, numbers=(1,))}" if checkpoints else "",
         ]
     )
-
-
-# ------------------------------------------------------------------------------------------------------------ several runs
-def _several(runs: Sequence[History], target: Path) -> str:
-    by_label = groups(runs)
-    title = next(iter(by_label)) if len(by_label) == 1 else "Comparison"
-    problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
-    wrong = [f"{run.name}: {problem}" for run in runs for problem in _imbalances(run)]
-    facts = [_group_fact(label, members, lead=i == 0) for i, (label, members) in enumerate(by_label.items())]
-    return page(
-        f"{title} – runnel",
-        [
-            f'<header><h1>{text(title)}</h1><p class="soft">{len(runs)} runs</p>'
-            f'<div class="facts">{"".join(facts)}</div>{notices(problems)}{notices(wrong, bad=True)}</header>',
-            section("Learning", score_figure(runs), metric_grid(runs)),
-            section("Runs", _run_table(runs, target)),
-            section("Sample accounting", _accounting(runs)),
-            section("Configurations", *(fold(run.name, tree(run.config)) for run in runs)),
-            "<footer>written by runnel</footer>",
-        ],
-    )
-
-
-def _group_fact(label: str, members: Sequence[History], *, lead: bool) -> str:
-    finals = np.array([run.evals[-1]["mean"] for run in members if run.evals and is_number(run.evals[-1].get("mean"))])
-    if not len(finals):
-        return fact("–", f"{label}: no evaluation yet", lead=lead)
-    mean, half = mean_interval(finals)
-    spread = f"95 % interval {short(float(mean - half))} to {short(float(mean + half))}"
-    words = f", mean over {len(finals)} runs, {spread}" if len(finals) > 1 else ""
-    return fact(short(float(mean)), f"{label}: last evaluation{words}", lead=lead)
-
-
-def _run_table(runs: Sequence[History], target: Path) -> str:
-    rows = []
-    for run in runs:
-        row = run.evals[-1] if run.evals else {}
-        interval = (
-            f"{short(row['low'])} to {short(row['high'])}" if is_number(row.get("low")) and is_number(row.get("high")) else "–"
-        )
-        rates = run.rate("steps_per_s")[1] if run.axis == "steps" else run.rate("tokens_per_s")[1]
-        rows.append(
-            [
-                _link(run, target),
-                f'<span class="{GOOD.get(run.status, "warn")}">{text(run.status)}</span>',
-                text(run.info.get("seed", "–")),
-                short(row.get("mean")),
-                interval,
-                f"{run.last.get(run.axis) or 0:,}",
-                seconds(run.wall_s()),
-                short(round(float(np.nanmedian(rates)))) if len(rates) else "–",
-            ]
-        )
-    head = ["run", "status", "seed", "evaluation", "95 % interval", axis_label(runs), "wall time", "per second"]
-    return table(head, rows, numbers=(2, 3, 4, 5, 6, 7))
-
-
-def _link(run: History, target: Path) -> str:
-    if not run.folder.report.is_file():
-        return text(run.name)
-    path = Path(os.path.relpath(run.folder.report.resolve(), target.resolve().parent)).as_posix()
-    return f'<a href="{text(path)}">{text(run.name)}</a>'

@@ -1,0 +1,54 @@
+"""evals.jsonl: what `runnel eval` measured on a finished run, a row each time, for reports and model cards.
+
+A row: `version` of the parameters, `episodes`, `seed`, every return, per-episode numbers (`extra`), and when. These evaluations
+play other episodes than training and its own evaluations, so a score from here is a fresh one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.eval.statistics import summarise
+from runnel.track.folder import Row, read_rows
+
+FILE = "evals.jsonl"
+
+
+def make_eval_row(
+    returns: Sequence[float], extra: Mapping[str, Sequence[float]], *, version: int, seed: int, when: datetime
+) -> Row:
+    """What one measurement leaves behind."""
+    s = summarise(returns)
+    summary = {"mean": s.mean, "low": s.low, "high": s.high, "median": s.median, "iqm": s.iqm}
+    passed = {k: _interval(v) for k, v in extra.items() if k.startswith("pass@") and v}
+    row = {"version": version, "episodes": s.num, "seed": seed, "when": when.isoformat(timespec="seconds"), **summary}
+    return {**row, "pass": passed, "returns": list(returns), "extra": {k: list(v) for k, v in extra.items()}}
+
+
+def _interval(values: Sequence[float]) -> dict[str, float]:
+    s = summarise(values)
+    return {"value": s.mean, "low": s.low, "high": s.high, "prompts": s.num}
+
+
+def append_eval(run: Path | str, row: Mapping[str, Any]) -> Path:
+    """Add a row to a run's evals.jsonl."""
+    path = Path(run) / FILE
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(row)) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            "run", str(run), f"{FILE} cannot be written ({error.strerror}); use --json to see the result"
+        ) from error
+    return path
+
+
+def read_evals(run: Path | str) -> tuple[list[Row], list[str]]:
+    """The rows, oldest first, and what was wrong with the file."""
+    path = Path(run) / FILE
+    return read_rows(path) if path.is_file() else ([], [])
