@@ -8,7 +8,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from runnel.core.config import override, to_data
 from runnel.core.errors import ConfigError
@@ -23,6 +23,9 @@ TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--se
 
 RECIPE is a name or the path of your own file. `runnel train RECIPE --help` lists its fields. Recipes:
 """
+
+
+Own = TypeVar("Own")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,7 @@ def train(args: list[str]) -> int:
         print(TRAIN_HELP + names)
         return 0 if args and args[0] in ("-h", "--help") else 2
     recipe = registry.load_recipe(args[0])
-    overlay = _overlay(args[1:])
+    overlay = read_overlay(args[1:])
     base = override(recipe.Config(), overlay)
     options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
     config = one_budget(config, {*overlay, *(arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args)})
@@ -74,12 +77,17 @@ def resume(args: list[str]) -> int:
 
 def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Options, RunConfig]:
     """Options and config from flags; every field of the config is a flag, nested ones with a dot."""
+    return parse_with(Options, base, args, prog=prog, about=about)
+
+
+def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Own, RunConfig]:
+    """`parse` for a command that has options of its own, as a dataclass."""
     import tyro
 
     line = dataclasses.make_dataclass(
         "line",
         [
-            ("options", Annotated[Options, tyro.conf.arg(name="")], dataclasses.field(default_factory=Options)),
+            ("options", Annotated[options, tyro.conf.arg(name="")], dataclasses.field(default_factory=options)),
             ("run", Annotated[type(base), tyro.conf.arg(name="")], dataclasses.field(default_factory=lambda: base)),
         ],
         frozen=True,
@@ -112,7 +120,7 @@ def _json_rule(found: Any) -> Any:
     )
 
 
-def _overlay(args: list[str]) -> dict[str, Any]:
+def read_overlay(args: list[str]) -> dict[str, Any]:
     """What the TOML file of `--config` says, if there is one."""
     for i, arg in enumerate(args):
         name, _, value = arg.partition("=")

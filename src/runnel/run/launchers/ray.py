@@ -58,7 +58,7 @@ def connected(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> 
     address = experiment.config.cluster.address or os.environ.get("RAY_ADDRESS", "")
     quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
     if address:
-        _attach(address, quiet)
+        attach(address, quiet)
     else:  # its cores are only numbers: as with the local launcher, processes share what the machine has
         cores = math.ceil(sum(need.cores for need in needs_of(experiment, groups).values()))
         labels = {k: v for need in needs_of(experiment, groups).values() for k, v in need.labels.items()}
@@ -70,7 +70,8 @@ def connected(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> 
         ray.shutdown()
 
 
-def _attach(address: str, quiet: dict[str, Any]) -> None:
+def attach(address: str, quiet: dict[str, Any]) -> None:
+    """Join the cluster at `address`, or say that none answers there."""
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:

@@ -1,0 +1,51 @@
+"""A config as the command line that makes it: `runnel train RECIPE --field value ...`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from runnel.core.config import to_data
+from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.run.registry import Recipe
+
+SKIPPED = ("out", "name", "tags", "track")
+
+
+def train_command(recipe: Recipe, config: RunConfig) -> str:
+    """The command that trains `config`; only what differs from the recipe's own is said."""
+    words = ["runnel", "train", recipe.name]
+    for flag in flags(recipe.Config(), config):
+        words += flag
+    return shlex.join(words)
+
+
+def flags(default: Any, config: Any, path: str = "") -> Iterator[list[str]]:
+    """A flag and its values for each field that differs, as `runnel train` reads them."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        old, new = getattr(default, field.name), getattr(config, field.name)
+        if old == new or (not path and (field.name in SKIPPED or (field.name in BUDGETS and new is None))):
+            continue
+        name = f"{path}{field.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(new) and type(old) is type(new):
+            yield from flags(old, new, f"{name}.")
+        elif hints[field.name] is bool:
+            head, _, tail = name.rpartition(".")
+            yield ["--" + (name if new else f"{head}.no-{tail}" if head else f"no-{tail}")]
+        else:
+            yield [f"--{name}", *_words(new)]
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [json.dumps(to_data(value))]
+    if isinstance(value, list | tuple):
+        return [word for one in value for word in _words(one)]
+    assert not isinstance(value, types.FunctionType)
+    return [str(value)]

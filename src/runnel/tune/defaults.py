@@ -1,0 +1,79 @@
+"""What is worth searching for each algorithm, when nothing is said: ranges around the values that papers and libraries use."""
+
+from __future__ import annotations
+
+from runnel.core.errors import ConfigError
+from runnel.run.registry import Recipe
+from runnel.tune.space import Param, parse
+
+RATE, GAMMA, ENTROPY = "log(1e-5, 1e-2)", "{0.95, 0.98, 0.99, 0.995, 0.999}", "{0, 0.001, 0.01, 0.03}"
+KL, CLIP, LM_RATE = "{0, 0.001, 0.01, 0.1}", "{0.1, 0.2, 0.3}", "log(1e-6, 1e-2)"
+
+SPACES: dict[str, dict[str, str]] = {
+    "ppo": {
+        "ppo.lr": RATE,
+        "ppo.gamma": GAMMA,
+        "ppo.lam": "0.8..1",
+        "ppo.clip": CLIP,
+        "ppo.num_epochs": "int(1, 20)",
+        "ppo.entropy_coef": ENTROPY,
+    },
+    "appo": {
+        "appo.lr": RATE,
+        "appo.gamma": GAMMA,
+        "appo.clip": CLIP,
+        "appo.num_epochs": "int(1, 4)",
+        "appo.entropy_coef": ENTROPY,
+    },
+    "a2c": {"a2c.lr": RATE, "a2c.gamma": GAMMA, "a2c.lam": "0.8..1", "a2c.entropy_coef": ENTROPY},
+    "impala": {"impala.lr": RATE, "impala.gamma": GAMMA, "impala.entropy_coef": ENTROPY, "impala.value_coef": "{0.25, 0.5, 1}"},
+    "dqn": {
+        "dqn.lr": RATE,
+        "dqn.gamma": GAMMA,
+        "dqn.batch_size": "{32, 64, 128}",
+        "dqn.target_every": "int(10, 1000, log)",
+        "update_ratio": "{0.125, 0.25, 0.5, 1}",
+    },
+    "sac": {
+        "sac.actor_lr": RATE,
+        "sac.critic_lr": RATE,
+        "sac.gamma": GAMMA,
+        "sac.tau": "log(0.001, 0.05)",
+        "sac.batch_size": "{64, 128, 256, 512}",
+    },
+    "td3": {
+        "td3.actor_lr": RATE,
+        "td3.critic_lr": RATE,
+        "td3.gamma": GAMMA,
+        "td3.tau": "log(0.001, 0.05)",
+        "td3.exploration_noise": "0.02..0.4",
+    },
+    "ddpg": {
+        "ddpg.actor_lr": RATE,
+        "ddpg.critic_lr": RATE,
+        "ddpg.gamma": GAMMA,
+        "ddpg.tau": "log(0.001, 0.05)",
+        "ddpg.exploration_noise": "0.02..0.4",
+    },
+    "grpo": {"learner.lr": LM_RATE, "grpo.clip_high": "{0.1, 0.2, 0.3, 0.4}", "grpo.kl_coef": KL},
+    "dapo": {"learner.lr": LM_RATE, "dapo.clip_high": "{0.2, 0.28, 0.4}", "dapo.kl_coef": KL},
+    "gspo": {"learner.lr": LM_RATE, "gspo.kl_coef": KL},
+    "aipo": {"learner.lr": LM_RATE, "aipo.kl_coef": KL},
+    "decoupled": {"learner.lr": LM_RATE, "decoupled.kl_coef": KL},
+    "rloo": {"learner.lr": LM_RATE, "rloo.kl_coef": KL},
+    "reinforce": {"learner.lr": LM_RATE, "reinforce.kl_coef": KL},
+    "remax": {"learner.lr": LM_RATE, "remax.kl_coef": KL},
+    "token_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo.kl_coef": KL},
+    "dpo": {"learner.lr": LM_RATE, "dpo.beta": "log(0.01, 1)"},
+    "sft": {"learner.sft_lr": LM_RATE},
+}
+"""By the name of the algorithm: that of the recipe, or of a group of fields that it has."""
+
+
+def default_space(recipe: Recipe) -> dict[str, Param]:
+    """The space of a recipe by its name; of another one by the algorithm whose fields it has."""
+    config = recipe.Config()
+    name = recipe.name if recipe.name in SPACES else next((n for n in SPACES if hasattr(config, n)), "")
+    if not name:
+        raise ConfigError("search", None, f"nothing is known of {recipe.name!r}; name fields: --search 'FIELD=log(1e-5, 1e-2)'")
+    return {field: parse(field, text, config) for field, text in SPACES[name].items()}

@@ -1,0 +1,182 @@
+"""What the process of a trial does: train the runs of one order, tell how they get on, stop when told.
+
+An order is plain data: a recipe, a whole config, and runs, each with a folder, a seed and segments (`until` a share of the
+budget, with these settings). A run that was begun goes on from its newest checkpoint; one that is done is not touched.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from runnel.core.config import override
+from runnel.core.errors import CheckpointError, RunnelError
+from runnel.run import api, registry
+from runnel.run.checkpoint import Checkpoints
+from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.run.ledger import Callbacks
+from runnel.track.folder import RunFolder
+from runnel.tune.objective import Points, score
+
+Message = dict[str, Any]
+Row = Mapping[str, Any]
+DONE = ("finished", "stopped")
+TINY = 1e-9
+UNITS = {"total_steps": "steps", "total_updates": "version", "total_tokens": "tokens"}
+
+
+class Outbox(Protocol):
+    """Where a job's messages go."""
+
+    def send(self, message: Message) -> None: ...
+
+
+class Talk:
+    """A job's side of the talk with whoever gave the order: points go out, verdicts come in."""
+
+    def __init__(self, out: Outbox) -> None:
+        self._out, self._verdicts = out, SimpleQueue[bool]()
+        self.interrupted = threading.Event()
+
+    def take(self, message: Message) -> None:
+        """Something came in, on any thread."""
+        if message["kind"] == "verdict":
+            self._verdicts.put(bool(message["go"]))
+        else:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Nobody waits for this job any more: it ends with a checkpoint."""
+        self.interrupted.set()
+        self._verdicts.put(True)
+
+    def send(self, message: Message) -> None:
+        self._out.send(message)
+
+    def ask(self, step: int, value: float) -> bool:
+        """Tell of a point; whether to go on."""
+        if self.interrupted.is_set():
+            return True
+        self._out.send({"kind": "point", "step": step, "value": value})
+        return self._verdicts.get()
+
+
+def work(order: Message, talk: Talk) -> None:
+    """Do what `order` says, and say how it ended: `done` with a value for each run, or `failed`."""
+    try:
+        talk.send({"kind": "done", **_play(order, talk)})
+    except KeyboardInterrupt:
+        talk.send({"kind": "done", "status": "interrupted", "values": [], "at": 0})
+    except Exception as error:  # whatever a recipe raises fails its trial, not the study
+        text = str(error) if isinstance(error, RunnelError) else f"{type(error).__name__}: {error}"
+        talk.send({"kind": "failed", "error": text})
+
+
+def _play(order: Message, talk: Talk) -> dict[str, Any]:
+    values: list[float] = []
+    at = 0
+    for run in order["runs"]:
+        for segment in run["segments"]:
+            status = _Sitting(order, run, segment, talk, before=values).reach()
+            if status != "finished":
+                return {"status": status, "values": values, "at": at}
+        rows = RunFolder(run["path"]).read_rows()[0]
+        values.append(score(rows, order["metric"], order["summary"], maximise=order["maximise"]))
+        at = max((int(r[order["unit"]]) for r in rows if r["kind"] == "update"), default=0)
+    return {"status": "finished", "values": values, "at": at}
+
+
+class _Sitting:
+    """One segment of one run, from where it stands to where it should be."""
+
+    def __init__(self, order: Message, run: Message, segment: Message, talk: Talk, *, before: list[float]) -> None:
+        self._order, self._run, self._segment, self._talk = order, run, segment, talk
+        self._folder, self._before = RunFolder(run["path"]), before
+        self._recipe = registry.load_recipe(order["recipe"])
+        self._config = trial_config(self._recipe, order["config"], run, segment["settings"])
+        total = int(order["total"])
+        self._points = Points(
+            order["metric"],
+            evaluates=self._config.eval.every > 0,
+            total=total,
+            offset=len(before) * total,
+            after=order["after"],
+        )
+        self._ordered, self._pruned = False, False
+
+    def reach(self) -> str:
+        """`finished`, `pruned` or `interrupted`."""
+        manifest = self._newest()
+        if manifest is not None and self._is_there(manifest):
+            return "finished"
+        if self._talk.interrupted.is_set():
+            return "interrupted"
+        if manifest is not None:
+            done = api.resume(self._folder.path, on_update=self._on_update, on_eval=self._on_eval, **self._segment["settings"])
+        else:
+            if self._folder.path.is_dir():
+                shutil.rmtree(self._folder.path)  # it ended before its first checkpoint: there is nothing to go on from
+            done = api.train_config(
+                self._recipe.name, self._config, callbacks=Callbacks(on_update=self._on_update, on_eval=self._on_eval)
+            )
+        if self._pruned:
+            return "pruned"
+        return "finished" if done.status in DONE else "interrupted"
+
+    def _newest(self) -> dict[str, Any] | None:
+        """The manifest of the checkpoint to go on from. One whose budget is spent and that was never judged is of no use."""
+        if not (self._folder.config.is_file() and self._folder.info.is_file()):
+            return None
+        try:
+            manifest = Checkpoints(self._folder.checkpoints).newest()[1]
+        except CheckpointError:
+            return None
+        return None if spent(self._config, manifest) >= 1.0 and not self._is_there(manifest) else manifest
+
+    def _is_there(self, manifest: Row) -> bool:
+        rows = self._folder.read_rows()[0]
+        judged = self._order["metric"] != "eval" or any(
+            r["kind"] == "eval" and r["version"] == manifest["version"] for r in rows
+        )
+        ended = bool(rows) and rows[-1]["kind"] == "end" and rows[-1]["status"] in DONE
+        alone = len(self._run["segments"]) == 1 and self._segment["until"] >= 1.0 and not self._order["population"]
+        return judged and (spent(self._config, manifest) >= self._segment["until"] - TINY or (ended and alone))
+
+    def _on_update(self, row: Row) -> bool | None:
+        if self._talk.interrupted.is_set() and not self._ordered:
+            self._folder.add_order({"op": "stop"})
+            self._ordered = True
+        return self._look(row) if row["progress"] < self._segment["until"] - TINY else self._at_end(row)
+
+    def _at_end(self, row: Row) -> bool | None:
+        """The segment is over; a run whose budget is spent too ends by itself."""
+        return None if row["progress"] >= 1.0 else False
+
+    def _on_eval(self, row: Row) -> bool | None:
+        return self._look(row)
+
+    def _look(self, row: Row) -> bool | None:
+        point = self._points.take(row)
+        if point is None or self._order["population"] or self._pruned:
+            return False if self._pruned else None
+        step, value = point
+        self._pruned = not self._talk.ask(step, sum([*self._before, value]) / (len(self._before) + 1))
+        return False if self._pruned else None
+
+
+def trial_config(recipe: registry.Recipe, config: Row, run: Row, settings: Row) -> RunConfig:
+    """The config of one run: what all share, the folder, seed and tags of its own, and the settings that are tried."""
+    path = Path(run["path"])
+    own = {"out": str(path.parent), "name": path.name, "seed": run["seed"], "tags": run["tags"]}
+    return override(override(override(recipe.Config(), config), own), settings)
+
+
+def spent(config: RunConfig, manifest: Row) -> float:
+    """The share of the budget that a checkpoint has behind it."""
+    shares = [manifest[UNITS[name]] / getattr(config, name) for name in BUDGETS if getattr(config, name)]
+    return min(1.0, max(shares, default=math.inf))

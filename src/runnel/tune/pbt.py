@@ -1,0 +1,190 @@
+"""Population based training (Jaderberg et al. 2017, arXiv:1711.09846) on live runs.
+
+Members train side by side, each a run with a seed and settings of its own. After each interval the worst quarter takes over
+the weights of a member of the best quarter (`exploit.py`) with settings near that one's, and goes on. A member that failed is
+among the worst. What settings a member had, interval by interval, is the schedule that the search has found.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from runnel.core.errors import RunnelError
+from runnel.tune.crew import Crew
+from runnel.tune.exploit import take_over
+from runnel.tune.folder import Book, StudyFolder, Trial, blank_trial, read_json, write_json
+from runnel.tune.job import Message
+from runnel.tune.settings import Setup
+from runnel.tune.show import View
+from runnel.tune.space import Param
+
+WAIT_S = 0.5
+RESAMPLE = 0.25
+"""How often a setting is drawn anew instead of moved a little."""
+Member = dict[str, Any]
+
+
+class Population:
+    """The members of one study; `population.json` holds all that is needed to go on."""
+
+    def __init__(self, setup: Setup, folder: StudyFolder, crew: Crew, book: Book, view: View) -> None:
+        self._setup, self._folder, self._crew, self._book, self._view = setup, folder, crew, book, view
+        self._began: dict[int, float] = {}
+        self.state = read_json(folder.population) if folder.population.is_file() else self._fresh()
+        self._num_intervals = -(-setup.total // setup.interval)
+
+    def _fresh(self) -> dict[str, Any]:
+        members = []
+        for number in range(self._setup.options.members):
+            chance = random.Random(f"{self._setup.options.search_seed}-begin-{number}")
+            params = {p.name: p.draw(chance) for p in self._setup.space.values()}
+            blank: Member = {
+                "reached": 0,
+                "value": None,
+                "error": None,
+                "steps": [],
+                "seconds": 0.0,
+                "parent": None,
+                "copied_at": None,
+            }
+            members.append({"params": params, "history": [params], **blank})
+        return {"interval": 0, "members": members, "copies": None, "lineage": []}
+
+    @property
+    def members(self) -> list[Member]:
+        found: list[Member] = self.state["members"]
+        return found
+
+    def run(self, interrupted: threading.Event) -> str:
+        """Interval by interval, until the budget is spent or somebody interrupts."""
+        self._write()
+        while self.state["interval"] < self._num_intervals:
+            if not self._train(interrupted):
+                return "interrupted"
+            if not any(m["value"] is not None for m in self.members):
+                raise RunnelError(f"every member failed; the first: {self.members[0]['error']}")
+            self._exchange()
+        return "finished"
+
+    # --------------------------------------------------------------------------------------------------------- training
+    def _train(self, interrupted: threading.Event) -> bool:
+        """Bring every member to the end of the interval; False if interrupted."""
+        due = [n for n, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
+        told = False
+        while due or self._crew.seats:
+            while due and not interrupted.is_set() and len(self._crew.seats) < self._setup.options.workers:
+                self._start(due.pop(0))
+            if interrupted.is_set() and not told:
+                told = True
+                self._crew.interrupt()
+            if not self._crew.seats:
+                break
+            for number, message in self._crew.events(WAIT_S):
+                self._end(number, message)
+            self._view.show(self._book)
+        return not interrupted.is_set()
+
+    def _start(self, number: int) -> None:
+        until = min(1.0, (self.state["interval"] + 1) * self._setup.interval / self._setup.total)
+        segments = [{"until": until, "settings": self.members[number]["params"]}]
+        run = {"path": str(self.path_of(number)), "seed": self._setup.seeds[number], "tags": ["tuning"], "segments": segments}
+        self._began[number] = time.monotonic()
+        self._crew.start(number, self._setup.order([run], log=self._folder.log))
+
+    def _end(self, number: int, message: Message) -> None:
+        if message["kind"] == "point" or message.get("status") == "interrupted":
+            return
+        member = self.members[number]
+        member["seconds"] += time.monotonic() - self._began.pop(number)
+        member["reached"] = self.state["interval"] + 1
+        if message["kind"] == "failed":
+            member |= {"value": None, "error": message["error"]}
+        else:
+            (value,) = message["values"]
+            member |= {"value": value, "error": None, "steps": [*member["steps"], [message["at"], value]]}
+        self._write()
+
+    def path_of(self, number: int) -> Path:
+        return self._folder.trials / f"{number:04}-seed-{self._setup.seeds[number]}"
+
+    # --------------------------------------------------------------------------------------------------------- exchange
+    def _exchange(self) -> None:
+        """Between two intervals: plan, keep the plan, carry it out, and only then count the interval as over."""
+        last = self.state["interval"] + 1 >= self._num_intervals
+        if self.state["copies"] is None:
+            self.state["copies"] = [] if last else self.plan()
+            self._write()
+        for copy in self.state["copies"]:
+            self._copy(copy)
+        for copy in self.state["copies"]:
+            self._settle(copy)
+        for member in [] if last else self.members:
+            member["history"].append(member["params"])
+        self.state |= {"copies": None, "interval": self.state["interval"] + 1}
+        self._write()
+
+    def plan(self) -> list[dict[str, Any]]:
+        """Who takes over from whom, and with which settings; the same whenever it is asked."""
+        chance = random.Random(f"{self._setup.options.search_seed}-exchange-{self.state['interval']}")
+        ranked = sorted((n for n, m in enumerate(self.members) if m["value"] is not None), key=self._rank)
+        lost = [n for n, m in enumerate(self.members) if m["value"] is None]
+        num = max(1, len(self.members) // 4)
+        best = ranked[:num]
+        worst = [n for n in ranked[-num:] if self._rank(n) > self._rank(best[-1])]
+        return [self._one_copy(n, chance.choice(best), chance) for n in [*worst, *lost]]
+
+    def _rank(self, number: int) -> float:
+        value = float(self.members[number]["value"])
+        return -value if self._setup.maximise else value
+
+    def _one_copy(self, member: int, parent: int, chance: random.Random) -> dict[str, Any]:
+        source = self.members[parent]
+        after = {p.name: explore(p, source["params"][p.name], chance) for p in self._setup.space.values()}
+        before = self.members[member]["params"]
+        return {"member": member, "parent": parent, "step": source["steps"][-1][0], "before": before, "after": after}
+
+    def _copy(self, copy: dict[str, Any]) -> None:
+        number, parent = copy["member"], copy["parent"]
+        changes = ", ".join(f"{k} {copy['before'][k]} -> {v}" for k, v in copy["after"].items() if v != copy["before"][k])
+        at = f"{self._setup.budget.removeprefix('total_')} {copy['step']}"
+        note = f"took over from member {parent} at {at}; {changes or 'same settings'}"
+        mark = {"interval": self.state["interval"], "parent": parent}
+        take_over(self.path_of(parent), self.path_of(number), seed=self._setup.seeds[number], note=note, mark=mark)
+
+    def _settle(self, copy: dict[str, Any]) -> None:
+        member, parent = self.members[copy["member"]], self.members[copy["parent"]]
+        history = [dict(p) for p in parent["history"][: self.state["interval"] + 1]]
+        member |= {"params": copy["after"], "history": history, "parent": copy["parent"], "copied_at": copy["step"]}
+        member |= {"value": parent["value"], "error": None}
+        self.state["lineage"].append(copy)
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+    def _write(self) -> None:
+        write_json(self._folder.population, self.state)
+        self._book.put([self._told(n, m) for n, m in enumerate(self.members)])
+        self._book.data["lineage"] = self.state["lineage"]
+        self._book.write()
+        self._view.show(self._book)
+
+    def _told(self, number: int, member: Member) -> Trial:
+        over = member["reached"] >= self._num_intervals
+        state = "failed" if member["error"] else "complete" if over else "running"
+        trial = blank_trial(number, member["params"], [self._folder.relative(self.path_of(number))])
+        return trial | {"state": state} | {k: member[k] for k in ("value", "steps", "seconds", "error", "parent", "copied_at")}
+
+    def schedule(self, number: int) -> list[dict[str, Any]]:
+        """The settings that led to a member, as segments of the budget."""
+        history, share = self.members[number]["history"], self._setup.interval / self._setup.total
+        return [{"until": min(1.0, (i + 1) * share), "settings": params} for i, params in enumerate(history)]
+
+    def close(self) -> None:
+        """Nothing is left to say."""
+
+
+def explore(param: Param, value: Any, chance: random.Random) -> Any:
+    """A setting near one that did well; now and then any other."""
+    return param.draw(chance) if chance.random() < RESAMPLE else param.perturb(value, chance)

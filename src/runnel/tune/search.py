@@ -1,0 +1,208 @@
+"""A study from its start, or from where it was left, to its end: `search` and `resume`, which the command line calls too."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runnel.core.config import override
+from runnel.core.errors import ConfigError, RunnelError
+from runnel.eval.statistics import summarise
+from runnel.run.session import catch_signals
+from runnel.track.folder import RunFolder
+from runnel.tune.command import train_command
+from runnel.tune.crew import Crew, Host, LocalHost
+from runnel.tune.folder import Book, StudyFolder, Trial, read_json, study_name, write_json
+from runnel.tune.job import trial_config
+from runnel.tune.pbt import Population
+from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, read_setup
+from runnel.tune.show import View
+from runnel.tune.trials import TrialSearch
+
+RELEASE_S = 60.0
+"""Trials whose tuning process was killed end with a checkpoint; this long is waited for them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A study that has ended, or was interrupted: where it lies, how it ended, who won."""
+
+    path: Path
+    status: str
+    best: Mapping[str, Any] | None
+    """best.json: number, params, command, value (by which it was selected: optimistic), and test (honest) if asked for."""
+
+    def read(self) -> dict[str, Any]:
+        """study.json: every trial."""
+        return read_json(StudyFolder(self.path).study)
+
+    @property
+    def trials(self) -> list[Trial]:
+        found: list[Trial] = self.read()["trials"]
+        return found
+
+
+def search(
+    recipe: str,
+    /,
+    *,
+    space: Sequence[str] | Mapping[str, str] = (),
+    out: str | Path = "",
+    live: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Study:
+    """Search for good settings of `recipe`, and return the study.
+
+    `space` says what to try: `{"ppo.lr": "log(1e-5, 1e-2)", "ppo.clip": "{0.1, 0.2}"}`; without it, what suits the algorithm.
+    `options` are those of `runnel tune` (`TuneConfig`): trials, sampler, pruner, workers, test_seeds, ... `settings` are fields
+    of the recipe's config, the same in every trial. A study that was begun in `out` goes on.
+    """
+    words = tuple(f"{k}={v}" for k, v in space.items()) if isinstance(space, Mapping) else tuple(space)
+    chosen = override(override(TuneConfig(), dict(options or {})), {"search": words})
+    return start(make_setup(recipe, settings, chosen), out, live=live)
+
+
+def resume(folder: str | Path, *, live: bool = False, **options: Any) -> Study:
+    """Go on with a study; `trials`, `workers`, `test_seeds` and `on` may be others than before."""
+    where = StudyFolder(folder)
+    data = read_json(where.settings)
+    setup = read_setup(data, options)
+    check_same(data, setup, where.path)
+    return start(setup, where.path, live=live)
+
+
+def start(setup: Setup, out: str | Path, *, live: bool = False) -> Study:
+    """Run a study in `out` (a new folder under runs/ if empty), from where it stands."""
+    folder = StudyFolder(out or Path("runs") / study_name(setup, datetime.now()))
+    folder.make()
+    with folder.held():
+        if folder.exists():
+            check_same(read_json(folder.settings), setup, folder.path)
+        write_json(folder.settings, setup.to_data())
+        _await_orphans(folder)
+        return _Sitting(setup, folder, live=live).run()
+
+
+def _await_orphans(folder: StudyFolder) -> None:
+    """Trials of a tuning process that was killed alone are about to end by themselves."""
+    deadline = time.monotonic() + RELEASE_S
+    for lock in [*folder.trials.glob("*/.lock"), *folder.test.glob("*/.lock")]:
+        while RunFolder(lock.parent).is_held():
+            if time.monotonic() > deadline:
+                raise ConfigError("out", str(folder.path), f"{lock.parent.name} is still being trained; stop that process")
+            time.sleep(0.1)
+
+
+def _make_host(setup: Setup, folder: StudyFolder) -> Host:
+    if setup.options.on == "local":
+        return LocalHost(folder.log, threads=setup.config.placement.threads)
+    try:
+        from runnel.tune.ray_crew import RayHost
+    except ImportError as error:
+        raise ConfigError("on", "ray", f"needs Ray: pip install 'runnel[ray]' ({error})") from error
+    return RayHost(setup, folder)
+
+
+class _Sitting:
+    """One sitting of a study."""
+
+    def __init__(self, setup: Setup, folder: StudyFolder, *, live: bool) -> None:
+        self._setup, self._folder = setup, folder
+        self._book = Book(folder, setup)
+        total = setup.options.members if setup.options.scheduler == "pbt" else setup.options.trials
+        self._view = View(f"{Path(setup.recipe.name).stem} on {setup.subject}", total, live=live)
+        self._interrupted = threading.Event()
+
+    def run(self) -> Study:
+        self._book.write("running")
+        status = "failed"
+        try:
+            with ExitStack() as stack:
+                stack.callback(self._view.close)
+                crew = Crew(_make_host(self._setup, self._folder))
+                stack.callback(crew.close)
+                stack.enter_context(catch_signals(self._interrupted))
+                status = self._search(crew)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        finally:
+            self._book.write(status)
+        best = read_json(self._folder.best) if self._folder.best.is_file() else None
+        return Study(self._folder.path, status, best)
+
+    def _search(self, crew: Crew) -> str:
+        kind: Callable[..., Any] = Population if self._setup.options.scheduler == "pbt" else TrialSearch
+        found = kind(self._setup, self._folder, crew, self._book, self._view)
+        status: str = found.run(self._interrupted)
+        if status == "interrupted":
+            return status
+        found.close()
+        winner = self._book.best()
+        if winner is None:
+            raise RunnelError(f"no trial came to its end; see {self._folder.study}")
+        segments = found.schedule(winner["number"]) if isinstance(found, Population) else None
+        self._write_best(winner, segments)
+        if self._setup.options.test_seeds:
+            status = self._test(crew, segments or [{"until": 1.0, "settings": winner["params"]}])
+            self._write_best(winner, segments)
+        return status
+
+    def _write_best(self, winner: Trial, segments: list[dict[str, Any]] | None) -> None:
+        """best.json. What a population found is a schedule, which no single command says: its run can be resumed or loaded."""
+        setup, seed = self._setup, self._setup.seeds[winner["number"] if segments else 0]
+        run = {"path": str(self._folder.path / "x"), "seed": seed, "tags": []}
+        config = trial_config(setup.recipe, setup.order([], log=self._folder.log)["config"], run, winner["params"])
+        best = {k: winner[k] for k in ("number", "value", "params", "run", "runs")}
+        best |= {"metric": setup.options.metric, "seeds": [seed] if segments else setup.seeds, "test": self._book.data["test"]}
+        best |= {"schedule": segments} if segments else {"command": train_command(setup.recipe, config)}
+        write_json(self._folder.best, best)
+
+    # ------------------------------------------------------------------------------------------------------------- test
+    def _test(self, crew: Crew, segments: list[dict[str, Any]]) -> str:
+        """Train the winner on fresh seeds, which had no part in choosing it."""
+        due = list(range(1, self._setup.options.test_seeds + 1))
+        values: dict[int, float] = {}
+        told = False
+        while due or crew.seats:
+            while due and not self._interrupted.is_set() and len(crew.seats) < self._setup.options.workers:
+                self._start_test(crew, due.pop(0), segments)
+            if self._interrupted.is_set() and not told:
+                told = True
+                crew.interrupt()
+            if not crew.seats:
+                return "interrupted"
+            for seed, message in crew.events(0.5):
+                self._take_test(crew, seed, message, values)
+        return "interrupted" if self._interrupted.is_set() else "finished"
+
+    def _start_test(self, crew: Crew, seed: int, segments: list[dict[str, Any]]) -> None:
+        run = {"path": str(self._test_path(seed)), "seed": seed, "tags": ["test"], "segments": segments}
+        crew.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
+
+    def _test_path(self, seed: int) -> Path:
+        return self._folder.test / f"seed-{seed}"
+
+    def _take_test(self, crew: Crew, seed: int, message: Mapping[str, Any], values: dict[int, float]) -> None:
+        if message["kind"] == "point":
+            crew.answer(seed, go=True)
+        elif message["kind"] == "failed":
+            raise RunnelError(f"the winner failed on test seed {seed}: {message['error']}")
+        elif message["status"] == "finished":
+            (values[seed],) = message["values"]
+            self._view.note(f"test seed {seed}: {values[seed]:.4g}")
+            self._book.data["test"] = self._tested(values)
+            self._book.write()
+
+    def _tested(self, values: Mapping[int, float]) -> dict[str, Any]:
+        seeds = sorted(values)
+        s = summarise([values[seed] for seed in seeds])
+        runs = [self._folder.relative(self._test_path(seed)) for seed in seeds]
+        numbers = {"mean": s.mean, "low": s.low, "high": s.high}
+        return {"seeds": seeds, "values": [values[seed] for seed in seeds], **numbers, "runs": runs}

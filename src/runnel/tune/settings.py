@@ -1,0 +1,224 @@
+"""What `runnel tune` can be told, and the study's settings as they are kept in its folder (`tune.json`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from runnel.core.config import differences, override, to_data
+from runnel.core.errors import ConfigError
+from runnel.run import registry
+from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.tune.defaults import default_space
+from runnel.tune.job import UNITS
+from runnel.tune.objective import Summary
+from runnel.tune.space import Param, read_space
+
+FIRST_SEED = 10_000
+"""Tuning seeds count up from here, test seeds from 1: no run that chose the settings is among those that judge them."""
+MAY_CHANGE = ("trials", "workers", "test_seeds", "on", "search", "dry_run", "config")
+"""Options that may be others when a study goes on."""
+STRUCTURE = ("net", "lm", "model", "replay", "vector", "staleness", "placement", "cluster", "engine", "data", "track")
+"""Groups of fields that decide what a checkpoint holds, or where it is made: members of a population share them."""
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """What a study knows beside the recipe's config."""
+
+    search: tuple[str, ...] = ()
+    """What to try: words such as "ppo.lr=log(1e-5, 1e-2)", "ppo.gamma=0.9..0.999", "ppo.clip={0.1, 0.2}",
+    "num_envs=int(4, 64)", or one TOML file of them. Empty: a space that suits the algorithm."""
+    trials: int = 20
+    """Trials in all; of a grid at most so many."""
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """Who chooses: Optuna's TPE, chance, or every point of a grid."""
+    grid_points: int = 4
+    """Values of each range in a grid."""
+    pruner: Literal["none", "median", "hyperband"] = "median"
+    """Who ends trials early: median compares with others at the same point, hyperband lets the best third go on."""
+    scheduler: Literal["trials", "pbt"] = "trials"
+    """trials: one run (or `seeds_per_trial`) for each setting. pbt: population based training, on live runs."""
+    members: int = 8
+    """Members of the population (pbt)."""
+    interval: int = 0
+    """Steps, updates or tokens, as the budget, between two exchanges in a population; 0 is a tenth of the budget."""
+    metric: str = "eval"
+    """What is judged: eval (mean return of evaluations), return (of training episodes), or any number that is logged."""
+    summary: Summary = "last"
+    """How a run's numbers become one: the last, the best moving mean of three, or the mean over the run."""
+    direction: Literal["maximize", "minimize"] = "maximize"
+    """Whether more is better."""
+    seeds_per_trial: int = 1
+    """Train each setting on so many tuning seeds, and take the mean."""
+    test_seeds: int = 0
+    """At the end, train the winner on so many fresh seeds: the number to publish."""
+    workers: int = 1
+    """Trials at the same time, each in a process of its own."""
+    on: Literal["local", "ray"] = "local"
+    """Where trials run: on this machine, or on the Ray cluster of `cluster.address`."""
+    search_seed: int = 0
+    """Seed of the search itself."""
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work."""
+        for name in ("trials", "workers", "seeds_per_trial", "grid_points"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(name, value, "use at least 1")
+        for name in ("interval", "test_seeds", "search_seed"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(name, value, "use 0 or more")
+        if self.test_seeds >= FIRST_SEED:
+            raise ConfigError("test_seeds", self.test_seeds, f"use less than {FIRST_SEED}; tuning seeds begin there")
+        if self.scheduler == "pbt" and self.members < 2:
+            raise ConfigError("members", self.members, "a population has at least 2")
+        if self.scheduler == "pbt" and self.seeds_per_trial > 1:
+            raise ConfigError("seeds_per_trial", self.seeds_per_trial, "each member of a population has one seed; use 1")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A study that can begin: recipe, config, options and space, checked against each other."""
+
+    recipe: registry.Recipe
+    config: RunConfig
+    options: TuneConfig
+    space: dict[str, Param]
+    subject: str
+
+    @property
+    def budget(self) -> str:
+        """The field of the budget in which trials are counted."""
+        return next(name for name in BUDGETS if getattr(self.config, name))
+
+    @property
+    def total(self) -> int:
+        """The budget of one run."""
+        return int(getattr(self.config, self.budget))
+
+    @property
+    def algorithm(self) -> str:
+        return "pbt" if self.options.scheduler == "pbt" else self.options.sampler
+
+    @property
+    def maximise(self) -> bool:
+        return self.options.direction == "maximize"
+
+    @property
+    def seeds(self) -> list[int]:
+        """Tuning seeds: of each trial, or one for each member."""
+        num = self.options.members if self.options.scheduler == "pbt" else self.options.seeds_per_trial
+        return [FIRST_SEED + i for i in range(num)]
+
+    @property
+    def interval(self) -> int:
+        return self.options.interval or -(-self.total // 10)
+
+    def order(self, runs: list[dict[str, Any]], *, log: Path, after: int = 0) -> dict[str, Any]:
+        """What a process is told to do (`job.py`)."""
+        return {
+            "recipe": self.recipe.name,
+            "config": to_data(self.config),
+            "runs": runs,
+            "metric": self.options.metric,
+            "summary": self.options.summary,
+            "maximise": self.maximise,
+            "unit": UNITS[self.budget],
+            "total": self.total,
+            "after": after,
+            "population": self.options.scheduler == "pbt",
+            "log": str(log),
+        }
+
+    def to_data(self) -> dict[str, Any]:
+        """For tune.json."""
+        options = {k: v for k, v in to_data(self.options).items() if k != "search"}
+        space = {name: p.to_data() for name, p in self.space.items()}
+        return {
+            "recipe": self.recipe.name,
+            "subject": self.subject,
+            "config": to_data(self.config),
+            "options": options,
+            "space": space,
+        }
+
+
+def make_setup(recipe: str, config: RunConfig | Mapping[str, Any], options: TuneConfig) -> Setup:
+    """Everything that is known before the first trial, or a `ConfigError`. `config` may be settings of the recipe."""
+    options.check()
+    found = registry.load_recipe(recipe)
+    if isinstance(config, Mapping):
+        config = registry.configure(found, config)
+    _check_free(found, config)
+    if config.track == found.Config().track:
+        config = dataclasses.replace(config, track=())
+    config = registry.absolute_paths(dataclasses.replace(config, out="", name="", tags=()))
+    space = read_space(options.search, config) if options.search else default_space(found)
+    _check_unset(space, found, config)
+    return _checked(found, config, options, space)
+
+
+def read_setup(data: Mapping[str, Any], changes: Mapping[str, Any]) -> Setup:
+    """The setup of a study that was begun, with other options where those may change."""
+    recipe = registry.load_recipe(data["recipe"])
+    config = override(recipe.Config(), data["config"])
+    options = override(override(TuneConfig(), data["options"]), changes)
+    options.check()
+    space = {name: Param(name, **{**p, "choices": tuple(p["choices"])}) for name, p in data["space"].items()}
+    return Setup(recipe, config, options, space, data["subject"])
+
+
+def check_same(data: Mapping[str, Any], setup: Setup, folder: Path) -> None:
+    """A study that was begun keeps its settings, so that its trials can be compared."""
+    old, new = dict(data), setup.to_data()
+    kept = {k: v for k, v in old["options"].items() if k not in MAY_CHANGE}
+    changed = differences(
+        {**old, "options": kept}, {**new, "options": {k: v for k, v in new["options"].items() if k not in MAY_CHANGE}}
+    )
+    for name, (before, after) in changed.items():
+        raise ConfigError(name.split(".", 1)[-1], after, f"{folder} was made with {before!r}; keep it, or give another --out")
+
+
+def _check_free(recipe: registry.Recipe, config: RunConfig) -> None:
+    """Settings that a study makes itself."""
+    default = recipe.Config()
+    if config.seed != default.seed:
+        raise ConfigError(
+            "seed", config.seed, "a study has seeds of its own; use --seeds-per-trial, and --search-seed for the search"
+        )
+    if config.tags != default.tags:
+        raise ConfigError("tags", config.tags, "a study tags its runs itself: tuning, test")
+
+
+def _check_unset(space: Mapping[str, Param], recipe: registry.Recipe, config: RunConfig) -> None:
+    changed = differences(to_data(recipe.Config()), to_data(config))
+    for name in space:
+        if name in changed:
+            raise ConfigError(name, changed[name][1], "is searched, and set too; do one of them")
+
+
+def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, space: dict[str, Param]) -> Setup:
+    """Build what each end of each range gives, so that what can never work is refused now."""
+    config.check()
+    if options.summary != "last" and options.metric == "eval" and not config.eval.every:
+        raise ConfigError("summary", options.summary, "needs evaluations on the way; set --eval.every")
+    if options.metric == "eval" and not config.eval.episodes:
+        raise ConfigError("metric", "eval", "evaluation is off (eval.episodes 0); turn it on, or use --metric return")
+    first = {p.name: p.ends()[0] for p in space.values()}
+    shape = None
+    for changes in [{p.name: value} for p in space.values() for value in p.ends()]:
+        experiment = registry.build(recipe.name, override(config, changes))
+        if options.scheduler == "pbt":
+            name = next(iter(changes))
+            shape = experiment.streams if shape is None else shape
+            if shape != experiment.streams or "." not in name or name.partition(".")[0] in STRUCTURE:
+                raise ConfigError(
+                    name, changes[name], "changes what a checkpoint holds, so members cannot exchange it; do not search it"
+                )
+    title = registry.build(recipe.name, override(config, first)).title if not space else experiment.title
+    if options.metric == "eval" and experiment.evaluation is None:
+        raise ConfigError("metric", "eval", "this recipe has no evaluation; use --metric return, or a number that it logs")
+    return Setup(recipe, config, options, space, title)

@@ -1,0 +1,112 @@
+"""Optuna's side of a study: who proposes, who prunes, and the journal in which every trial is kept.
+
+One process writes the journal (the study's folder is held), so what a killed one left, a lock or half a line, is known to be
+dead and is cleared away.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.core.rng import make_seed
+from runnel.tune.objective import REPORTS
+from runnel.tune.settings import Setup
+from runnel.tune.space import Param
+
+MIN_IMPORTANCE = 10
+"""Completed trials before the shares of importance mean anything."""
+NAME = "study"
+
+
+def import_optuna() -> Any:
+    """Optuna, or what to do about it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError(
+            "sampler", "tpe", "a search needs Optuna: pip install 'runnel[tune]'; or use --scheduler pbt"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def open_study(journal: Path, setup: Setup) -> Any:
+    """The Optuna study in `journal`, new or as it was left."""
+    optuna = import_optuna()
+    mend(journal)
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    study = optuna.create_study(
+        study_name=NAME,
+        storage=optuna.storages.JournalStorage(backend),
+        direction=setup.options.direction,
+        pruner=_pruner(optuna, setup),
+        load_if_exists=True,
+    )
+    if setup.options.sampler == "grid":
+        for point in grid_of(setup):
+            study.enqueue_trial(point, skip_if_exists=True)
+    return study
+
+
+def mend(journal: Path) -> None:
+    """Undo what a process left that was killed while it wrote: a lock, and half a line at the end."""
+    for lock in journal.parent.glob(f"{journal.name}.lock*"):
+        lock.unlink()
+    if journal.is_file():
+        data = journal.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with journal.open("r+b") as file:
+                file.truncate(len(whole))
+
+
+def grid_of(setup: Setup) -> list[dict[str, Any]]:
+    """The points of the grid, in Optuna's terms, at most `trials` of them."""
+    axes = [[(p.name, p.label_of(v)) for v in p.grid(setup.options.grid_points)] for p in setup.space.values()]
+    return [dict(point) for point in itertools.islice(itertools.product(*axes), setup.options.trials)]
+
+
+def sampler(setup: Setup, number: int) -> Any:
+    """Who proposes trial `number`. Each has chances of its own, so that a study that goes on proposes what it would have."""
+    samplers = import_optuna().samplers
+    seed = make_seed(setup.options.search_seed, "tune", number) % (1 << 32)
+    return samplers.TPESampler(seed=seed) if setup.options.sampler == "tpe" else samplers.RandomSampler(seed=seed)
+
+
+def _pruner(optuna: Any, setup: Setup) -> Any:
+    total, pruners = setup.total, optuna.pruners
+    if setup.options.pruner == "median":
+        return pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=total // 5)
+    if setup.options.pruner == "hyperband":
+        least, most = max(1, total // REPORTS), total * setup.options.seeds_per_trial
+        return pruners.HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=3)
+    return pruners.NopPruner()
+
+
+def suggest(trial: Any, space: dict[str, Param]) -> None:
+    """Have every parameter of a trial chosen; those that it has stay as they are."""
+    for p in space.values():
+        if p.name in trial.params:
+            continue
+        if p.kind == "choice":
+            trial.suggest_categorical(p.name, p.labels())
+        elif p.kind == "int":
+            trial.suggest_int(p.name, int(p.low), int(p.high), log=p.log)
+        else:
+            trial.suggest_float(p.name, p.low, p.high, log=p.log)
+
+
+def importance(study: Any, space: dict[str, Param]) -> dict[str, float] | None:
+    """The share of each parameter in how values differ (fANOVA), once there are enough trials to say."""
+    optuna = import_optuna()
+    done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    if len(done) < MIN_IMPORTANCE or len({t.value for t in done}) < 2:
+        return None
+    try:
+        found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0))
+    except ImportError:  # scikit-learn is not there
+        found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    return {name: float(found.get(name, 0.0)) for name in space}
