@@ -1,4 +1,4 @@
-"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench, plan, simulate.
+"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench, plan, simulate, tune.
 
 And a run as a job: submit, ps, logs, stop, scale, attach.
 """
@@ -33,6 +33,7 @@ Reinforcement learning on one dataflow of workers and streams.
   attach RUN                         the live view of a run that goes on elsewhere
   scale RUN --actors N               change the number of actors or policy workers while it goes on
   stop RUN                           end it at its next version, with a checkpoint
+  tune RECIPE [--search ...]         search for good settings: Optuna, or population based training on live runs
   simulate [--actors N ...]          a cluster of thousands of cores by simulation, on the real staleness policies
 
 `runnel COMMAND --help` says more; `runnel train RECIPE --help` lists every field of that recipe.
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, simulate, train
+    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, simulate, train, tune
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
@@ -87,6 +88,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "bench": bench.bench,
         "plan": plan.plan,
         "simulate": simulate.simulate,
+        "tune": tune.tune,
         "submit": jobs.submit,
         "ps": jobs.ps,
         "logs": jobs.logs,
