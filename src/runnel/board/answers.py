@@ -9,7 +9,7 @@ import numpy as np
 
 from runnel.board.columns import AXES
 from runnel.board.curves import Aligned, Curve, across_seeds, align, clean, plain, smooth
-from runnel.board.library import Library, RunView
+from runnel.board.library import Library, RunView, flat
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
 
@@ -109,21 +109,6 @@ def compare(library: Library, a: str, b: str) -> dict[str, Any]:
         "versions": [{"name": n, "a": x, "b": y} for n, (x, y) in versions.items()],
         "commits": commits,
     }
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names.
-
-    >>> flat({"ppo": {"lr": 0.1}, "seed": 1})
-    {'ppo.lr': 0.1, 'seed': 1}
-    """
-    out: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            out.update(flat(value, f"{prefix}{name}."))
-        else:
-            out[f"{prefix}{name}"] = value
-    return out
 
 
 def _list(asked: Mapping[str, Any], name: str) -> list[Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,6 +29,9 @@ FRESH_S = 30.0
 """A run without an end whose metrics are older than this, and that no process holds, is not running."""
 INSIDE = {"checkpoints", "tensorboard", "episodes", "model", "trace", "wandb", "report", "mlruns"}
 NUM_SPARKS = 40
+PLUMBING = ("placement", "checkpoint", "cluster", "eval", "record")
+"""Settings that say less about a group than those of its algorithm."""
+NUM_NAMED = 3
 
 
 class RunView:
@@ -255,12 +258,48 @@ class Library:
         for run in list(self.runs.values()):
             with run.lock:
                 lines.append(run.line(self.held))
+        labels = group_labels(list(self.runs.values()))
+        for line in lines:
+            line["group_label"] = labels.get(line["group"], line["label"])
         return sorted(lines, key=lambda line: (line["created"], line["id"]), reverse=True)
 
     def close(self) -> None:
         """End the processes that parse files."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def group_labels(runs: Sequence[RunView]) -> dict[str, str]:
+    """What to call each group: what was trained on what, and where several share that, the settings in which they differ."""
+    by_label: dict[str, dict[str, dict[str, Any]]] = {}
+    for run in runs:
+        by_label.setdefault(run.label, {}).setdefault(
+            run.group, flat({k: v for k, v in run.config.items() if k not in PER_RUN})
+        )
+    out = {}
+    for label, groups in by_label.items():
+        names = list(dict.fromkeys(name for found in groups.values() for name in found))
+        varied = [n for n in names if len({repr(found.get(n)) for found in groups.values()}) > 1]
+        varied = sorted(varied, key=lambda n: n.partition(".")[0] in PLUMBING or "." not in n)[:NUM_NAMED]
+        for group, found in groups.items():
+            said = ", ".join(f"{n.rpartition('.')[2]} {found.get(n)}" for n in varied)
+            out[group] = f"{label} · {said}" if said else label
+    return out
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names.
+
+    >>> flat({"ppo": {"lr": 0.1}, "seed": 1})
+    {'ppo.lr': 0.1, 'seed': 1}
+    """
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            out.update(flat(value, f"{prefix}{name}."))
+        else:
+            out[f"{prefix}{name}"] = value
+    return out
 
 
 def default_cache() -> Path:

@@ -11,8 +11,8 @@ export const AXES = { steps: "steps", version: "updates", samples: "samples", to
 
 export class Chart {
   /** `load(span)` gives {x, lines: [{label, color, y, low, high, faint, marks}], axis}; `title` is drawn above. */
-  constructor({ title, load, height = HEIGHT, sync = null, log = () => false, unit = short }) {
-    Object.assign(this, { title, load, height, sync, log, unit, span: null, data: null, plot: null, seen: false });
+  constructor({ title, load, height = HEIGHT, sync = null, log = () => false, unit = short, legend = false }) {
+    Object.assign(this, { title, load, height, sync, log, unit, legend, span: null, data: null, plot: null, seen: false });
     this.said = h("span", { class: "soft small" });
     this.reset = h("button", { class: "plain small", hidden: true, onclick: () => this.zoom(null) }, "whole");
     this.tip = h("div", { class: "tip", hidden: true });
@@ -72,7 +72,7 @@ export class Chart {
     this.plot = null;
     const lines = data.lines.filter((line) => line.y.some((v) => v !== null));
     this.element.dataset.lines = lines.length;
-    fill(this.said, lines.length ? "" : "nothing yet");
+    fill(this.said, lines.length ? this.legendOf(lines) : "nothing yet");
     if (!lines.length) return;
     const log = this.log();
     const above = (y) => (log ? y.map((v) => (v > 0 ? v : null)) : y);
@@ -96,13 +96,17 @@ export class Chart {
     this.box.setAttribute("aria-label", `${this.title}: ` + lines.slice(0, 4).map((l) => `${l.label} ${short(last(l.y))}`).join(", "));
   }
 
+  legendOf(lines) {
+    return this.legend && lines.length < 7 ? lines.map((l) => h("span", { class: "keyed" }, h("i", { class: "swatch", style: { background: l.color } }), l.label)) : "";
+  }
+
   options(data, series, bands, log) {
     const ink = token("--soft"), grid = { stroke: token("--line"), width: 1 };
     const font = "12px system-ui, sans-serif", time = data.axis === "wall_s";
     const axis = { stroke: ink, grid, ticks: { stroke: token("--line"), width: 1, size: 4 }, font };
     return {
       width: this.box.clientWidth, height: this.height, series, bands, legend: { show: false }, padding: [8, 8, 0, 0],
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (u, low, high) => room(low, high) } },
       axes: [
         { ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (time ? seconds(v) : compact(v))) },
         { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v === null ? "" : compact(v))) },
@@ -157,6 +161,13 @@ export class Chart {
     const at = Math.min(Math.max((u.cursor.idx ?? 0) + step * (event.shiftKey ? 20 : 1), 0), u.data[0].length - 1);
     u.setCursor({ left: u.valToPos(u.data[0][at], "x"), top: u.over.clientHeight / 2 });
   }
+}
+
+/** The range of an axis: a constant is in its middle, zero at its foot. */
+function room(low, high) {
+  if (low === null || high === null) return [0, 1];
+  if (low === high) return low === 0 ? [0, 1] : [low - Math.abs(low) / 2, high + Math.abs(high) / 2];
+  return uPlot.rangeNum(low, high, 0.08, true);
 }
 
 function nearest(values, at) {

@@ -3,7 +3,7 @@
 import { h, fill, compact, percent } from "./dom.js";
 
 const COLUMN = { actor: 0, reference: 1, policy: 1, buffer: 2, trainer: 3, evaluator: 4 };
-const BOX = [132, 40], GAP = [92, 16], MOST = 6;
+const ASKED = 1, BOX = [132, 40], GAP = 150;
 
 export class Dataflow {
   constructor() { this.element = h("div", { class: "scroll dataflow" }); }
@@ -18,41 +18,32 @@ export class Dataflow {
     place(nodes);
     const at = new Map(nodes.flatMap((n) => n.members.map((m) => [m, n])));
     const edges = links(streams, at, d);
-    const width = Math.max(...nodes.map((n) => n.x)) + BOX[0] + 8, top = 44, height = Math.max(...nodes.map((n) => n.y)) + BOX[1] + top + 70;
+    const width = Math.max(...nodes.map((n) => n.x)) + BOX[0] + 8, top = 34, height = Math.max(...nodes.map((n) => n.y)) + BOX[1] + top + 74;
     fill(this.element, h("svg", { width, height, viewBox: `0 ${-top} ${width} ${height}`, role: "img", "aria-label": "workers and streams" },
       h("defs", {}, h("marker", { id: "tip", viewBox: "0 0 8 8", refX: "7", refY: "4", markerWidth: "7", markerHeight: "7", orient: "auto" }, h("path", { d: "M0 0 8 4 0 8z", class: "tip" }))),
       edges.map((e) => arrow(e)), nodes.map((n) => box(n))));
   }
 }
 
-/** Many workers of a kind are one box; a few are a box each. */
+/** The workers of a kind are one box: a row each would hide what flows. */
 function merged(workers, d) {
   const kinds = new Map();
   for (const w of workers) kinds.set(w.kind, [...(kinds.get(w.kind) ?? []), w]);
   const idle = new Map(d.stages.map((s) => [s.worker, s.idle]));
-  const out = [];
-  for (const [kind, members] of kinds) {
-    if (members.length > MOST) out.push({ kind, name: `${members.length} × ${kind}`, members: members.map((m) => m.name), note: mean(members.map((m) => idle.get(m.name))) });
-    else members.forEach((m) => out.push({ kind, name: m.name, members: [m.name], note: idle.get(m.name), process: m.process }));
-  }
-  return out;
+  return [...kinds].map(([kind, members]) => ({ kind, many: members.length > 1, members: members.map((m) => m.name), note: mean(members.map((m) => idle.get(m.name))),
+    name: members.length > 1 ? `${members.length} × ${kind}` : members[0].name, process: members.length > 1 ? null : members[0].process }));
 }
 
 const mean = (values) => { const known = values.filter((v) => typeof v === "number"); return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null; };
 
+/** Those on the samples' way stand in a row; those that answer stand below, between who asks and the next. */
 function place(nodes) {
-  const used = [...new Set(nodes.map((n) => COLUMN[n.kind] ?? 3))].sort();
-  const filled = new Map();
+  const used = [...new Set(nodes.map((n) => COLUMN[n.kind] ?? 3))].sort((a, b) => a - b).filter((c) => c !== ASKED);
+  let below = 0;
   for (const n of nodes) {
-    const column = used.indexOf(COLUMN[n.kind] ?? 3), row = filled.get(column) ?? 0;
-    filled.set(column, row + 1);
-    n.x = 4 + column * (BOX[0] + GAP[0]);
-    n.y = row * (BOX[1] + GAP[1]);
-  }
-  const tallest = Math.max(...filled.values());
-  for (const n of nodes) {
-    const column = Math.round((n.x - 4) / (BOX[0] + GAP[0]));
-    n.y += ((tallest - filled.get(column)) * (BOX[1] + GAP[1])) / 2;
+    const column = COLUMN[n.kind] ?? 3, step = BOX[0] + GAP;
+    n.x = 4 + (column === ASKED ? 0.62 * step + below++ * step : used.indexOf(column) * step);
+    n.y = column === ASKED ? BOX[1] + 52 : 0;
   }
 }
 
@@ -81,17 +72,27 @@ function label(s, d) {
 }
 
 function arrow({ a, b, stream, first, label: text }) {
-  const back = b.x <= a.x, params = stream.kind === "params";
-  const [x1, x2] = back ? [a.x + BOX[0] / 2, b.x + BOX[0] / 2] : [a.x + BOX[0], b.x];
-  const [y1, y2] = back ? [a.y + BOX[1], b.y + BOX[1]] : [a.y + BOX[1] / 2, b.y + BOX[1] / 2];
-  const low = Math.max(y1, y2) + 34;
-  const path = back ? `M${x1} ${y1}C${x1} ${low} ${x2} ${low} ${x2} ${y2 + 3}` : `M${x1} ${y1}C${x1 + 44} ${y1} ${x2 - 44} ${y2} ${x2 - 2} ${y2}`;
-  const [tx, ty] = back ? [(x1 + x2) / 2, low + 2] : [(x1 + x2) / 2, Math.min(y1, y2) - 8 - (params ? 12 : 0)];
-  return h("g", { class: `edge ${stream.kind}` }, h("path", { d: path, "marker-end": "url(#tip)" }), first ? h("text", { x: tx, y: ty }, text) : null);
+  const asks = b.y > a.y, params = stream.kind === "params", mid = BOX[1] / 2;
+  let path, tx, ty;
+  if (params && (b.x < a.x || b.y > a.y)) {
+    const low = Math.max(a.y, b.y) + BOX[1] + 40, x1 = a.x + BOX[0] * 0.4, x2 = b.x + BOX[0] * (b.y ? 0.5 : 0.3);
+    path = `M${x1} ${a.y + BOX[1]}C${x1} ${low} ${x2} ${low} ${x2} ${b.y + BOX[1] + 3}`;
+    [tx, ty] = [(x1 + x2) / 2, low - 2];
+  } else if (asks) {
+    path = `M${a.x + BOX[0] * 0.6} ${a.y + BOX[1]}C${a.x + BOX[0] * 0.6} ${b.y + mid} ${b.x - 30} ${b.y + mid} ${b.x - 2} ${b.y + mid}`;
+    [tx, ty] = [b.x - 34, b.y + mid + 16];
+  } else {
+    path = `M${a.x + BOX[0]} ${a.y + mid}L${b.x - 2} ${b.y + mid}`;
+    [tx, ty] = [(a.x + BOX[0] + b.x) / 2, a.y + mid - 7];
+  }
+  const lines = text.split(" · "), high = asks || params ? 0 : 12 * (lines.length - 1);
+  return h("g", { class: `edge ${stream.kind}` }, h("path", { d: path, "marker-end": "url(#tip)" }),
+    first ? h("text", { x: tx, y: ty - high }, lines.map((l, i) => h("tspan", { x: tx, dy: i ? 12 : 0 }, l))) : null);
 }
 
 function box(n) {
   const note = typeof n.note === "number" ? `waits ${percent(n.note)}` : n.process ? `process ${n.process}` : "";
-  return h("g", { class: `node ${n.kind}` }, h("rect", { x: n.x, y: n.y, width: BOX[0], height: BOX[1], rx: 7 }),
+  const behind = n.many ? h("rect", { x: n.x + 4, y: n.y - 4, width: BOX[0], height: BOX[1], rx: 7 }) : null;
+  return h("g", { class: `node ${n.kind}` }, behind, h("rect", { x: n.x, y: n.y, width: BOX[0], height: BOX[1], rx: 7 }),
     h("text", { x: n.x + BOX[0] / 2, y: n.y + 17 }, n.name), h("text", { class: "note", x: n.x + BOX[0] / 2, y: n.y + 32 }, note));
 }

@@ -18,16 +18,18 @@ const SECTIONS = [
   ["More", () => true],
 ];
 const OPEN = new Set(["Score", "Losses", "Learning"]);
+const NUM_NAMED = 10;
 const HIDDEN = new Set(["eval/low", "eval/high", "time/wall_s", "optimiser_steps"]);
 
 export class Panel {
-  /** `runs()` gives the runs to draw: [{id, label, group, color}]. `wide` names metrics that are drawn large. */
-  constructor({ runs, grouping = true }) {
-    Object.assign(this, { runs, grouping, charts: new Map(), opened: new Set(OPEN), names: [], filter: "" });
+  /** `runs()` gives the runs to draw: [{id, label, group, color, groupColor, groupLabel}]; `changed` hears of another grouping. */
+  constructor({ runs, grouping = true, changed = () => {} }) {
+    Object.assign(this, { runs, grouping, changed, charts: new Map(), opened: new Set(OPEN), names: [], filter: "" });
     this.view = { axis: kept.get("axis", "steps"), smoothing: kept.get("smoothing", 0), log: kept.get("log", false), group: grouping && kept.get("group", true) };
     this.controls = h("div", { class: "controls" });
     this.body = h("div", { class: "sections" });
-    this.element = h("div", { class: "panel" }, this.controls, this.body);
+    this.legend = h("div", { class: "legend" });
+    this.element = h("div", { class: "panel" }, this.controls, this.legend, this.body);
     this.axes = ["steps"];
     this.drawControls();
   }
@@ -36,6 +38,7 @@ export class Panel {
     this.view[name] = v;
     kept.set(name, v);
     this.drawControls();
+    if (name === "group") { this.changed(); this.drawLegend(); }
     if (name === "log") this.charts.forEach((chart) => chart.draw());
     else this.charts.forEach((chart) => (name === "axis" ? chart.zoom(null) : chart.refresh()));
   }
@@ -66,8 +69,22 @@ export class Panel {
     this.axes = found.axes.length ? found.axes : ["version"];
     this.names = found.metrics.filter((n) => !HIDDEN.has(n));
     this.drawControls();
+    this.drawLegend();
     this.drawSections();
     this.charts.forEach((chart) => chart.refresh());
+  }
+
+  drawLegend() {
+    if (!this.grouping) return;
+    const { group } = this.view, seen = new Map();
+    for (const run of this.runs()) {
+      const key = group ? run.group : run.id, found = seen.get(key);
+      if (found) found.num += 1;
+      else seen.set(key, { label: group ? run.groupLabel : run.label, color: group ? run.groupColor : run.color, num: 1 });
+    }
+    const all = [...seen.values()], name = (e) => (e.num > 1 ? `${e.label} (${e.num} seeds)` : e.label);
+    fill(this.legend, all.slice(0, NUM_NAMED).map((e) => h("span", {}, h("i", { class: "swatch", style: { background: e.color } }), name(e))),
+      all.length > NUM_NAMED ? h("span", { class: "soft" }, `and ${all.length - NUM_NAMED} more`) : null);
   }
 
   drawSections() {

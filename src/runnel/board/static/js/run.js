@@ -124,7 +124,7 @@ function bySeries(panel, id) {
 
 /** A chart of several metrics of one run. */
 function together(id, title, names, { axis = "wall_s", unit } = {}) {
-  const chart = new Chart({ title, sync: "run", unit, load: async (span) => {
+  const chart = new Chart({ title, sync: "run", unit, legend: true, load: async (span) => {
     const metrics = names().filter(Boolean);
     const found = await post("/api/curves", { runs: [id], metrics: metrics.map(([m]) => m), axis, span });
     const of = new Map(metrics);
@@ -161,12 +161,12 @@ class Streams {
   constructor(id) {
     this.graph = new Dataflow();
     const of = (end) => () => this.data.metrics.filter((m) => m.startsWith("streams/") && end(m)).map((m) => [m, m.slice("streams/".length)]);
-    const has = (list) => () => list.filter(([m]) => this.data.metrics.includes(m));
+    const has = (list, wanted = () => true) => () => list.filter(([m]) => this.data.metrics.includes(m) && wanted(m));
     this.charts = {
       depth: together(id, "Samples in queue and in flight", of((m) => /\/(queued|in_flight)$/.test(m)), { unit: whole }),
       staleness: together(id, "Staleness (versions)", has([["staleness/mean", "mean"], ["staleness/max", "largest"], ["staleness/in_flight", "of it in flight"], ["staleness/in_queue", "of it in queue"]])),
       drops: together(id, "Dropped and cancelled, by reason", of((m) => /\/(dropped|cancelled)\//.test(m)), { unit: whole }),
-      rate: together(id, "Steps and tokens per second", has([["time/steps_per_s", "steps/s"], ["time/tokens_per_s", "tokens/s"]])),
+      rate: together(id, "Steps and tokens per second", has([["time/steps_per_s", "steps/s"], ["time/tokens_per_s", "tokens/s"]], (m) => m !== "time/tokens_per_s" || this.data.tokens)),
       cores: together(id, "Cores in use", has([["system/cores", "this run"], ["system/machine_cores", "the machine"]])),
       memory: together(id, "Memory, GB", has([["system/memory_gb", "this run"], ["system/machine_memory_gb", "the machine"]])),
       gpu: together(id, "GPUs", () => this.data.metrics.filter((m) => m.startsWith("system/gpu")).map((m) => [m, m.slice("system/".length)])),

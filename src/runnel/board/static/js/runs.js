@@ -9,7 +9,7 @@ const COLUMNS = [
   ["name", "run", (r) => r.name],
   ["status", "status", (r) => r.status],
   ["score", "score", (r) => r.eval?.mean ?? r.score ?? -Infinity],
-  ["spark", "", null],
+  ["curve", "", null],
   ["progress", "progress", (r) => r.progress],
   ["steps", "steps", (r) => r.steps || r.tokens],
   ["wall_s", "time", (r) => r.wall_s],
@@ -34,7 +34,7 @@ export class Runs {
     this.table = h("div", { class: "scroll", id: "runs" });
     this.tabs = h("div", { class: "tabs", role: "tablist" });
     this.side = h("section", { class: "side", "aria-label": "selected runs" });
-    this.panel = new Panel({ runs: () => this.drawn() });
+    this.panel = new Panel({ runs: () => this.drawn(), changed: () => this.draw() });
     this.element = h("div", { class: "two" },
       h("section", { class: "list", "aria-label": "runs" }, h("div", { class: "controls" }, this.search), this.chips, this.notes, this.table),
       h("div", { class: "right" }, this.tabs, this.side));
@@ -80,13 +80,10 @@ export class Runs {
   /** Runs on the right: those selected, or else all that are shown. */
   drawn() {
     const shown = this.shown(), chosen = shown.filter((r) => this.selected.has(r.id));
-    const colors = new Map(), labels = new Map();
-    for (const run of this.runs) {
-      if (!colors.has(run.group)) colors.set(run.group, colors.size);
-      labels.set(run.label, (labels.get(run.label) ?? new Set()).add(run.group));
-    }
+    const colors = new Map();
+    for (const run of this.runs) if (!colors.has(run.group)) colors.set(run.group, colors.size);
     return (chosen.length ? chosen : shown).slice(0, NUM_DRAWN).map((run, i) => ({ ...run, color: color(i), groupColor: color(colors.get(run.group)),
-      groupLabel: labels.get(run.label).size > 1 ? run.name.replace(/-\d{8}-\d{6}(-\d+)?$/, "") : run.label, label: run.name }));
+      groupLabel: run.group_label, label: run.name }));
   }
 
   draw() {
@@ -96,6 +93,7 @@ export class Runs {
     const bad = this.runs.filter((r) => r.problems);
     fill(this.notes, this.problem ? notice([this.problem], "bad") : null,
       bad.length ? notice([`${bad.length === 1 ? `${bad[0].name} has` : `${bad.length} runs have`} damaged files; what can be read is shown, and the run's page says what is wrong.`]) : null);
+    this.paint = new Map(this.drawn().map((r) => [r.id, this.panel.view.group ? r.groupColor : r.color]));
     this.drawTable(shown);
     this.drawSide();
   }
@@ -132,11 +130,11 @@ export class Runs {
     return h("tr", { tabindex: i === this.at ? "0" : "-1", class: `${chosen ? "chosen" : ""}${i === this.at ? " at" : ""}`, "data-run": run.id,
       onkeydown: (e) => this.key(e, i), onfocus: () => { this.at = i; } },
     h("td", {}, h("input", { type: "checkbox", checked: chosen, "aria-label": `select ${run.name}`, onchange: () => this.select(run) })),
-    h("td", { class: "name" }, h("a", { href: `#/run/${encodeURIComponent(run.id)}` }, run.name), run.tags.map((t) => h("span", { class: "tagged" }, `#${t}`)),
+    h("td", { class: "name" }, h("i", { class: "swatch", style: { background: this.paint.get(run.id) ?? "transparent" } }), h("a", { href: `#/run/${encodeURIComponent(run.id)}` }, run.name), run.tags.map((t) => h("span", { class: "tagged" }, `#${t}`)),
       run.problems ? h("span", { class: "warn", title: "some of its files are damaged" }, " ⚠") : null),
     h("td", { class: "status" }, pill(run.status)),
     h("td", { class: "n score" }, score),
-    h("td", { class: "spark" }, sparkline(run.spark)),
+    h("td", { class: "curve" }, sparkline(run.spark)),
     h("td", { class: "progress" }, h("span", { class: "bar", title: percent(run.progress) }, h("i", { style: { width: `${100 * Math.min(run.progress, 1)}%` } }))),
     h("td", { class: "n steps" }, compact(run.steps || run.tokens || run.version)),
     h("td", { class: "n wall_s" }, seconds(run.wall_s)),
