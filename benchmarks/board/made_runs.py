@@ -39,12 +39,15 @@ def write_metrics(path: Path, *, num_rows: int, seed: int) -> None:
     curve = 500 * (1 - np.exp(-np.arange(num_rows) / (num_rows / 4)))
     with path.open("w") as file:
         for i in range(num_rows):
-            values = ", ".join(f'"{name}": {noise[i, j]:.6f}' for j, name in enumerate(METRICS[:-2]))
-            score = curve[i] + 20 * noise[i, 5]
-            file.write(
-                f'{{"kind": "update", "version": {i + 1}, "steps": {256 * (i + 1)}, "tokens": 0, "progress": {(i + 1) / num_rows:.6f}, '
-                f'"metrics": {{{values}, "return": {score:.4f}, "episode_length": {score:.1f}}}, "streams": {{"trajectories": '
-                f'{{"dispatched": {8 * (i + 1)}, "consumed": {8 * (i + 1)}, "dropped": {{}}, "cancelled": {{}}, "in_flight": 0, "queued": 0}}}}, '
-                f'"time": {{"wall_s": {0.1 * i:.3f}, "steps_per_s": 2560.0, "stages": {{"trainer/update": 0.05}}, "idle": {{"trainer": 0.5}}}}}}\n'
-            )
+            done, score = i + 1, round(curve[i] + 20 * noise[i, 5], 4)
+            metrics = {name: round(noise[i, j], 6) for j, name in enumerate(METRICS[:-2])}
+            counts = {"dispatched": 8 * done, "consumed": 8 * done, "dropped": {}, "cancelled": {}, "in_flight": 0, "queued": 0}
+            time = {"wall_s": 0.1 * i, "steps_per_s": 2560.0, "stages": {"trainer/update": 0.05}, "idle": {"trainer": 0.5}}
+            row = {"kind": "update", "version": done, "steps": 256 * done, "tokens": 0, "progress": done / num_rows}
+            row |= {
+                "metrics": metrics | {"return": score, "episode_length": score},
+                "streams": {"trajectories": counts},
+                "time": time,
+            }
+            file.write(json.dumps(row) + "\n")
         file.write('{"kind": "end", "status": "finished", "time": {"wall_s": 1.0}}\n')

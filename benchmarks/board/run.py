@@ -1,8 +1,8 @@
 """How the board holds up under many long runs: `python -m benchmarks.board.run --runs 200 --rows 100000`.
 
-Reports seconds until the table answers (from samples of each file), until every file is parsed, after a second start (from the cache),
-the time of an answer with all curves, and in headless Chromium the longest frame while one moves over a chart and zooms.
-Nothing here is compared with a peer; the limit is a person's patience: 0.1 s feels instant, 1 s keeps the thread (Nielsen 1993).
+Reports seconds until the table answers (from samples of each file), until every file is parsed, the same after a second start
+(from the cache), the time of an answer with all curves, and in headless Chromium the frames while one moves over a chart.
+No peer here: the limit is a person's patience (0.1 s feels instant, 1 s keeps the thread; Nielsen 1993).
 """
 
 from __future__ import annotations
@@ -101,9 +101,8 @@ def report_frames(address: str, browser: str) -> None:
             page.mouse.move(box["x"] + 60 + (box["width"] - 80) * i / 60, box["y"] + 60)
         page.mouse.wheel(0, 600)
         gaps = page.evaluate("() => window.gaps")
-        print(
-            f"  frames while moving: median {statistics.median(gaps):.0f} ms, 95 % {sorted(gaps)[int(0.95 * len(gaps))]:.0f} ms, worst {max(gaps):.0f} ms"
-        )
+        middle, most = statistics.median(gaps), sorted(gaps)[int(0.95 * len(gaps))]
+        print(f"  frames while moving: median {middle:.0f} ms, 95 % {most:.0f} ms, worst {max(gaps):.0f} ms")
         chromium.close()
 
 
