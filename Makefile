@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo demo-llm test lint types check bench install install-dev clean
+.PHONY: demo demo-llm test lint types check bench install install-dev browser clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -15,8 +15,13 @@ demo: install  ## train PPO on CartPole-v1 until it is solved
 demo-llm: $(VENV)/.installed-llm  ## teach a small transformer to write words backwards
 	$(BIN)/runnel train reverse
 
-test: install-dev lint types  ## linter, type checker and all tests
+test: install-dev browser lint types  ## linter, type checker and all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+browser:  ## Chromium, for tests of the board; where it cannot be installed they are skipped
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "no Chromium here: install it (apt-get install chromium) to test the board in a browser"
 
 lint: install-dev
 	$(BIN)/ruff check src tests examples docs benchmarks

@@ -218,7 +218,7 @@ def sparks(values: np.ndarray[Any, Any]) -> list[float]:
 
 
 class Library:
-    """All runs (and studies) under a folder. `refresh` is called by one thread."""
+    """All runs (and studies) under a folder."""
 
     def __init__(self, root: Path, *, cache: Path | None = None, num_processes: int = 1) -> None:
         if not root.is_dir():
@@ -228,24 +228,23 @@ class Library:
         self.studies: dict[str, Path] = {}
         self.held: set[int] = set()
         self._cache = cache or default_cache()
+        self._looking = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
         self._num_processes = num_processes
 
     def refresh(self) -> set[str]:
         """Look at everything again; returns the ids of what has changed (also of what is new or gone)."""
-        self.held = locked_inodes()
-        runs, studies = _find(self.root)
-        changed = {key for key in self.runs if key not in runs}
-        for key in changed:
-            del self.runs[key]
-        self.studies = studies
-        for key, path in runs.items():
-            if key not in self.runs:
-                self.runs[key] = RunView(key, RunFolder(path), self._cache)
-            with self.runs[key].lock:
-                if self.runs[key].refresh(self._workers()):
-                    changed.add(key)
-        return changed
+        with self._looking:
+            self.held = locked_inodes()
+            runs, self.studies = _find(self.root)
+            changed = {key for key in self.runs if key not in runs}
+            kept = {key: self.runs.get(key) or RunView(key, RunFolder(path), self._cache) for key, path in runs.items()}
+            self.runs = kept
+            for key, run in kept.items():
+                with run.lock:
+                    if run.refresh(self._workers()):
+                        changed.add(key)
+            return changed
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -255,7 +254,7 @@ class Library:
     def lines(self) -> list[dict[str, Any]]:
         """The table of runs, the newest first."""
         lines = []
-        for run in list(self.runs.values()):
+        for run in self.runs.values():
             with run.lock:
                 lines.append(run.line(self.held))
         labels = group_labels(list(self.runs.values()))

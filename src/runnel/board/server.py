@@ -237,7 +237,9 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
         Route("/report", report),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)], lifespan=lifespan)
+    app = Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)], lifespan=lifespan)
+    app.state.library = library
+    return app
 
 
 def read_study(key: str, path: Path) -> dict[str, Any]:
