@@ -7,30 +7,9 @@ import json
 from pathlib import Path
 
 from runnel.envs.registry import list_envs
-from runnel.eval.statistics import summarise
 from runnel.run import api, registry
 from runnel.run.pipeline import PIPELINES, load_pipeline
 from runnel.testing.envs import check_env
-from runnel.track.report import write_report
-
-
-def evaluate(args: list[str]) -> int:
-    """Measure the policy of a run."""
-    parser = argparse.ArgumentParser(prog="runnel eval", description="Measure the policy of a run on fresh episodes.")
-    parser.add_argument("run", help="the run's folder")
-    parser.add_argument("--episodes", type=int, default=100, help="episodes (or prompts) to play (100)")
-    parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
-    parser.add_argument("--json", action="store_true", help="print every return as JSON")
-    parsed = parser.parse_args(args)
-    result = api.evaluate_run(parsed.run, episodes=parsed.episodes, seed=parsed.seed)
-    if parsed.json:
-        print(json.dumps({"returns": result.returns, **result.extra}))
-        return 0
-    s = summarise(result.returns)
-    print(f"mean {s.mean:.4g}, 95% interval {s.low:.4g} to {s.high:.4g}, median {s.median:.4g}, {s.num} episodes")
-    for sample in result.samples[:5]:
-        print(f"  {sample.get('prompt', '')!r} -> {sample.get('completion', '')!r}  reward {sample.get('reward', 0.0):.3g}")
-    return 0
 
 
 def record(args: list[str]) -> int:
@@ -56,16 +35,6 @@ def export(args: list[str]) -> int:
     parser.add_argument("folder", help="the folder to write (safetensors, config, tokenizer)")
     parsed = parser.parse_args(args)
     print(api.export(parsed.run, parsed.folder))
-    return 0
-
-
-def report(args: list[str]) -> int:
-    """Write a report of one run, or of several."""
-    parser = argparse.ArgumentParser(prog="runnel report", description="Write a self-contained report.html.")
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders; several are compared")
-    parser.add_argument("--out", type=Path, default=None, help="where to write it (default: in the run's folder)")
-    parsed = parser.parse_args(args)
-    print(write_report(parsed.runs, parsed.out))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`runnel`: train, pipeline, eval, resume, export, report, list, doctor, check-env, bench, plan, simulate, tune.
+"""`runnel`: train, pipeline, eval, resume, export, report, card, list, doctor, check-env, bench, plan, simulate, tune.
 
 And a run as a job: submit, ps, logs, stop, scale, attach.
 """
@@ -16,11 +16,13 @@ Reinforcement learning on one dataflow of workers and streams.
 
   train RECIPE [--field value ...]   train; RECIPE is a name (see `runnel list`) or the path of your own file
   pipeline NAME [--field value ...]  several runs in a row, each on the model of the one before; goes on where it ended
-  eval RUN [--episodes N]            measure the policy of a run on fresh episodes
+  eval RUN [RUN ...] [--episodes N]  measure the policies of runs on fresh episodes
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
   record RUN [--episodes N]          record episodes of a run's policy as video
   export RUN FOLDER                  write the language model of a run as a folder that plain transformers loads
   report RUN [RUN ...]               write report.html: one run, or several compared
+  report A B ... --over seeds        which group of runs is better, by how much, how sure; --markdown, --paper FOLDER
+  card RUN                           write a model card: task, results, settings, limits, how to load it
   board [FOLDER]                     all runs in the browser, live: curves, streams, episodes, conversations
   list                               recipes, algorithms, environments, tasks and engines, a line each
   doctor                             what this machine has, and the command that installs what it lacks
@@ -71,16 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, simulate, train, tune
+    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, reports, simulate, train, tune
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
         "resume": train.resume,
         "pipeline": pipeline.pipeline,
-        "eval": commands.evaluate,
+        "eval": reports.evaluate,
         "record": commands.record,
         "export": commands.export,
-        "report": commands.report,
+        "report": reports.report,
+        "card": reports.card,
         "board": board.board,
         "list": commands.list_all,
         "doctor": doctor.doctor,

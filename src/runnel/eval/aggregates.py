@@ -79,6 +79,11 @@ def task_mean(x: Array, strata: Strata) -> Array:
     return np.asarray(strata.task_means(x).mean(axis=-1))
 
 
+def run_median(x: Array, strata: Strata) -> Array:
+    """Median over all runs, whatever their task; of one task, where a median over tasks says nothing."""
+    return np.asarray(np.median(x, axis=-1))
+
+
 def optimality_gap(x: Array, strata: Strata, *, target: float = 1.0) -> Array:
     """By how much scores stay below `target`, on average; what is above it does not make up for what is below. Less is
     better."""
@@ -88,6 +93,7 @@ def optimality_gap(x: Array, strata: Strata, *, target: float = 1.0) -> Array:
 AGGREGATES: dict[str, Aggregate] = {
     "iqm": pooled_iqm,
     "median": task_median,
+    "run_median": run_median,
     "mean": task_mean,
     "optimality_gap": optimality_gap,
 }
@@ -109,7 +115,7 @@ def resampled(
 
 def aggregate(
     scores: Scores,
-    statistics: Sequence[str] = tuple(AGGREGATES),
+    statistics: Sequence[str] = ("iqm", "median", "mean", "optimality_gap"),
     *,
     confidence: float = 0.95,
     num_resamples: int = NUM_RESAMPLES,

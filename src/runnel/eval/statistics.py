@@ -39,6 +39,11 @@ def mean(x: Array) -> Array:
     return np.asarray(x.mean(axis=-1))
 
 
+def median(x: Array) -> Array:
+    """Median over the last axis."""
+    return np.asarray(np.median(x, axis=-1))
+
+
 def iqm(x: Array) -> Array:
     """Interquartile mean over the last axis: the mean of the middle half, without the lowest and the highest `n // 4` values.
 

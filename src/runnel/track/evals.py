@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError
-from runnel.eval.statistics import summarise
+from runnel.eval.statistics import bootstrap_interval, iqm, median, summarise
 from runnel.track.folder import Row, read_rows
 
 FILE = "evals.jsonl"
@@ -25,6 +25,8 @@ def make_eval_row(
     """What one measurement leaves behind."""
     s = summarise(returns)
     summary = {"mean": s.mean, "low": s.low, "high": s.high, "median": s.median, "iqm": s.iqm}
+    for name, statistic in (("median", median), ("iqm", iqm)):
+        summary[f"{name}_low"], summary[f"{name}_high"] = bootstrap_interval(returns, statistic=statistic)
     passed = {k: _interval(v) for k, v in extra.items() if k.startswith("pass@") and v}
     row = {"version": version, "episodes": s.num, "seed": seed, "when": when.isoformat(timespec="seconds"), **summary}
     return {**row, "pass": passed, "returns": list(returns), "extra": {k: list(v) for k, v in extra.items()}}

@@ -23,6 +23,7 @@ from runnel.track.curves import return_name
 from runnel.track.efficiency import efficiency
 from runnel.track.evals import read_evals
 from runnel.track.history import History, is_number
+from runnel.track.numbers import short
 from runnel.track.plots import NUM_COLORS
 from runnel.track.sentences import sentence
 from runnel.track.tables import Cell, Figure, Table, as_series
@@ -214,7 +215,7 @@ def _comparisons(groups: Sequence[Scored], scale: Scale) -> dict[tuple[int, int]
 
 
 def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int, int], Comparison], unit: str) -> list[str]:
-    lines = []
+    lines = [_alone(groups[0], scale, unit)] if len(groups) == 1 else []
     for i, first in enumerate(groups):
         for j in range(i + 1, len(groups)):
             second = groups[j]
@@ -229,12 +230,22 @@ def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int,
     return lines
 
 
+def _alone(group: Scored, scale: Scale, unit: str) -> str:
+    """A group that has nothing to be compared with."""
+    scores = scale.of(group, list(group.raw))
+    found, num = aggregate(scores, ["iqm"])["iqm"], sum(map(len, scores))
+    sure = f" (95 % interval {short(found.low)} to {short(found.high)})" if min(map(len, scores)) > 1 else ""
+    return (
+        f"{group.name}: IQM of {unit} {short(found.value)}{sure} over {num} runs; there is no second group to compare it with."
+    )
+
+
 def _aggregates(groups: Sequence[Scored], scale: Scale, known: Mapping[str, Range], tasks: Sequence[str], unit: str) -> Table:
     rows: list[list[Cell]] = []
     gap = all(task in known for group in groups for task in (tasks or group.raw))
     for group in groups:
         own = list(tasks or group.raw)
-        found = aggregate(scale.of(group, own), ["iqm", "median", "mean"])
+        found = aggregate(scale.of(group, own), ["iqm", "median" if len(own) > 1 else "run_median", "mean"])
         if gap:
             found |= aggregate(Scale(known).of(group, own), ["optimality_gap"])
         counts = [len(group.raw[task]) for task in own]
@@ -242,6 +253,7 @@ def _aggregates(groups: Sequence[Scored], scale: Scale, known: Mapping[str, Rang
         rows.append([group.name, len(own), sum(counts), *cells])
     head = ["group", "tasks", "runs", "IQM", "median", "mean", *(["optimality gap"] if gap else [])]
     note = f"{unit.capitalize()}; in brackets the 95 % interval of a stratified bootstrap over seeds."
+    note += " Median: over tasks, of their means." if len(tasks) > 1 else ""
     note += " Optimality gap: how far normalised scores stay below 1, less is better." if gap else ""
     return Table("aggregates", "Over all tasks and seeds", head, rows, note)
 
