@@ -1,4 +1,4 @@
-"""`runnel`: train, pipeline, eval, resume, export, report, card, list, doctor, check-env, bench, plan, simulate, tune.
+"""`runnel`: train, pipeline, eval, resume, export, trace, report, card, list, doctor, check-env, bench, plan, simulate, tune.
 
 And a run as a job: submit, ps, logs, stop, scale, attach.
 """
@@ -35,6 +35,7 @@ Reinforcement learning on one dataflow of workers and streams.
   attach RUN                         the live view of a run that goes on elsewhere
   scale RUN --actors N               change the number of actors or policy workers while it goes on
   stop RUN                           end it at its next version, with a checkpoint
+  trace RUN [--out FILE]             what every worker did when, for ui.perfetto.dev; the run was started with --trace
   tune RECIPE [--search ...]         search for good settings: Optuna, or population based training on live runs
   simulate [--actors N ...]          a cluster of thousands of cores by simulation, on the real staleness policies
 
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, reports, simulate, train, tune
+    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, reports, simulate, trace, train, tune
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
@@ -82,6 +83,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "eval": reports.evaluate,
         "record": commands.record,
         "export": commands.export,
+        "trace": trace.trace,
         "report": reports.report,
         "card": reports.card,
         "board": board.board,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from runnel.core.clock import Clock
+from runnel.core.trace import Lane
 
 
 class StageTimer:
@@ -24,6 +25,8 @@ class StageTimer:
         self._seconds: dict[str, float] = {}
         self._waited = 0.0
         self.current: tuple[str, float] = ("idle", clock.now())
+        self.lane: Lane | None = None
+        """Where stages are recorded one by one, in a run that is traced."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -33,7 +36,10 @@ class StageTimer:
             yield
         finally:
             end = self._clock.now()
-            self._seconds[name] = self._seconds.get(name, 0.0) + end - start - (self._waited - waited)
+            busy = end - start - (self._waited - waited)
+            self._seconds[name] = self._seconds.get(name, 0.0) + busy
+            if self.lane is not None:
+                self.lane.span(name, start, end, busy)
             self.current = (outer[0], end)
 
     @contextmanager
@@ -46,6 +52,8 @@ class StageTimer:
         finally:
             end = self._clock.now()
             self._waited += end - start
+            if self.lane is not None:
+                self.lane.wait(start, end)
             self.current = (outer[0], end)
 
     def spent(self, name: str) -> float:

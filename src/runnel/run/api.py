@@ -25,12 +25,13 @@ from runnel.run.experiment import BUDGETS, EvaluationSpec, Experiment, RunConfig
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.session import Session, catch_signals
+from runnel.run.tracing import LauncherTrace
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder, run_name
 from runnel.track.live import LiveView
 from runnel.track.media import EpisodeFiles
 from runnel.track.report import write_report
-from runnel.track.sinks import find_sink, open_sinks
+from runnel.track.sinks import GuardedSink, find_sink, open_sinks
 
 MODEL = "model"
 """Where in its folder a run leaves a model that other programs load."""
@@ -297,7 +298,13 @@ def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callback
 def _run(session: Session, *, live: bool) -> Run:
     experiment, folder, ledger = session.experiment, session.folder, session.ledger
     config = experiment.config
-    sinks = open_sinks(config.track, folder.path, to_data(config), lambda text: ledger.note(text, level="warning"))
+
+    def warn(text: str) -> None:
+        ledger.note(text, level="warning")
+
+    sinks = open_sinks(config.track, folder.path, to_data(config), warn)
+    if config.trace:
+        sinks.append(GuardedSink("trace", lambda: LauncherTrace(config, folder.path, session), warn))
     ledger.attach(sinks, _view(experiment) if live else None)
     for text in session.notes:
         ledger.note(text)

@@ -130,6 +130,10 @@ class RunConfig:
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline, mlflow, trackio, csv, parquet, or your own as
     file.py:Name."""
+    trace: bool = False
+    """Record what every worker does when, and the path of every sample; `runnel trace RUN` makes a picture of it."""
+    trace_mb: int = 64
+    """Megabytes after which a process stops recording."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -191,6 +195,7 @@ class RunConfig:
             "total_tokens",
             "num_actors",
             "log_every",
+            "trace_mb",
             "placement.threads",
             "placement.trainers",
         )

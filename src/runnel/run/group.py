@@ -17,6 +17,7 @@ from runnel.core.pieces import has_pieces, join_pieces
 from runnel.core.proof import split
 from runnel.core.protocols import Sharded, StartsFrom, State
 from runnel.core.records import Accounting
+from runnel.core.trace import Recorder
 from runnel.flow.params import Channel
 from runnel.flow.slots import SlotTable
 from runnel.flow.workers.base import Worker
@@ -24,6 +25,7 @@ from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
+from runnel.run.tracing import UpdateCounts
 
 
 class Group:
@@ -36,9 +38,11 @@ class Group:
         tables: Mapping[str, SlotTable],
         channels: Mapping[str, Channel],
         writers: Mapping[str, list[str]],
+        recorder: Recorder | None = None,
     ) -> None:
         self.name, self.workers, self.tables, self.channels = name, workers, tables, channels
         self._writers = writers
+        self._recorder, self._counts = recorder, None if recorder is None else UpdateCounts(recorder)
         self._log: list[dict[str, Any]] = []
         self.polling: Worker | None = None
 
@@ -112,6 +116,8 @@ class Group:
         for event in worker.drain():
             if event["kind"] == "update":
                 event["streams"] = {k: dict(vars(v)) for k, v in self.accounting().items()}
+                if self._counts is not None:
+                    self._counts.add(worker, event)
             self._log.append({**event, "worker": worker.name})
 
     def abandon(self, worker: str) -> int:
@@ -169,6 +175,8 @@ class Group:
     def close(self) -> None:
         """Close every worker, also when one of them fails to."""
         with ExitStack() as stack:
+            if self._recorder is not None:
+                stack.callback(self._recorder.close)
             for worker in reversed(self.workers):
                 stack.callback(worker.close)
 

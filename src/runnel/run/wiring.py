@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from contextlib import ExitStack
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
@@ -18,11 +18,13 @@ from runnel.core.errors import ConfigError
 from runnel.core.protocols import Inferencer, OneProcess, Progress, RankReader, SampleWriter
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
+from runnel.core.trace import Lane, Recorder
 from runnel.flow.collective import TorchCollective
 from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec, InlineClient, Server
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.traced import TracedPublisher, TracedReader, TracedSubscriber, TracedWriter
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import ShmTransport
 from runnel.flow.workers.actor import ActorWorker, SavedClient
@@ -137,9 +139,10 @@ def wire(
     outer: Outer | None = None,
     progress: Progress | None = None,
     incarnation: int = 0,
+    recorder: Recorder | None = None,
 ) -> Group:
-    """Build the workers of `group`, and the ends of their streams."""
-    return _Wiring(experiment, groups, group, clock, outer, progress, incarnation).build()
+    """Build the workers of `group`, and the ends of their streams; with a `recorder`, they leave marks there."""
+    return _Wiring(experiment, groups, group, clock, outer, progress, incarnation, recorder).build()
 
 
 class _Wiring:
@@ -152,7 +155,11 @@ class _Wiring:
         outer: Outer | None,
         progress: Progress | None,
         incarnation: int,
+        recorder: Recorder | None,
     ) -> None:
+        self.recorder = recorder
+        self._lane: Lane | None = None
+        """Where the worker that is being built leaves its marks."""
         self.experiment, self.groups, self.group, self.clock = experiment, groups, group, clock
         self.edges, self.outer, self.inproc = Edges(experiment, groups), outer, InprocTransport()
         self.progress, self.incarnation = progress, incarnation
@@ -166,14 +173,16 @@ class _Wiring:
         owned = {s.name: self._table(s.name) for s in self.experiment.streams if self.experiment.reader_of(s.name) in mine}
         channels = {name: self._params(name) for name in self.experiment.channels} if "trainer" in mine else {}
         writers = {s.name: self.experiment.writers_of(s.name) for s in self.experiment.streams}
-        return Group(self.group, workers, owned, channels, writers)
+        return Group(self.group, workers, owned, channels, writers, self.recorder)
 
     def _workers(self) -> list[Worker]:
         """If one of them cannot be built, those before it are closed."""
         workers: list[Worker] = []
         with ExitStack() as stack:
             for name in self.groups[self.group]:
+                self._lane = None if self.recorder is None else self.recorder.lane(name)
                 workers.append(worker := self._worker(name))
+                worker.timer.lane = self._lane
                 stack.callback(worker.close)
             stack.pop_all()
         return workers
@@ -215,7 +224,7 @@ class _Wiring:
         return BufferWorker(
             spec.name,
             self.clock,
-            reader=TableReader(self._table(spec.reads), self.experiment.stream(spec.reads).readers[0]),
+            reader=self._reader(spec.reads, self.experiment.stream(spec.reads).readers[0]),
             writer=self._writer(spec.writes, spec.name),
             store=spec.make(),
             policy=spec.policy,
@@ -235,9 +244,9 @@ class _Wiring:
             rest |= {"publisher": self._params(), "here": here}
             return FollowingTrainer(f"trainer-{rank}", self.clock, learner=learner, readers=ends, **rest)
         kind = LeadingTrainer if num_ranks > 1 else TrainerWorker
-        readers = {name: TableReader(self._table(name), "trainer") for name in reads}
-        rest["frozen"] = {name: self._params(name) for name in e.channels if name != PARAMS}
-        return kind("trainer", self.clock, learner=learner, readers=readers, publisher=self._params(), **rest)
+        readers = {name: self._reader(name, "trainer") for name in reads}
+        rest["frozen"] = {name: self._publisher(name) for name in e.channels if name != PARAMS}
+        return kind("trainer", self.clock, learner=learner, readers=readers, publisher=self._publisher(), **rest)
 
     def _evaluator(self) -> EvaluatorWorker:
         spec = self.experiment.evaluation
@@ -261,9 +270,16 @@ class _Wiring:
 
     def _writer(self, stream: str, worker: str) -> SampleWriter:
         index = self.experiment.writers_of(stream).index(worker)
+        writer: SampleWriter
         if stream in self.edges.streams:
-            return self._outer().writer(self.experiment.stream(stream), self.experiment.staleness[stream], index)
-        return TableWriter(self._table(stream), index)
+            writer = self._outer().writer(self.experiment.stream(stream), self.experiment.staleness[stream], index)
+        else:
+            writer = TableWriter(self._table(stream), index)
+        return writer if self._lane is None else cast(SampleWriter, TracedWriter(writer, self._lane))
+
+    def _reader(self, stream: str, reader: str) -> TableReader:
+        end = TableReader(self._table(stream), reader)
+        return end if self._lane is None else cast(TableReader, TracedReader(end, self._lane))
 
     def _client(self, stream: InferenceStream, worker: str) -> SavedClient:
         index, spec = [a.name for a in self.experiment.actors if stream.name in a.asks].index(worker), self._spec(stream)
@@ -295,8 +311,13 @@ class _Wiring:
                 self._channels[name] = self.inproc.params(name, depth=depth, shared=lag == 0 and name == PARAMS)
         return self._channels[name]
 
+    def _publisher(self, name: str = PARAMS) -> Channel:
+        channel = self._params(name)
+        return channel if self._lane is None else cast(Channel, TracedPublisher(channel, self._lane))
+
     def _subscriber(self, channel: str = PARAMS) -> ChannelSubscriber:
-        return ChannelSubscriber(self._params(channel))
+        end = ChannelSubscriber(self._params(channel))
+        return end if self._lane is None else cast(ChannelSubscriber, TracedSubscriber(end, self._lane, channel))
 
     def _outer(self) -> Outer:
         assert self.outer is not None, "an edge crosses groups, but this process was given no transport"

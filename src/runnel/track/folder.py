@@ -66,6 +66,7 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
         self.orders = self.path / "orders.jsonl"
+        self.trace = self.path / "trace"
 
     @classmethod
     def create(cls, root: Path | str, name: str) -> RunFolder:

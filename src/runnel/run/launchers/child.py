@@ -42,7 +42,8 @@ def _member(orders: dict[str, Any], line: Line) -> Member:
     experiment = read_experiment(folder.read_run_info()["recipe"], folder.read_config())
     pipes = {name: (read, write) for name, (read, write) in orders["pipes"].items()}
     shm = ShmTransport(orders["fds"], Doorbells(pipes, orders["group"]))
-    return Member(experiment, orders["group"], line, shm, epoch=orders["epoch"], incarnation=orders["incarnation"])
+    numbers = {"epoch": orders["epoch"], "incarnation": orders["incarnation"]}
+    return Member(experiment, orders["group"], line, shm, folder=folder.path, **numbers)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -10,6 +10,7 @@ from runnel.flow.workers.trainer import TrainerWorker
 from runnel.run.checkpoint import write_parts
 from runnel.run.group import Group
 from runnel.run.session import Session
+from runnel.run.tracing import open_recorder
 from runnel.run.wiring import wire
 
 PATIENCE = 3
@@ -26,13 +27,15 @@ def launch(session: Session) -> str:
 
 
 def _launch(session: Session) -> str:
-    ledger = session.ledger
+    ledger, epoch = session.ledger, session.epoch
+    recorder = open_recorder(session.experiment.config, session.folder.path, "main", session.clock, epoch=epoch)
     group = wire(
         session.experiment,
         session.groups,
         "main",
         clock=session.clock,
-        incarnation=session.epoch,
+        incarnation=epoch,
+        recorder=recorder,
         progress=lambda done, total: ledger.tick(f"evaluating {done}/{total}"),
     )
     try:

@@ -22,6 +22,7 @@ from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.experiment import Experiment
 from runnel.run.group import Group
 from runnel.run.launchers.line import ControlLine, MemberLine, Message
+from runnel.run.tracing import open_recorder
 from runnel.run.wiring import Outer, place, wire
 
 BEAT_S = 0.25
@@ -41,7 +42,15 @@ class Member:
     """This process's part of the run. `incarnation` is another number each time its workers start without a saved state."""
 
     def __init__(
-        self, experiment: Experiment, group: str, line: MemberLine, outer: Outer, *, epoch: int, incarnation: int
+        self,
+        experiment: Experiment,
+        group: str,
+        line: MemberLine,
+        outer: Outer,
+        *,
+        folder: Path,
+        epoch: int,
+        incarnation: int,
     ) -> None:
         torch.set_num_threads(experiment.config.placement.threads)
         self.line, self.outer, self._epoch = line, outer, epoch
@@ -54,6 +63,7 @@ class Member:
             outer=outer,
             progress=self._progress,
             incarnation=incarnation,
+            recorder=open_recorder(self.config, folder, group, self._clock, epoch=epoch, incarnation=incarnation),
         )
         self.running = False
         self.done = False

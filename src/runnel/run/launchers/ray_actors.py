@@ -138,7 +138,7 @@ class GroupActor:
         )
         experiment = read_experiment(orders["recipe"], orders["config"])
         numbers = {"epoch": orders["epoch"], "incarnation": orders["incarnation"]}
-        return Member(experiment, orders["group"], line, transport, **numbers)
+        return Member(experiment, orders["group"], line, transport, folder=log.parent, **numbers)
 
     async def order(self, number: int, data: bytes) -> None:
         """Orders are numbered: Ray may bring calls in any order."""

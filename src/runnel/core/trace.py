@@ -1,0 +1,176 @@
+"""What a process records of its own time line: stages of its workers, and marks of what passed through their hands.
+
+Cheap enough to leave on: numbers go into one array, and from there in blocks to a file of the run's folder; neighbouring pieces
+of the same stage become one. A file is bounded: past `max_bytes`, or where the disk is full, nothing more is recorded, and how
+much that was is counted. Recording reads clocks and nothing else, so a run is the same with and without. `track/trace/` makes a
+picture of the files.
+
+A file is a line of JSON about the process, then blocks: a line of JSON (what is new in the tables of names and lanes, the clock
+here and that of the world, the number of records) and the records, `RECORD` float64 each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+from runnel.core.clock import Clock
+
+FORMAT = 1
+RECORD = 5
+"""Numbers of a record: its code (kind, lane and name), a time, and three more that the kind explains."""
+SPAN, WAIT, MARK, PUBLISH, LOAD, COUNT, INSTANT = range(7)
+"""SPAN: end, seconds of work, pieces. WAIT (inside a span): end. MARK: sample id, version, rows. PUBLISH, LOAD: version.
+COUNT: value. INSTANT: nothing."""
+KINDS, LANES = 8, 4096
+"""A code is `kind + KINDS * (lane + LANES * name)`."""
+BLOCK = 4096
+"""Records that are written together."""
+FLUSH_S = 1.0
+"""A process that is killed loses what it recorded for so long."""
+GAP_S = 1e-4
+MERGE_S = 0.01
+"""Pieces of one stage with less than `GAP_S` between them are one, up to this length."""
+
+
+class Recorder:
+    """The file of one process. `close` it: what is still in memory is written then."""
+
+    def __init__(self, path: Path, clock: Clock, *, about: dict[str, Any] | None = None, max_bytes: int = 64 << 20) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("xb", buffering=0)
+        self._clock, self._max_bytes = clock, max_bytes
+        self._block = array("d")
+        self._names: dict[str, int] = {}
+        self._lanes: list[Lane] = []
+        self._told = (0, 0)
+        self._due = clock.now() + FLUSH_S
+        self.left_out = 0
+        """Records past `max_bytes`."""
+        head = {"runnel_trace": FORMAT, **whereabouts(), **(about or {}), "clock": [clock.now(), time.time()]}
+        self._size = self._file.write(_line(head))
+
+    def lane(self, worker: str) -> Lane:
+        """The lane of a worker: its own track in the picture."""
+        lane = next((lane for lane in self._lanes if lane.worker == worker), None)
+        if lane is None:
+            lane = Lane(self, worker, len(self._lanes))
+            self._lanes.append(lane)
+        return lane
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def name(self, text: str) -> int:
+        """The number of a name; each is written once."""
+        return self._names.setdefault(text, len(self._names))
+
+    def put(self, code: int, t: float, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> None:
+        """One record."""
+        self._block.extend((code, t, a, b, c))
+        if len(self._block) >= BLOCK * RECORD or t > self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is in memory (not the span that goes on), unless the file is full."""
+        now = self._clock.now()
+        self._due = now + FLUSH_S
+        num, names, lanes = len(self._block) // RECORD, list(self._names), [lane.worker for lane in self._lanes]
+        data = self._block.tobytes()
+        del self._block[:]
+        if self._size + len(data) > self._max_bytes:
+            self.left_out += num
+            num, data = 0, b""
+        head = {"n": num, "clock": [now, time.time()], "names": names[self._told[0] :], "lanes": lanes[self._told[1] :]}
+        if self.left_out:
+            head |= {"left_out": self.left_out}
+        if data or self._told != (len(names), len(lanes)):
+            self._size += self._write(_line(head) + data)
+            self._told = len(names), len(lanes)
+
+    def _write(self, data: bytes) -> int:
+        """A trace is not worth a run: where it cannot be written, the file counts as full."""
+        try:
+            return self._file.write(data)
+        except OSError:
+            self._max_bytes = 0
+            return 0
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        for lane in self._lanes:
+            lane.end()
+        self.flush()
+        if self.left_out:
+            self._write(_line({"n": 0, "left_out": self.left_out}))
+        self._file.close()
+
+
+class Lane:
+    """What one worker records."""
+
+    def __init__(self, recorder: Recorder, worker: str, number: int) -> None:
+        self.recorder, self.worker, self._number = recorder, worker, number
+        self._spans: dict[str, int] = {}
+        self._wait = self.code(WAIT, "wait")
+        self._name = ""
+        self._start = self._end = self._busy = 0.0
+        self._pieces = 0
+
+    def code(self, kind: int, name: str) -> int:
+        """The code of records of a kind under a name."""
+        return kind + KINDS * (self._number + LANES * self.recorder.name(name))
+
+    def span(self, name: str, start: float, end: float, busy: float) -> None:
+        """A stage that has ended, `busy` seconds of which were its own."""
+        if name == self._name and start - self._end < GAP_S and end - self._start < MERGE_S:
+            self._end = end
+            self._busy += busy
+            self._pieces += 1
+            return
+        self.end()
+        self._name, self._start, self._end, self._busy, self._pieces = name, start, end, busy, 1
+
+    def end(self) -> None:
+        """Write the span that is still open to neighbours."""
+        if self._name:
+            code = self._spans.get(self._name)
+            if code is None:
+                code = self._spans[self._name] = self.code(SPAN, self._name)
+            self.recorder.put(code, self._start, self._end, self._busy, self._pieces)
+            self._name = ""
+
+    def wait(self, start: float, end: float) -> None:
+        """Time inside a stage that went by for others."""
+        self.recorder.put(self._wait, start, end)
+
+    def put(self, code: int, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> None:
+        """A record of now."""
+        self.recorder.put(code, self.recorder.now(), a, b, c)
+
+    def count(self, name: str, value: float) -> None:
+        """A number that changes over time."""
+        self.put(self.code(COUNT, name), value)
+
+    def instant(self, text: str) -> None:
+        """Something that happened."""
+        self.put(self.code(INSTANT, text))
+
+
+def whereabouts() -> dict[str, Any]:
+    """Process and machine; processes of one `boot` have one clock."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": boot or socket.gethostname()}
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data).encode() + b"\n"

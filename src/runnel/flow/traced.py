@@ -1,0 +1,109 @@
+"""Ends of streams and channels that leave a mark of everything that passes through them; they change nothing.
+
+They stand between a worker and the real end only in a run that is traced (`run/wiring.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from runnel.core.protocols import ParamSet
+from runnel.core.records import Segment, Slot
+from runnel.core.trace import LOAD, MARK, PUBLISH, Lane
+
+
+class Traced:
+    """All that is not marked goes straight through."""
+
+    def __init__(self, real: Any, lane: Lane) -> None:
+        self._real, self._lane = real, lane
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def _codes(self, *whats: str) -> list[int]:
+        return [self._lane.code(MARK, f"{what} {self._real.spec.name}") for what in whats]
+
+    def _mark(self, code: int, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            self._lane.put(code, segment.header.sample_id, segment.header.version_min, segment.spec.num_rows)
+
+
+class TracedWriter(Traced):
+    """A `SampleWriter`."""
+
+    def __init__(self, real: Any, lane: Lane) -> None:
+        super().__init__(real, lane)
+        self._reserve, self._commit, self._cancel = self._codes("reserve", "commit", "cancel")
+
+    def reserve(self) -> Slot | None:
+        slot: Slot | None = self._real.reserve()
+        if slot is not None:
+            self._lane.put(self._reserve, slot.header.sample_id, slot.header.required_version, slot.spec.num_rows)
+        return slot
+
+    def commit(self, slot: Slot, *, num_steps: int) -> None:
+        self._lane.put(self._commit, slot.header.sample_id, slot.header.version_min, slot.spec.num_rows)
+        self._real.commit(slot, num_steps=num_steps)
+
+    def cancel(self, slot: Slot, reason: str) -> None:
+        self._lane.put(self._cancel, slot.header.sample_id, -1, slot.spec.num_rows)
+        self._real.cancel(slot, reason)
+
+
+class TracedReader(Traced):
+    """A `SampleReader`, or a `SharedReader` of the leading rank."""
+
+    def __init__(self, real: Any, lane: Lane) -> None:
+        super().__init__(real, lane)
+        self._take, self._release, self._drop, self._hold = self._codes("take", "release", "drop", "hold")
+
+    def take(self, num_segments: int, **ranks: int) -> list[Segment]:
+        segments: list[Segment] = self._real.take(num_segments, **ranks)
+        self._mark(self._take, segments)
+        return segments
+
+    def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
+        self._mark(self._release, segments)
+        self._real.release(segments, feedback=feedback)
+
+    def drop(self, segments: Sequence[Segment], reason: str) -> None:
+        self._mark(self._drop, segments)
+        self._real.drop(segments, reason)
+
+    def hold(self, segments: Sequence[Segment]) -> None:
+        self._mark(self._hold, segments)
+        self._real.hold(segments)
+
+
+class TracedPublisher(Traced):
+    """A `ParamPublisher` or a `SharedPublisher`: a version is there when it is published or committed."""
+
+    def __init__(self, real: Any, lane: Lane) -> None:
+        super().__init__(real, lane)
+        self._code = lane.code(PUBLISH, real.name)
+
+    def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
+        self._lane.put(self._code, version)
+        self._real.publish(version, params)
+
+    def commit(self, version: int) -> None:
+        self._lane.put(self._code, version)
+        self._real.commit(version)
+
+
+class TracedSubscriber(Traced):
+    """A `ParamSubscriber`: who is given a version loads it."""
+
+    def __init__(self, real: Any, lane: Lane, channel: str) -> None:
+        super().__init__(real, lane)
+        self._code = lane.code(LOAD, channel)
+
+    def poll(self, version: int = -1) -> ParamSet | None:
+        found: ParamSet | None = self._real.poll(version)
+        if found is not None:
+            self._lane.put(self._code, found.version)
+        return found

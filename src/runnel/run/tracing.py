@@ -1,0 +1,98 @@
+"""A run that is traced: where its processes record, and what the launching one adds (events of the run, its pace)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from runnel.core.clock import Clock
+from runnel.core.trace import Recorder
+from runnel.flow.workers.base import Worker
+from runnel.run.experiment import RunConfig
+from runnel.track.folder import Row, RunFolder
+
+LAUNCHER = "launcher"
+COUNTS_S = 0.01
+"""Counters are recorded no more often than this."""
+
+
+def open_recorder(
+    config: RunConfig, folder: Path, group: str, clock: Clock, *, epoch: int = 0, incarnation: int = 0
+) -> Recorder | None:
+    """The recorder of one process, in a file of its own; None where the run is not traced."""
+    if not config.trace:
+        return None
+    about = {"group": group, "epoch": epoch, "incarnation": incarnation}
+    place, number = RunFolder(folder).trace, 0
+    while True:
+        path = place / f"{group}-{epoch}-{incarnation}-{number}.bin"
+        try:
+            return Recorder(path, clock, about=about, max_bytes=config.trace_mb << 20)
+        except FileExistsError:
+            number += 1
+
+
+class UpdateCounts:
+    """What an update event says of streams and staleness, as counters, and of lost rows as instants."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._due = 0.0
+        self._lost: dict[str, int] = {}
+
+    def add(self, worker: Worker, event: Mapping[str, Any]) -> None:
+        """One update of a trainer, with the accounts of its streams."""
+        now, lane = self._recorder.now(), self._recorder.lane(worker.name)
+        for stream, counts in event["streams"].items():
+            for part in ("dropped", "cancelled"):
+                for reason, rows in counts[part].items():
+                    key = f"{stream}: rows {part}, {reason}"
+                    if more := rows - self._lost.get(key, 0):
+                        lane.instant(f"{key} (+{more})")
+                        self._lost[key] = rows
+        if now < self._due:
+            return
+        self._due = now + COUNTS_S
+        lane.count("version", event["version"])
+        for name in ("staleness/mean", "staleness/max"):
+            if name in event["metrics"]:
+                lane.count(name, float(event["metrics"][name]))
+        for stream, counts in event["streams"].items():
+            lane.count(f"{stream} queued", counts["queued"])
+            lane.count(f"{stream} in flight", counts["in_flight"])
+
+
+class Sitting(Protocol):
+    """What is known of the run's session."""
+
+    clock: Clock
+    epoch: int
+
+
+class LauncherTrace:
+    """A sink: what the launching process knows of a run."""
+
+    def __init__(self, config: RunConfig, folder: Path, sitting: Sitting) -> None:
+        recorder = open_recorder(config, folder, LAUNCHER, sitting.clock, epoch=sitting.epoch)
+        assert recorder is not None, "the run is traced"
+        self._recorder, self._lane = recorder, recorder.lane("run")
+
+    def row(self, row: Row) -> None:
+        kind = row.get("kind")
+        if kind == "update":
+            for name in ("steps_per_s", "tokens_per_s"):
+                if rate := row["time"].get(name):
+                    self._lane.count(name, rate)
+        elif kind == "eval":
+            self._lane.instant(f"evaluation of version {row['version']}: mean {row['mean']:.4g}")
+        elif kind == "event":
+            self._lane.instant(str(row["text"]).partition("\n")[0])
+        elif kind == "end":
+            self._lane.instant(f"end: {row['status']}")
+
+    def flush(self) -> None:
+        self._recorder.flush()
+
+    def close(self) -> None:
+        self._recorder.close()

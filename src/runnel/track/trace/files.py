@@ -1,0 +1,140 @@
+"""The files that processes of a traced run have left (`core/trace.py` writes them), on one time base."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from runnel.core.errors import ConfigError
+from runnel.core.trace import FORMAT, KINDS, LANES, RECORD
+from runnel.track.folder import RunFolder
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass
+class Process:
+    """What one process has recorded. Records `[n, RECORD]`: code, time, and three numbers."""
+
+    group: str
+    epoch: int
+    incarnation: int
+    pid: int
+    host: str
+    boot: str
+    clocks: list[tuple[float, float]]
+    """Moments by the clock of the process and by that of the world."""
+    names: list[str] = field(default_factory=list)
+    lanes: list[str] = field(default_factory=list)
+    records: Numbers = field(default_factory=lambda: np.zeros((0, RECORD)))
+    left_out: int = 0
+    problem: str = ""
+    shift_s: float = 0.0
+    """To be added to its times: processes of one machine have one clock, those of another follow the clock of the world."""
+
+    @property
+    def restarts(self) -> int:
+        """Times that the group was started before, in this epoch."""
+        return self.incarnation >> 12
+
+    def of_kind(self, kind: int) -> Numbers:
+        """The records of one kind."""
+        found: Numbers = self.records[self.records[:, 0].astype(np.int64) % KINDS == kind]
+        return found
+
+
+def lanes_of(records: Numbers) -> Integers:
+    """The lane of each record."""
+    found: Integers = records[:, 0].astype(np.int64) // KINDS % LANES
+    return found
+
+
+def names_of(records: Numbers) -> Integers:
+    """The number of each record's name."""
+    found: Integers = records[:, 0].astype(np.int64) // (KINDS * LANES)
+    return found
+
+
+def read_processes(run: Path | str) -> list[Process]:
+    """All processes of a run, in the order of the picture; a `ConfigError` if it was not traced."""
+    folder = RunFolder.open(run)
+    paths = sorted(folder.trace.glob("*.bin")) if folder.trace.is_dir() else []
+    if not paths:
+        fix = f"train it with --trace, or go on with it: runnel resume {run} --trace"
+        raise ConfigError("run", str(run), f"was not traced (it has no trace/ folder); {fix}")
+    found = [read_process(path) for path in paths]
+    _align(found)
+    return sorted(found, key=lambda p: (_rank(p.group), p.group, p.epoch, p.incarnation))
+
+
+def read_process(path: Path) -> Process:
+    """One file. Half a block at its end (the process was killed) is left out; so is all that comes after damage."""
+    data = path.read_bytes()
+    line, _, _ = data.partition(b"\n")
+    try:
+        head = json.loads(line)
+        if head["runnel_trace"] != FORMAT:
+            raise ConfigError("run", str(path), f"was recorded in format {head['runnel_trace']}; this runnel reads {FORMAT}")
+        epoch, incarnation, pid = (int(head[name]) for name in ("epoch", "incarnation", "pid"))
+        group, host, boot = (str(head[name]) for name in ("group", "host", "boot"))
+        process = Process(group, epoch, incarnation, pid, host, boot, [_clock(head)])
+        process.problem = _read_blocks(process, data, len(line) + 1)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("run", str(path), f"is not a trace of runnel, or damaged ({error}); delete this file") from error
+    return process
+
+
+def _read_blocks(process: Process, data: bytes, place: int) -> str:
+    blocks: list[Numbers] = []
+    problem = ""
+    while place < len(data):
+        end = data.find(b"\n", place)
+        size = 0
+        try:
+            head = json.loads(data[place:end]) if end >= 0 else {}
+            size = int(head["n"]) * RECORD * 8
+            whole = size >= 0 and end + 1 + size <= len(data)
+        except (ValueError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            problem = "the end of the file is missing or damaged (the process was killed?)"
+            break
+        process.names += [str(name) for name in head.get("names", [])]
+        process.lanes += [str(lane) for lane in head.get("lanes", [])]
+        process.left_out = int(head.get("left_out", process.left_out))
+        process.clocks += [_clock(head)] if "clock" in head else []
+        blocks.append(np.frombuffer(data, np.float64, size // 8, end + 1).reshape(-1, RECORD))
+        place = end + 1 + size
+    if blocks:
+        records = np.concatenate(blocks)
+        known = (names_of(records) < len(process.names)) & (lanes_of(records) < len(process.lanes))
+        process.records = records[known & np.isfinite(records).all(axis=1)]
+    return problem
+
+
+def _clock(head: dict[str, Any]) -> tuple[float, float]:
+    here, world = head["clock"]
+    return float(here), float(world)
+
+
+def _align(processes: list[Process]) -> None:
+    """One time base for all: that of the first machine."""
+    offsets = {
+        boot: median(world - here for p in processes if p.boot == boot for here, world in p.clocks)
+        for boot in dict.fromkeys(p.boot for p in processes)
+    }
+    first = next(iter(offsets.values()))
+    for process in processes:
+        process.shift_s = offsets[process.boot] - first
+
+
+def _rank(group: str) -> int:
+    """Launcher, then who trains, then the rest."""
+    order = ("launcher", "main", "trainer", "buffer", "policy", "actor")
+    return next((i for i, name in enumerate(order) if group.startswith(name)), len(order))

@@ -1,0 +1,137 @@
+"""Paths through the picture: what became of each segment of a stream, and who loaded each version.
+
+An arrow starts at the slice in which a segment was reserved, goes on to the one that finished it and to the one that took it,
+and ends in the last slice before it was released. Beside that each segment has a bar of its own: filled, waiting, in use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from runnel.core.trace import LOAD, MARK, PUBLISH
+from runnel.track.trace.files import lanes_of, names_of
+from runnel.track.trace.picture import Track, meta, micro
+
+ENDS = ("release", "drop", "hold", "cancel")
+PHASES = {"reserve": "filled", "commit": "waiting", "take": "in use"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment in the life of a segment or a version."""
+
+    t: int
+    what: str
+    track: int
+    lane: int
+    rows: int = 0
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where an arrow touches a slice."""
+
+    t: int
+    pid: int
+    lane: int
+    slice: int
+
+
+class Paths:
+    """Arrows and bars over all tracks. Consume `events` once the tracks have made their slices."""
+
+    def __init__(self, tracks: Sequence[Track], pid: int) -> None:
+        self._tracks, self._pid = tracks, pid
+        self._next = 0
+        self.num_segments = self.num_versions = 0
+
+    def events(self) -> Iterator[str]:
+        chains = self._segments()
+        streams = sorted({stream for stream, _, _ in chains})
+        if chains:
+            yield meta("process_name", self._pid, name="samples")
+            yield meta("process_sort_index", self._pid, sort_index=self._pid)
+        for (stream, epoch, sample_id), marks in chains.items():
+            marks.sort(key=lambda mark: mark.t)
+            yield from self._bar(stream, streams.index(stream) + 1, f"{epoch}.{sample_id}", sample_id, marks)
+            points = [point for mark in marks if (point := self._bind(mark))]
+            self.num_segments += 1
+            yield from self._arrow(f"{stream} segment", points)
+        yield from self._versions()
+
+    def _segments(self) -> dict[tuple[str, int, int], list[Mark]]:
+        """Marks by stream, epoch and sample id. A run that went back makes some ids again, in another epoch."""
+        chains: dict[tuple[str, int, int], list[Mark]] = {}
+        for index, track in enumerate(self._tracks):
+            rows = track.process.of_kind(MARK)
+            words = [name.partition(" ") for name in track.process.names]
+            columns = (names_of(rows), track.nanoseconds(rows[:, 1]), rows[:, 2], rows[:, 3], rows[:, 4], lanes_of(rows))
+            for name, t, sample_id, version, num, lane in zip(*(c.tolist() for c in columns), strict=True):
+                what, _, stream = words[name]
+                key = (stream, track.process.epoch, int(sample_id))
+                chains.setdefault(key, []).append(Mark(t, what, index, lane, int(num), int(version)))
+        return chains
+
+    def _bar(self, stream: str, tid: int, key: str, sample_id: int, marks: Sequence[Mark]) -> Iterator[str]:
+        """The life of a segment, and in it what it was doing. What has no end yet is not drawn."""
+        if len(marks) < 2:
+            return
+        parts = [(f"{stream} segment", marks[0].t, marks[-1].t)]
+        parts += [(PHASES[a.what], a.t, b.t) for a, b in pairwise(marks) if a.what in PHASES]
+        version = max(mark.version for mark in marks)
+        args = json.dumps({"sample_id": sample_id, "rows": marks[0].rows, "version": version, "end": marks[-1].what})
+        head = f'"cat":{json.dumps(stream)},"id":{json.dumps(key)},"pid":{self._pid},"tid":{tid}'
+        edges = [
+            (start, 1, n, f'{{"ph":"b","name":{json.dumps(name)},{head},"args":{args}')
+            for n, (name, start, _) in enumerate(parts)
+        ]
+        edges += [(end, 0, -n, f'{{"ph":"e","name":{json.dumps(name)},{head}') for n, (name, _, end) in enumerate(parts)]
+        for t, _, _, text in sorted(edges):
+            yield f'{text},"ts":{micro(t)}}}'
+
+    def _bind(self, mark: Mark) -> Point | None:
+        track = self._tracks[mark.track]
+        slices = track.slices[mark.lane]
+        i = slices.before(mark.t) if mark.what in ENDS else slices.at(mark.t)
+        return None if i is None else Point(slices.inside(i, mark.t), track.pid, mark.lane, i)
+
+    def _arrow(self, name: str, points: Sequence[Point]) -> Iterator[str]:
+        """From slice to slice; none where there is only one."""
+        stops: list[Point] = []
+        for point in points:
+            if not stops or (point.pid, point.lane, point.slice) != (stops[-1].pid, stops[-1].lane, stops[-1].slice):
+                stops.append(point)
+        if len(stops) < 2:
+            return
+        self._next += 1
+        for n, stop in enumerate(stops):
+            kind = "s" if n == 0 else "f" if n == len(stops) - 1 else "t"
+            enclosing = ',"bp":"e"' if kind == "f" else ""
+            where = f'"ts":{micro(stop.t)},"pid":{stop.pid},"tid":{stop.lane + 1}'
+            yield f'{{"ph":"{kind}","cat":"path","name":{json.dumps(name)},"id":{self._next},{where}{enclosing}}}'
+
+    def _versions(self) -> Iterator[str]:
+        """From the slice that published a version to each that loaded it."""
+        published: dict[tuple[str, int, int], Point] = {}
+        for channel, epoch, version, point in self._params(PUBLISH):
+            published.setdefault((channel, epoch, version), point)
+        for channel, epoch, version, point in self._params(LOAD):
+            source = published.get((channel, epoch, version))
+            if source is not None and source.t <= point.t:
+                arrow = list(self._arrow(f"{channel} version {version}", [source, point]))
+                self.num_versions += bool(arrow)
+                yield from arrow
+
+    def _params(self, kind: int) -> Iterator[tuple[str, int, int, Point]]:
+        for track in self._tracks:
+            rows = track.process.of_kind(kind)
+            columns = (names_of(rows), track.nanoseconds(rows[:, 1]), rows[:, 2], lanes_of(rows))
+            for name, t, version, lane in zip(*(c.tolist() for c in columns), strict=True):
+                slices = track.slices[lane]
+                if (i := slices.at(t)) is not None:
+                    point = Point(slices.inside(i, t), track.pid, lane, i)
+                    yield track.process.names[name], track.process.epoch, int(version), point

@@ -1,0 +1,77 @@
+"""`runnel trace`: the files of a traced run as one JSON file that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from runnel.core.errors import ConfigError
+from runnel.track.folder import RunFolder
+from runnel.track.trace.files import Process, read_processes
+from runnel.track.trace.paths import Paths
+from runnel.track.trace.picture import Track
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a picture shows, and in plain sentences what it does not."""
+
+    path: Path
+    num_processes: int
+    num_events: int
+    num_segments: int
+    num_versions: int
+    notices: tuple[str, ...]
+
+
+def write_trace(run: Path | str, out: Path | str | None = None) -> Summary:
+    """Write the trace of a run; compressed where the name ends in .gz. Default: trace.json.gz in its folder."""
+    processes = read_processes(run)
+    path = Path(out) if out is not None else RunFolder(run).path / "trace.json.gz"
+    zero_s = min((p.clocks[0][0] + p.shift_s for p in processes), default=0.0)
+    tracks = [Track(process, pid, zero_s) for pid, process in enumerate(processes, start=1)]
+    paths = Paths(tracks, pid=len(tracks) + 1)
+    notices = tuple(_notices(processes))
+    num_epochs = len({p.epoch for p in processes})
+    num_events = 0
+    with _opened(path) as file:
+        about = json.dumps({"run": RunFolder(run).path.name, "left_out": list(notices)})
+        file.write(f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n')
+        for event in _events(tracks, paths, num_epochs):
+            file.write(f",\n{event}" if num_events else event)
+            num_events += 1
+        file.write("\n]}\n")
+    return Summary(path, len(processes), num_events, paths.num_segments, paths.num_versions, notices)
+
+
+def _events(tracks: list[Track], paths: Paths, num_epochs: int) -> Iterator[str]:
+    for track in tracks:
+        yield from track.heads(num_epochs=num_epochs)
+    for track in tracks:
+        yield from track.events()
+    yield from paths.events()
+
+
+def _notices(processes: list[Process]) -> Iterator[str]:
+    for p in processes:
+        if p.left_out:
+            yield f"{p.group}: its file was full; {p.left_out:,} later records are left out (--trace-mb gives it more room)"
+        if p.problem:
+            yield f"{p.group}: {p.problem}"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """A text file, written beside its place and then put there."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with gzip.open(new, "wt", compresslevel=5) if path.suffix == ".gz" else new.open("w") as file:
+            yield file
+        new.replace(path)
+    except OSError as error:
+        raise ConfigError("out", str(path), f"cannot be written ({error.strerror or error})") from error
