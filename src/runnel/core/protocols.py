@@ -356,6 +356,8 @@ class Update:
 
     metrics: Metrics
     feedback: dict[str, list[Mapping[str, Tensor]]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """What else there is to tell the run (`kind`, and plain data); the leading rank's is told."""
 
 
 @runtime_checkable

@@ -27,6 +27,7 @@ from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.batches import MicroBatch, join_rows, merge, questions, split_tokens, split_units
 from runnel.llm.canary import Canary
 from runnel.llm.drift import Drift, Mismatch, version_stats
+from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import REFERENCE, KeptReference, ReferencePlan
 from runnel.llm.trained import Trained, TrainedModel
 from runnel.nets.decoder import Recompute
@@ -129,6 +130,7 @@ class TokenLearner:
         collective: Collective | None = None,
         device: str = "cpu",
         reference: ReferencePlan | None = None,
+        recorder: GroupRecorder | None = None,
     ) -> None:
         self.config, self.algorithms = config, dict(algorithms)
         self._device = device
@@ -137,6 +139,7 @@ class TokenLearner:
         self.critic: Trained | None = None
         self.reference: Trained | None = None
         self._plan = reference
+        self._recorder = recorder if self._collective.rank == 0 else None
         self._kept: KeptReference | None = None
         self.version = 0
         self._seen, self._mismatch, self._canary = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
@@ -160,14 +163,17 @@ class TokenLearner:
         unknown = sorted(segments.keys() - self.algorithms.keys())
         if unknown:
             raise DataError(f"reader {unknown[0]!r} has no algorithm; the learner knows {sorted(self.algorithms)}")
-        parts = []
+        parts, joined = [], dict[str, Batch]()
         for reader, some in found.items():
             algorithm = self.algorithms[reader]
             rows = join_rows(some)
             for need in sorted(algorithm.needs - rows.keys()):
                 rows[need] = self._field(need, rows)
             parts.append(algorithm.annotate(rows, self._collective))
+            joined[reader] = rows
         batch = merge(parts)
+        if self._recorder is not None:
+            batch |= self._recorder.choose(self.version + 1, found, joined, parts)
         rate = self.config.sft_lr if found.keys() == {DEMOS} else self.config.lr
         now = {"lr": at(rate, progress), "critic_lr": at(self.config.critic_lr, progress)}
         now |= {f"seen/{name}": float(name in found) for name in self.algorithms}
@@ -234,7 +240,7 @@ class TokenLearner:
         self.version += 1
         self._follow()
         self._canary.take(batch)
-        return Update(metrics)
+        return Update(metrics, events=[] if self._recorder is None else self._recorder.take())
 
     def _step(self, batch: Batch, rows: Tensor, rates: Metrics, *, first: bool, first_pass: bool) -> Metrics:
         """One optimiser step on the rows `rows`, if anything in them trains."""
@@ -286,6 +292,8 @@ class TokenLearner:
         for part in self._parts(batch, useful):
             outputs = self._outputs(part, active)
             values = self._backward(part, outputs, active, counts)
+            if self._recorder is not None:
+                self._recorder.see(part, outputs)
             if "logprob" in outputs and part.kinds:
                 values["entropy"] = outputs["entropy"].detach().sum()
                 drift.add(part, outputs["logprob"].detach())

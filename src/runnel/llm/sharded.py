@@ -20,6 +20,7 @@ from runnel.core.protocols import Collective, MeshCollective
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.batches import MicroBatch
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import ReferencePlan
 from runnel.llm.trained import ShardedTrainedModel
 from runnel.nets.lora import Adapters
@@ -33,12 +34,14 @@ def make_learner(
     collective: Collective,
     device: str,
     reference: ReferencePlan | None = None,
+    recorder: GroupRecorder | None = None,
 ) -> TokenLearner:
     """The learner of one rank; one that is alone has nothing to share, whatever `config.shard` says."""
     kind = ShardedTokenLearner if config.shard and collective.world_size > 1 else TokenLearner
     if kind is ShardedTokenLearner and device.startswith("cuda:"):
         raise ConfigError("device", device, "with learner.shard each rank has a GPU of its own; use cuda")
-    return kind(config, model, algorithms=algorithms, collective=collective, device=device, reference=reference)
+    rest: dict[str, Any] = {"reference": reference, "recorder": recorder}
+    return kind(config, model, algorithms=algorithms, collective=collective, device=device, **rest)
 
 
 class ShardedTokenLearner(TokenLearner):

@@ -18,6 +18,7 @@ from runnel.core.clock import Clock
 from runnel.core.protocols import State
 from runnel.eval.statistics import summarise
 from runnel.track.folder import RunFolder
+from runnel.track.groups import GroupFile
 from runnel.track.live import LiveView
 from runnel.track.load import LOOK_EVERY_S, Load
 from runnel.track.media import EpisodeFiles
@@ -73,6 +74,7 @@ class Ledger:
         self.clock = clock
         self.view: LiveView | None = None
         self._metrics, self._samples = JsonlSink(folder.metrics), JsonlSink(folder.samples)
+        self._groups = GroupFile(folder.groups)
         self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
         self._callbacks = callbacks or Callbacks()
@@ -128,6 +130,9 @@ class Ledger:
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
             elif kind == "video":
                 self._videos.add(event, version=event["version"], steps=self.steps)
+            elif kind == "group":
+                at = {"version": event["version"], "steps": self.steps, "tokens": self.tokens}
+                self._groups.add({**at, **{k: v for k, v in event.items() if k not in ("kind", "worker")}})
             elif kind == "failure":
                 self.note(f"{event['worker']}: {event['rows']} rows cancelled: {event['reason']}", level="warning")
             elif kind in ENV_FAULTS:
@@ -318,6 +323,7 @@ class Ledger:
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
         self._videos.cut(self.version)
+        self._groups.cut(self.version)
         self.progress = 0.0  # the next update tells; the budget may be another than that of the checkpoint
         self._start = self.clock.now()
         self._first = _Mark(self._start, self.steps, self.tokens, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Inferencer, Policy
@@ -71,7 +72,8 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
 
     def learner(ranks: Collective) -> TokenLearner:
         model = ScalarModel(task.model()) if scores else task.model()
-        return make_learner(c.learner, model, algorithms={"pairs": algorithm}, collective=ranks, device=c.device)
+        rest: dict[str, Any] = {"algorithms": {"pairs": algorithm}, "collective": ranks, "recorder": task.recorder()}
+        return make_learner(c.learner, model, device=c.device, **rest)
 
     return Experiment(
         config=c,

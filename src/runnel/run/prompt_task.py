@@ -21,6 +21,7 @@ from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.export import save_policy
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.policy import ChatPolicy
+from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampler import PromptSampler
@@ -104,7 +105,23 @@ class PromptTask:
     ) -> TokenLearner:
         """The learner of one rank of the trainer, with an algorithm for each reader."""
         rest: dict[str, Any] = {"algorithms": algorithms, "collective": ranks, "reference": reference}
+        rest["recorder"] = self.recorder(self.channels)
         return make_learner(config, self.model(), device=self._config.device, **rest)
+
+    def recorder(self, channels: Mapping[str, float] | None = None) -> GroupRecorder | None:
+        """What writes groups as the learner sees them, as `config.record` says; None where it says none."""
+        every = self._config.record.group_every(self._config.total_updates)
+        if not every:
+            return None
+        examples = self.task.train
+        return GroupRecorder(
+            self.tokenizer,
+            every=every,
+            channels=channels or {},
+            pass_reward=self._config.eval.pass_reward,
+            example=lambda number: examples[number],
+            source=self.task.name,
+        )
 
     def reference(self, config: TokenLearnerConfig, *, depth: int) -> InferenceStream:
         """The stream of a reference model on workers of its own. Where runs must not depend on timing or on where they were

@@ -187,7 +187,7 @@ class LeadingTrainer(TrainerWorker):
         if warning:
             self.emit({"kind": "event", "level": "warning", "text": warning})
         # what each rank has said lies beside the segments already
-        return Update(end.metrics, {name: [{} for _ in segments[name]] for name in update.feedback})
+        return Update(end.metrics, {name: [{} for _ in segments[name]] for name in update.feedback}, update.events)
 
     def setup(self) -> None:
         address = self.ranks.collective.listen()

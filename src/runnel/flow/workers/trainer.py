@@ -153,6 +153,8 @@ class TrainerWorker(Worker):
                 **self._times(),
             }
         )
+        for event in update.events:
+            self.emit(event)
 
     def _times(self) -> dict[str, Any]:
         """What an update event says beside this of seconds; they stand apart from metrics, which can be compared."""
