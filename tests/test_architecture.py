@@ -29,9 +29,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": BELOW_RUN,
     "run": BELOW_RUN | {"testing"},
     "plan": {"core", "flow", "track", "run"},
+    "board": {"core", "track"},
     "recipes": {"runnel"},
     "tune": BELOW_RUN | {"testing", "run", "recipes", "runnel"},
-    "cli": BELOW_RUN | {"testing", "run", "recipes", "tune", "plan", "runnel"},
+    "cli": BELOW_RUN | {"testing", "run", "recipes", "tune", "plan", "board", "runnel"},
     "runnel": BELOW_RUN | {"testing", "run"},
 }
 """Besides itself. `runnel` is the package's own __init__: the public names."""

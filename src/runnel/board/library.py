@@ -153,7 +153,7 @@ class RunView:
     @property
     def label(self) -> str:
         parts = [str(self.info.get(key) or "") for key in ("recipe", "subject")]
-        return " ".join(dict.fromkeys(part for part in parts if part)) or self.folder.path.name
+        return " ".join(dict.fromkeys(part for part in parts if part)) or self.folder.path.resolve().name
 
     @property
     def group(self) -> str:
@@ -176,7 +176,7 @@ class RunView:
         rate = last.get("time", {}).get("tokens_per_s") or last.get("time", {}).get("steps_per_s")
         return {
             "id": self.key,
-            "name": self.folder.path.name,
+            "name": self.folder.path.resolve().name,
             "label": self.label,
             "group": self.group,
             "recipe": str(self.info.get("recipe") or ""),

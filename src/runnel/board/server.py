@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 import threading
@@ -282,7 +283,7 @@ def _json(data: Any, status: int = 200) -> Response:
 
 def serve(folder: Path, *, host: str = "127.0.0.1", port: int = 8420, say: Callable[[str], None] = print) -> None:
     """Serve the board until it is interrupted."""
-    library = Library(folder)
+    library = Library(folder, num_processes=max(1, (os.cpu_count() or 2) - 1))
     token = "" if host in LOOPBACK else secrets.token_urlsafe(24)
     listening = _listen(host, port)
     port = listening.getsockname()[1]
