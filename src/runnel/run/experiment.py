@@ -134,6 +134,8 @@ class RunConfig:
     """Record what every worker does when, and the path of every sample; `runnel trace RUN` makes a picture of it."""
     trace_mb: int = 64
     """Megabytes after which a process stops recording."""
+    control: bool = False
+    """Let the board stop this run and save checkpoints, with the token that it prints when it starts."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -1,15 +1,19 @@
 """The run folder: what lies where, who made it, and how to read it back even after a kill.
 
 config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  report.html  log.txt
+orders.jsonl  control.json
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
 import importlib.metadata
 import json
 import platform
 import re
+import secrets
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +70,7 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
         self.orders = self.path / "orders.jsonl"
+        self.control = self.path / "control.json"
         self.trace = self.path / "trace"
 
     @classmethod
@@ -133,6 +138,27 @@ class RunFolder:
                 found.append(order)
         return found, start + len(whole)
 
+    def open_control(self) -> str:
+        """Let whoever has the token that this returns give orders over the board. Only its hash is written down."""
+        token, salt = secrets.token_urlsafe(16), secrets.token_hex(16)
+        _write_json(self.control, {"salt": salt, "sha256": _hash(salt, token)})
+        return token
+
+    def close_control(self) -> None:
+        """No token is good any more."""
+        self.control.unlink(missing_ok=True)
+
+    def may_control(self, token: str) -> bool:
+        """Whether `token` is the one that the run printed when it was last started; takes as long for any other."""
+        try:
+            data = _read_json(self.control)
+        except ConfigError:
+            return False
+        salt, known = data.get("salt"), data.get("sha256")
+        if not isinstance(salt, str) or not isinstance(known, str):
+            return False
+        return hmac.compare_digest(_hash(salt, token).encode(), known.encode())
+
     def is_held(self) -> bool:
         """Whether a process is training the run now."""
         try:
@@ -194,6 +220,10 @@ class RunFolder:
         if not self.checkpoints.is_dir():
             return []
         return [(entry.name, _size(entry)) for entry in sorted(self.checkpoints.iterdir()) if not entry.name.startswith(".")]
+
+
+def _hash(salt: str, token: str) -> str:
+    return hashlib.sha256(f"{salt}:{token}".encode(errors="surrogatepass")).hexdigest()
 
 
 def _is_order(order: Mapping[str, Any]) -> bool:
