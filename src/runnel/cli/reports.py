@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,30 @@ def evaluate(args: list[str]) -> int:
     if parsed.seed < 0:
         raise ConfigError("seed", parsed.seed, "use 0 or more: below lie the episodes of the run's own evaluations")
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}
+    chosen = {name: value for name, value in settings.items() if value is not None}
     runs = list(dict.fromkeys(source.path for argument in parsed.runs for source in find_runs(argument)))
     for run in runs:
-        chosen = {name: value for name, value in settings.items() if value is not None}
+        _check_samples(run, chosen)
+    for run in runs:
         row, samples = _measure(run, parsed.episodes, parsed.seed, chosen)
         if parsed.json:
             print(json.dumps({"run": str(run), **row}))
         else:
             _tell(run, row, samples, named=len(runs) > 1)
     return 0
+
+
+def _check_samples(run: Path, chosen: Mapping[str, Any]) -> None:
+    """pass@k needs a language task, and as many samples as k."""
+    if not chosen:
+        return
+    config = RunFolder.open(run).read_config()
+    if "env" in config:
+        raise ConfigError("samples", str(run), "pass@k is for runs of language models; leave --samples and --pass-k out")
+    saved = config.get("eval") or {}
+    samples, ks = chosen.get("eval.samples", saved.get("samples", 0)), chosen.get("eval.pass_k", saved.get("pass_k", [1]))
+    if samples < 1 or not all(1 <= k <= samples for k in ks):
+        raise ConfigError("pass_k", ks, f"each k must be from 1 to the number of samples, {samples}; set --samples")
 
 
 def _measure(run: Path, episodes: int, seed: int, settings: dict[str, Any]) -> tuple[Row, Sequence[dict[str, Any]]]:

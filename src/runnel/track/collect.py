@@ -60,6 +60,12 @@ class Collected:
     groups: list[Group]
     notices: list[str] = field(default_factory=list)
 
+    def lines(self) -> dict[str, list[History]]:
+        """The runs that one curve may stand for: of one group and, where there are several, of one task."""
+        several = len({task_of(run) for group in self.groups for run in group.runs}) > 1
+        parts = [(group.name, task, runs) for group in self.groups for task, runs in group.by_task().items()]
+        return {f"{name} on {task}" if several else name: runs for name, task, runs in parts}
+
 
 def task_of(run: History) -> str:
     """What a run was trained on."""
@@ -190,9 +196,10 @@ def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Se
     """The recipe where that says it; else the folder, or the settings that differ."""
     folders, recipes = [key[0] for key in keyed], [key[1] for key in keyed]
     settings = [method(runs[0]) for runs in keyed.values()]
-    varying = {name for other in settings for name in differences(settings[0], other)}
     names: list[str] = []
     for i, (folder, recipe, _) in enumerate(keyed):
+        others = [other for other, by in zip(settings, recipes, strict=True) if by == recipe]
+        varying = {name for other in others for name in differences(others[0], other)}
         told = ", ".join(f"{name}={_setting(settings[i], name)}" for name in sorted(varying))
         if recipes.count(recipe) == 1 and recipe not in taken:
             name = recipe

@@ -11,7 +11,7 @@ import numpy as np
 from runnel.eval.aggregates import Interval
 from runnel.track.accounts import accounting, imbalances
 from runnel.track.collect import seed_of
-from runnel.track.curves import axis_label, groups, metric_grid, score_figure
+from runnel.track.curves import Charts, axis_label
 from runnel.track.history import History, is_number, mean_interval
 from runnel.track.judge import Judgement
 from runnel.track.numbers import seconds, short
@@ -25,10 +25,14 @@ MOST_CONFIGS = 20
 
 
 def comparison_page(
-    runs: Sequence[History], target: Path, *, by: Mapping[str, Sequence[History]] | None = None, judged: Judgement | None = None
+    runs: Sequence[History],
+    target: Path,
+    charts: Charts,
+    *,
+    by_label: Mapping[str, Sequence[History]],
+    judged: Judgement | None = None,
 ) -> str:
-    """The page; `by` are groups that the user named, else runs are grouped by their configuration."""
-    by_label = by or groups(runs)
+    """The page of runs in groups, and what their comparison over seeds says."""
     title = next(iter(by_label)) if len(by_label) == 1 else "Comparison"
     problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     wrong = [f"{run.name}: {problem}" for run in runs for problem in imbalances(run)]
@@ -39,7 +43,7 @@ def comparison_page(
             f'<header><h1>{text(title)}</h1><p class="soft">{len(runs)} runs</p>'
             f"{_verdict(judged) if judged else _facts(facts)}{notices(problems)}{notices(wrong, bad=True)}</header>",
             *(_statistics(judged) if judged else []),
-            section("Learning", score_figure(runs, by_label).html(), metric_grid(runs, by_label)),
+            section("Learning", charts.html()),
             section("Runs", _run_table(runs, target)),
             section("Sample accounting", accounting(runs)),
             section("Configurations", *_configs(by_label)),

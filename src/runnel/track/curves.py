@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from runnel.track.frame import RETURN_KEYS
 from runnel.track.history import Curve, History, across
@@ -59,7 +60,7 @@ def axis_label(runs: Sequence[History]) -> str:
 
 
 def score_figure(runs: Sequence[History], by: By | None = None) -> Figure:
-    """Return and evaluation in one large picture; `by` are groups of runs, else those of `groups`."""
+    """Return and evaluation in one large picture."""
     name = return_name(runs[0])
     if len(runs) == 1:
         series, title = _score_series(runs[0], name), name.capitalize()
@@ -70,18 +71,30 @@ def score_figure(runs: Sequence[History], by: By | None = None) -> Figure:
     return Figure("score", title, series, axis_label(runs))
 
 
-def metric_grid(runs: Sequence[History], by: By | None = None) -> str:
-    """Small charts: what is always looked at first, everything else on request."""
-    first, rest = _metric_figures(runs, by)
-    more = f'<div class="grid">{"".join(f.html(large=False) for f in rest)}</div>' if rest else ""
-    shown = "".join(f.html(large=False) for f in first)
-    return (f'<div class="grid">{shown}</div>' if shown else "") + fold(f"{len(rest)} more", more)
+@dataclass(frozen=True)
+class Charts:
+    """The pictures of a report: the large one, the small ones that are looked at first, and all the others."""
+
+    score: Figure
+    first: Sequence[Figure]
+    rest: Sequence[Figure]
+
+    def html(self) -> str:
+        """The others are folded away."""
+        more = f'<div class="grid">{"".join(f.html(large=False) for f in self.rest)}</div>' if self.rest else ""
+        shown = "".join(f.html(large=False) for f in self.first)
+        return self.score.html() + (f'<div class="grid">{shown}</div>' if shown else "") + fold(f"{len(self.rest)} more", more)
+
+    def csv_rows(self) -> list[list[str]]:
+        """All of them in one long table; single runs behind their mean only in the large one."""
+        small = [row for chart in (*self.first, *self.rest) for row in chart.csv_rows(faint=False)[1:]]
+        return self.score.csv_rows() + small
 
 
-def metric_figures(runs: Sequence[History], by: By | None = None) -> list[Figure]:
-    """All small charts."""
+def make_charts(runs: Sequence[History], by: By | None = None) -> Charts:
+    """The charts of one run, or of several; `by` are groups of runs, else those of `groups`."""
     first, rest = _metric_figures(runs, by)
-    return first + rest
+    return Charts(score_figure(runs, by), first, rest)
 
 
 def _metric_figures(runs: Sequence[History], by: By | None) -> tuple[list[Figure], list[Figure]]:
@@ -112,9 +125,8 @@ def overlay(
         if len(members) == 1:
             series.append(Series(label, *curves[0], smooth=smooth, color=color))
             continue
-        if smooth:
-            curves = [(x, smoothed(y)) for x, y in curves]
         if len(runs) <= MOST_FAINT:
+            curves = [(x, smoothed(y)) for x, y in curves] if smooth else curves
             series += [Series(run.name, *points, faint=True, color=color) for run, points in zip(members, curves, strict=True)]
         x, mean, low, high = across(curves)
         series.append(Series(f"{label}, mean of {len(members)}", x, mean, low=low, high=high, color=color))

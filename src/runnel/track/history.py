@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,26 @@ class History:
 
     def curve(self, name: str) -> Curve:
         """A metric over the axis."""
-        return self._curve([(row, row.get("metrics", {}).get(name)) for row in self.updates if name in row.get("metrics", {})])
+        at, values = self._columns.get(name, ([], []))
+        y = np.array(values, dtype=np.float64)
+        return self._positions[at], np.where(np.isfinite(y), y, np.nan)
+
+    @cached_property
+    def _columns(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Each metric: the updates that have it, and its values there, NaN for what is no number. One pass over a long run."""
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for number, row in enumerate(self.updates):
+            for name, value in row.get("metrics", {}).items():
+                at, values = found.setdefault(str(name), ([], []))
+                at.append(number)
+                values.append(_number(value))
+        return found
+
+    @cached_property
+    def _positions(self) -> Floats:
+        """Where on the axis each update is."""
+        axis = self.axis
+        return np.array([row.get(axis) or 0 for row in self.updates], dtype=np.float64)
 
     def rate(self, name: str) -> Curve:
         """A number of the `time` part over the axis (`steps_per_s`)."""
@@ -74,12 +95,7 @@ class History:
 
     def metric_names(self) -> list[str]:
         """Every metric that an update reported as a number, in order of appearance."""
-        names: dict[str, None] = {}
-        for row in self.updates:
-            for name, value in row.get("metrics", {}).items():
-                if is_number(value):
-                    names.setdefault(str(name))
-        return list(names)
+        return [name for name, (_, values) in self._columns.items() if any(map(math.isfinite, values))]
 
     def stage_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by worker and stage over the whole run (`trainer/update` is stage `update` of worker `trainer`)."""
@@ -120,7 +136,14 @@ class History:
 
 def is_number(value: Any) -> bool:
     """A finite number, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _number(value: Any) -> float:
+    """The number, or NaN."""
+    if type(value) is float:
+        return value
+    return float(value) if type(value) is int and is_number(value) else math.nan
 
 
 def load_history(path: Path | str) -> History:
@@ -158,14 +181,20 @@ def is_sound(row: Row) -> bool:
     """Whether the parts that a report walks through have their shapes."""
     time = row.get("time", {})
     tables = [row.get("metrics", {}), row.get("streams", {}), time]
-    tables += [time.get("stages", {}), time.get("idle", {})] if isinstance(time, dict) else []
+    tables += [time.get(part, {}) for part in ("stages", "idle", "ranks", "system")] if isinstance(time, dict) else []
     counts = [row.get("steps") or 0, row.get("version") or 0, row.get("tokens") or 0]
     return (
         row.get("kind") in ("update", "eval", "event", "end")
         and all(isinstance(table, dict) for table in tables)
+        and all(isinstance(counted, dict) for counted in row.get("streams", {}).values())
+        and all(isinstance(gpu, dict) for gpu in _as_list(time.get("system", {}).get("gpus")))
         and all(is_number(count) for count in counts)
         and isinstance(row.get("samples", []), list)
     )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def across(curves: Sequence[Curve], num_points: int = 200) -> tuple[Floats, Floats, Floats, Floats]:

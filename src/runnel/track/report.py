@@ -13,7 +13,7 @@ from runnel.eval.reference import Range
 from runnel.track.accounts import accounting, accounting_table, imbalances
 from runnel.track.collect import Collected
 from runnel.track.comparison import GOOD, comparison_page, csv_folder, run_rows
-from runnel.track.curves import groups, metric_figures, metric_grid, return_name, score_figure
+from runnel.track.curves import Charts, groups, make_charts, return_name
 from runnel.track.history import History, is_number, load_history
 from runnel.track.judge import How, Judgement, judge
 from runnel.track.numbers import num_bytes, seconds, short
@@ -36,9 +36,11 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) 
     first = runs[0].folder
     default = first.report if len(runs) == 1 else first.path.resolve().parent / "comparison.html"
     target = Path(out) if out is not None else default
-    html = _single(runs[0], target) if len(runs) == 1 else comparison_page(runs, target)
+    by = groups(runs)
+    charts = make_charts(runs, by)
+    html = _single(runs[0], target, charts) if len(runs) == 1 else comparison_page(runs, target, charts, by_label=by)
     _write(target, html)
-    _write_numbers(runs, groups(runs), csv_folder(target))
+    _write_numbers(runs, charts, csv_folder(target))
     return target
 
 
@@ -52,11 +54,11 @@ def write_comparison(
 ) -> Judgement:
     """Write the report of groups of runs, judged over their seeds, and return what it says."""
     judged = judge(collected, scores=scores, normalise=normalise, ranges=ranges)
-    by = {group.name: list(group.runs) for group in collected.groups}
+    by = collected.lines()
     runs = [run for members in by.values() for run in members]
-    target = Path(out)
-    _write(target, comparison_page(runs, target, by=by, judged=judged))
-    _write_numbers(runs, by, csv_folder(target))
+    target, charts = Path(out), make_charts(runs, by)
+    _write(target, comparison_page(runs, target, charts, by_label=by, judged=judged))
+    _write_numbers(runs, charts, csv_folder(target))
     for table in judged.tables:
         write_csv(csv_folder(target), table.name, table.csv_rows())
     for figure in judged.figures:
@@ -76,11 +78,9 @@ def _write(target: Path, html: str) -> None:
         ) from error
 
 
-def _write_numbers(runs: Sequence[History], by: Mapping[str, Sequence[History]], folder: Path) -> None:
+def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> None:
     """Every chart in one long table, and each table of the page."""
-    score, rest = score_figure(runs, by), metric_figures(runs, by)
-    rows = score.csv_rows() + [row for chart in rest for row in chart.csv_rows(faint=False)[1:]]
-    write_csv(folder, "curves", rows)
+    write_csv(folder, "curves", charts.csv_rows())
     tables = [run_rows(runs), accounting_table(runs)]
     tables += [_evaluations(runs[0]), _stages(runs[0])] if len(runs) == 1 else []
     for part in tables:
@@ -100,12 +100,12 @@ def _stages(run: History) -> Table:
 
 
 # ---------------------------------------------------------------------------------------------------------------- one run
-def _single(run: History, target: Path) -> str:
+def _single(run: History, target: Path, charts: Charts) -> str:
     return page(
         f"{run.label} – runnel",
         [
             _header(run),
-            section("Learning", score_figure([run]).html(), metric_grid([run])),
+            section("Learning", charts.html()),
             section("Where the time goes", _time(run)),
             section("Sample accounting", accounting([run])),
             section("Completions", _samples(run)),

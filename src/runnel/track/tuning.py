@@ -17,8 +17,8 @@ from runnel.core.errors import ConfigError
 from runnel.track.history import History
 
 TAG, STUDY = "tuning", "study.json"
-PARENTS = 3
-"""So many folders above a run are searched for studies, each with the folders in it."""
+PARENTS, BESIDE = 3, 2
+"""So many folders above a run may be a study's, and in so many of them a study may lie beside the run."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ def is_trial(run: History) -> bool:
 def find_studies(run: Path) -> list[Study]:
     """The studies in the folders above a run, and beside those."""
     found: dict[Path, Study] = {}
-    for above in list(run.resolve().parents)[:PARENTS]:
+    for height, above in enumerate(list(run.resolve().parents)[:PARENTS]):
         if above == Path(above.anchor):
             break
-        for path in [above / STUDY, *sorted(above.glob(f"*/{STUDY}"))]:
+        for path in [above / STUDY, *(sorted(above.glob(f"*/{STUDY}")) if height < BESIDE else [])]:
             study = read_study(path)
             if study is not None:
                 found.setdefault(path, study)
@@ -61,8 +61,9 @@ def read_study(path: Path) -> Study | None:
         return None
     recipe, subject = data.get("recipe"), data.get("subject")
     if not (recipe and subject):
-        trials = [p for pattern in ("*/run.json", "*/*/run.json") for p in sorted(path.parent.glob(pattern))[:1]]
-        info = _json(trials[0]) if trials else {}
+        runs = [p.parent for pattern in ("*/run.json", "*/*/run.json") for p in sorted(path.parent.glob(pattern))]
+        trial = next((run for run in runs if TAG in (_json(run / "config.json").get("tags") or [])), None)
+        info = _json(trial / "run.json") if trial else {}
         recipe, subject = recipe or info.get("recipe"), subject or info.get("subject")
     return Study(path, frozenset(s for s in seeds if type(s) is int), str(recipe or ""), str(subject or ""))
 
