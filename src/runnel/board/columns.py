@@ -197,7 +197,8 @@ def _load(row: Row) -> dict[str, float]:
     if not isinstance(system, Mapping):
         return {}
     found = {f"system/{name}": float(value) for name, value in system.items() if is_number(value)}
-    for number, gpu in enumerate(system.get("gpus") or []):
+    gpus = system.get("gpus")
+    for number, gpu in enumerate(gpus if isinstance(gpus, list) else []):
         found |= {f"system/gpu{number}/{name}": float(value) for name, value in gpu.items() if is_number(value)}
     return found
 

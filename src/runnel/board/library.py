@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,9 @@ class RunView:
             columns = Columns.load(self._cache, self.folder.metrics) or columns
         if size - columns.offset > LARGE and pool is not None:
             self.columns, self.is_rough = preview(self.folder.metrics), True
-            self._indexing = pool.submit(index_file, str(self.folder.metrics), str(self._cache))
-            return True
+            with suppress(BrokenExecutor):
+                self._indexing = pool.submit(index_file, str(self.folder.metrics), str(self._cache))
+                return True
         for block in read_blocks(self.folder.metrics, columns.offset):
             columns.feed(block)
         self.columns, self.is_rough = columns, False
@@ -101,11 +103,7 @@ class RunView:
         assert self._indexing is not None
         if not self._indexing.done():
             return False
-        failed = self._indexing.exception()
-        self._indexing = None
-        if failed is not None:
-            self.damage.append(f"metrics.jsonl could not be read: {failed}")
-            return True
+        self._indexing = None  # where that failed (no room for a cache), this process parses the file itself
         return self._follow(self.folder.metrics.stat().st_size, None)
 
     def _read_plain(self) -> bool:

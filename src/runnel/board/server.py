@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,12 +116,15 @@ class Live:
             queue.put_nowait("")
 
     def _watch(self) -> None:
-        while not self._stop.wait(REFRESH_S):
+        pause = REFRESH_S
+        while not self._stop.wait(pause):
+            began = time.perf_counter()
             try:
                 changed = self.library.refresh() | self._ended()
                 self.problem = ""
-            except OSError as error:  # the folder may be away for a while (a network disk)
-                changed, self.problem = set(), f"{self.library.root} cannot be read: {error}"
+            except Exception as error:  # a page that no longer moves must say so; a network disk may come back
+                changed, self.problem = set(), f"{self.library.root} cannot be read now ({type(error).__name__}: {error})"
+            pause = max(REFRESH_S, 4 * (time.perf_counter() - began))  # a look at very many folders takes its time
             if (changed or self.problem) and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._tell, encode({"changed": sorted(changed), "problem": self.problem}))
 
@@ -278,7 +282,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
 
 
 def _json(data: Any, status: int = 200) -> Response:
-    return Response(encode(data), status, media_type="application/json")
+    return Response(encode(data).encode(errors="backslashreplace"), status, media_type="application/json")
 
 
 def serve(folder: Path, *, host: str = "127.0.0.1", port: int = 8420, say: Callable[[str], None] = print) -> None:

@@ -186,7 +186,6 @@ def is_sound(row: Row) -> bool:
     return (
         row.get("kind") in ("update", "eval", "event", "end")
         and all(isinstance(table, dict) for table in tables)
-        and all(isinstance(counted, dict) for counted in row.get("streams", {}).values())
         and all(isinstance(gpu, dict) for gpu in _as_list(time.get("system", {}).get("gpus")))
         and all(is_number(count) for count in counts)
         and isinstance(row.get("samples", []), list)

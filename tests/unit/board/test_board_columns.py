@@ -6,10 +6,15 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from runnel.board import library as library_module
 from runnel.board.columns import Columns, index_file, mark_of, preview
-from runnel.board.library import Library, group_labels, locked_inodes
+from runnel.board.detail import detail
+from runnel.board.library import Library, RunView, group_labels, locked_inodes
+from runnel.track.folder import RunFolder
+from runnel.track.sinks import encode
 
 
 def update(version, **metrics):
@@ -151,6 +156,48 @@ def test_a_large_file_is_shown_roughly_then_exactly(tmp_path, monkeypatch):
     again.refresh()
     assert not again.runs["large"].is_rough  # from the cache, at once
     again.close()
+
+
+def test_without_room_for_a_cache_a_large_file_is_parsed_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(library_module, "LARGE", 10_000)
+    runs = tmp_path / "runs"
+    write_run(runs, "large", [update(v, a=float(v)) for v in range(1, 2000)])
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    library = Library(runs, cache=tmp_path / "cache")
+    library.refresh()
+    run = library.runs["large"]
+    assert run._indexing is not None
+    assert run._indexing.exception(timeout=60) is not None
+    library.refresh()
+    assert (run.is_rough, len(run.columns.curve("a", "version")[0])) == (False, 1999)
+    library.close()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_row_however_wrong_takes_the_page_down(tmp_path, data):
+    """Any part of any row, of the config and of run.json replaced by anything that JSON can say."""
+    rows = [
+        update(1, a=1.0),
+        {"kind": "eval", "version": 1, "steps": 1, "mean": 1.0, "returns": [1.0]},
+        {"kind": "event", "text": "x"},
+    ]
+    row = data.draw(st.sampled_from(rows))
+    part = data.draw(st.sampled_from([row, *(v for v in row.values() if isinstance(v, dict))]))
+    part[data.draw(st.sampled_from([*part, "new"]))] = data.draw(VALUES)
+    run = RunView("x", RunFolder(tmp_path), tmp_path)
+    run.info, run.config = {"git": data.draw(VALUES), "seed": data.draw(VALUES)}, {"tags": data.draw(VALUES)}
+    run.columns.feed(lines(*rows) + lines({"kind": "end", "status": "failed"}))
+    encode(detail(run, set()))
+    run.columns.curve("a", "steps")
+    group_labels([run])
 
 
 def test_the_status_of_a_run(tmp_path):

@@ -161,7 +161,7 @@ def test_orders_need_a_running_run_that_allows_them_and_its_token(client, runs):
         client.app.state.library.refresh()
         assert "token" in order()["error"]  # it was not started with --control
         assert not (runs / "a" / "orders.jsonl").exists()
-        token = RunFolder(runs / "a").allow_control()
+        token = RunFolder(runs / "a").open_control()
         assert "token" in order(token="guess")["error"]
         assert "use stop or checkpoint" in order(op="scale", token=token)["error"]
         assert order(token=token) == {"said": "stop"}

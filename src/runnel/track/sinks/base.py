@@ -51,10 +51,17 @@ def scalars(row: Row) -> dict[str, float]:
         flat.update({f"time/{k}": v for k, v in timing.items() if not isinstance(v, dict)})
         flat.update({f"time/{part}/{k}": v for part in ("stages", "idle", "ranks") for k, v in timing.get(part, {}).items()})
         for stream, counts in row.get("streams", {}).items():
-            flat.update(_counts(f"streams/{stream}", counts))
+            flat.update(_counts(f"streams/{stream}", counts) if isinstance(counts, Mapping) else {})
     elif row.get("kind") == "eval":
         flat = {f"eval/{name}": row[name] for name in ("mean", "low", "high") if name in row}
-    return {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and math.isfinite(v)}
+    return {k: float(v) for k, v in flat.items() if _is_finite(v)}
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond what a float holds
+        return False
 
 
 def _counts(prefix: str, counts: Mapping[str, Any]) -> dict[str, Any]:

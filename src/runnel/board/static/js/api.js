@@ -22,15 +22,23 @@ export const post = (path, data, signal) =>
 const listeners = new Set();
 export const on = (f) => { listeners.add(f); return () => listeners.delete(f); };
 
-/** Follow the server; `state` hears "live" and "lost". */
+/** Follow the server while the page is seen (a browser allows a site few connections, over all tabs); `state` hears "live" and "lost". */
 export function follow(state) {
-  const source = new EventSource("/api/live");
-  source.onopen = () => state("live");
-  source.onerror = () => state("lost");
-  source.onmessage = (message) => {
-    const told = JSON.parse(message.data);
-    listeners.forEach((f) => f(new Set(told.changed), told.problem));
+  let source = null;
+  const open = () => {
+    source = new EventSource("/api/live");
+    source.onopen = () => { state("live"); listeners.forEach((f) => f(null, "")); };
+    source.onerror = () => state("lost");
+    source.onmessage = (message) => {
+      const told = JSON.parse(message.data);
+      listeners.forEach((f) => f(new Set(told.changed), told.problem));
+    };
   };
+  document.addEventListener("visibilitychange", () => {
+    source?.close();
+    if (document.visibilityState === "visible") open();
+  });
+  open();
 }
 
 /** At most one call in `wait` milliseconds, the last one kept. */

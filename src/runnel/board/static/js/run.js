@@ -18,7 +18,7 @@ export class Run {
     this.body = h("div", { class: "runbody" });
     fill(root, this.head, this.tabs, this.body);
     const soon = paced(() => this.refresh());
-    this.off = on((changed) => { if (changed.has(this.id)) soon(); });
+    this.off = on((changed) => { if (!changed || changed.has(this.id)) soon(); });
     this.refresh();
   }
 
