@@ -17,7 +17,7 @@ from runnel.track.tables import Cell, Figure, Table, shown
 
 MOST_ROWS = 30
 SPARKS = 24
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$]|^[#+=-]|^\d+(?=[.)]))")
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$]|^[#+=-]|^\d+(?=[.)]\s))")
 
 
 def md(value: object) -> str:
