@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -91,7 +92,7 @@ def check_renders(target: Target, *, kwargs: Mapping[str, Any] | None, frame_sta
 
 
 def _advice(env: RenderedEnv | None) -> str:
-    if env is None or "mujoco" not in type(env.env.unwrapped).__module__:
+    if "mujoco" not in (type(env.env.unwrapped).__module__ if env is not None else " ".join(sys.modules)):
         return ""
     return "; on a machine without a screen set MUJOCO_GL=egl or MUJOCO_GL=osmesa, and install that library"
 
