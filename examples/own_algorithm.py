@@ -99,6 +99,8 @@ class A2C:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
         self.optimiser.load_state_dict(state["optimiser"])
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.config.lr  # torch keeps the old one in its state; whoever resumes with another means it
         self.version = state["version"]
 
 

@@ -12,8 +12,8 @@ from runnel.cli.train import parse_with, read_overlay
 from runnel.core.config import override
 from runnel.run import registry
 from runnel.run.experiment import RunConfig, one_budget
-from runnel.tune.search import Study, resume, start
 from runnel.tune.settings import Setup, TuneConfig, make_setup
+from runnel.tune.study import Study, resume, start
 
 HELP = """usage: runnel tune RECIPE [--search WORDS ...] [--trials N] [--workers N] [--field value ...]
        runnel tune --resume FOLDER [--trials N] [--workers N] [--test-seeds N] [--on local|ray]

@@ -6,8 +6,8 @@ study = tune.search("ppo", space={"ppo.lr": "log(1e-4, 1e-2)"}, options={"trials
 print(study.best["params"], study.best["command"])
 """
 
-from runnel.tune.search import Study, resume, search
 from runnel.tune.settings import TuneConfig
 from runnel.tune.space import Param
+from runnel.tune.study import Study, resume, search
 
 __all__ = ["Param", "Study", "TuneConfig", "resume", "search"]

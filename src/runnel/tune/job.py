@@ -21,7 +21,7 @@ from runnel.run.checkpoint import Checkpoints
 from runnel.run.experiment import BUDGETS, RunConfig
 from runnel.run.ledger import Callbacks
 from runnel.track.folder import RunFolder
-from runnel.tune.objective import Points, score
+from runnel.tune.objective import NoMetric, Points, compared_by, last_value, score
 
 Message = dict[str, Any]
 Row = Mapping[str, Any]
@@ -74,19 +74,23 @@ def work(order: Message, talk: Talk) -> None:
         talk.send({"kind": "done", "status": "interrupted", "values": [], "at": 0})
     except Exception as error:  # whatever a recipe raises fails its trial, not the study
         text = str(error) if isinstance(error, RunnelError) else f"{type(error).__name__}: {error}"
-        talk.send({"kind": "failed", "error": text})
+        talk.send({"kind": "failed", "error": text, "fatal": isinstance(error, NoMetric)})
 
 
 def _play(order: Message, talk: Talk) -> dict[str, Any]:
     values: list[float] = []
+    levels: list[float] = []
     at = 0
     for run in order["runs"]:
         for segment in run["segments"]:
-            status = _Sitting(order, run, segment, talk, before=values).reach()
+            sitting = _Sitting(order, run, segment, talk, before=levels)
+            status = sitting.reach()
             if status != "finished":
                 return {"status": status, "values": values, "at": at}
         rows = RunFolder(run["path"]).read_rows()[0]
         values.append(score(rows, order["metric"], order["summary"], maximise=order["maximise"]))
+        level = last_value(rows, sitting.metric)
+        levels.append(values[-1] if level is None else level)
         at = max((int(r[order["unit"]]) for r in rows if r["kind"] == "update"), default=0)
     return {"status": "finished", "values": values, "at": at}
 
@@ -100,13 +104,8 @@ class _Sitting:
         self._recipe = registry.load_recipe(order["recipe"])
         self._config = trial_config(self._recipe, order["config"], run, segment["settings"])
         total = int(order["total"])
-        self._points = Points(
-            order["metric"],
-            evaluates=self._config.eval.every > 0,
-            total=total,
-            offset=len(before) * total,
-            after=order["after"],
-        )
+        self.metric = compared_by(order["metric"], evaluates=self._config.eval.every > 0)
+        self._points = Points(self.metric, total=total, offset=len(before) * total, after=order["after"])
         self._ordered, self._pruned = False, False
 
     def reach(self) -> str:

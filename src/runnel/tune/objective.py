@@ -29,7 +29,7 @@ def value_in(row: Row, metric: str) -> float | None:
 
 
 def score(rows: Sequence[Row], metric: str, summary: Summary, *, maximise: bool) -> float:
-    """One number for a run; a `DataError` if it has none that is finite.
+    """One number for a run; a `NoMetric` if it has none, a `DataError` if it is not finite.
 
     >>> rows = [{"kind": "eval", "mean": m} for m in (1.0, 9.0, 2.0, 3.0)]
     >>> [score(rows, "eval", s, maximise=True) for s in ("last", "best", "mean")]
@@ -37,7 +37,7 @@ def score(rows: Sequence[Row], metric: str, summary: Summary, *, maximise: bool)
     """
     found = [v for row in rows if (v := value_in(row, metric)) is not None]
     if not found:
-        raise DataError(f"the run has no {metric!r}; {_known(rows)}")
+        raise NoMetric(f"the run has no {metric!r}; {_known(rows)}")
     if not all(math.isfinite(v) for v in found):
         raise DataError(f"{metric!r} is not finite")
     if summary == "last":
@@ -49,18 +49,31 @@ def score(rows: Sequence[Row], metric: str, summary: Summary, *, maximise: bool)
     return max(smooth) if maximise else min(smooth)
 
 
+def compared_by(metric: str, *, evaluates: bool) -> str:
+    """What a run that goes on is compared by. One that is judged by evaluations and has none on its way: training returns."""
+    return metric if evaluates or metric != "eval" else "return"
+
+
+def last_value(rows: Sequence[Row], metric: str) -> float | None:
+    """The last number of `metric`."""
+    return next((v for row in reversed(rows) if (v := value_in(row, metric)) is not None), None)
+
+
 def _known(rows: Sequence[Row]) -> str:
     names = {name for row in rows for name in (*row.get("metrics", {}), *row.get("extra", {}))}
     return f"use eval or one of {', '.join(sorted(names))}" if names else "it ended before its first update"
 
 
+class NoMetric(DataError):
+    """A run was trained to its end and never logged what it is judged by; no other trial will."""
+
+
 class Points:
     """Turns the rows of a run that goes on into points at even shares of its budget."""
 
-    def __init__(self, metric: str, *, evaluates: bool, total: int, offset: int = 0, after: int = 0) -> None:
-        """`evaluates`: whether the run is evaluated on its way; if not, a run that is judged by evaluations is compared by its
-        training returns meanwhile. `offset` is what runs before it have spent, `after` the last point that is known."""
-        self._metric = metric if evaluates or metric != "eval" else "return"
+    def __init__(self, metric: str, *, total: int, offset: int = 0, after: int = 0) -> None:
+        """`offset` is what runs before it have spent, `after` the last point that is known."""
+        self._metric = metric
         self._total, self._offset, self._seen, self._progress = total, offset, after, 0.0
 
     def take(self, row: Row) -> tuple[int, float] | None:

@@ -11,7 +11,10 @@ from typing import Any, Literal
 from runnel.core.config import differences, override, to_data
 from runnel.core.errors import ConfigError
 from runnel.run import registry
-from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.run.env_config import ReplayEnvConfig
+from runnel.run.experiment import BUDGETS, Experiment, RunConfig
+from runnel.run.pair_graph import PairConfig
+from runnel.run.prompt_graph import PromptConfig
 from runnel.tune.defaults import default_space
 from runnel.tune.job import UNITS
 from runnel.tune.objective import Summary
@@ -19,10 +22,10 @@ from runnel.tune.space import Param, read_space
 
 FIRST_SEED = 10_000
 """Tuning seeds count up from here, test seeds from 1: no run that chose the settings is among those that judge them."""
-MAY_CHANGE = ("trials", "workers", "test_seeds", "on", "search", "dry_run", "config")
+MAY_CHANGE = ("trials", "workers", "test_seeds", "on")
 """Options that may be others when a study goes on."""
-STRUCTURE = ("net", "lm", "model", "replay", "vector", "staleness", "placement", "cluster", "engine", "data", "track")
-"""Groups of fields that decide what a checkpoint holds, or where it is made: members of a population share them."""
+SHARED = {f.name for kind in (ReplayEnvConfig, PromptConfig, PairConfig) for f in dataclasses.fields(kind)} - {"learner"}
+"""Fields of every recipe, which say what a run is made of and where: members of a population have them in common."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,8 @@ class Setup:
 
     def to_data(self) -> dict[str, Any]:
         """For tune.json."""
-        options = {k: v for k, v in to_data(self.options).items() if k != "search"}
+        own = {f.name for f in dataclasses.fields(TuneConfig)} - {"search"}
+        options = {k: v for k, v in to_data(self.options).items() if k in own}
         space = {name: p.to_data() for name, p in self.space.items()}
         return {
             "recipe": self.recipe.name,
@@ -203,22 +207,24 @@ def _check_unset(space: Mapping[str, Param], recipe: registry.Recipe, config: Ru
 def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, space: dict[str, Param]) -> Setup:
     """Build what each end of each range gives, so that what can never work is refused now."""
     config.check()
-    if options.summary != "last" and options.metric == "eval" and not config.eval.every:
-        raise ConfigError("summary", options.summary, "needs evaluations on the way; set --eval.every")
     if options.metric == "eval" and not config.eval.episodes:
         raise ConfigError("metric", "eval", "evaluation is off (eval.episodes 0); turn it on, or use --metric return")
-    first = {p.name: p.ends()[0] for p in space.values()}
-    shape = None
-    for changes in [{p.name: value} for p in space.values() for value in p.ends()]:
-        experiment = registry.build(recipe.name, override(config, changes))
-        if options.scheduler == "pbt":
-            name = next(iter(changes))
-            shape = experiment.streams if shape is None else shape
-            if shape != experiment.streams or "." not in name or name.partition(".")[0] in STRUCTURE:
-                raise ConfigError(
-                    name, changes[name], "changes what a checkpoint holds, so members cannot exchange it; do not search it"
-                )
-    title = registry.build(recipe.name, override(config, first)).title if not space else experiment.title
-    if options.metric == "eval" and experiment.evaluation is None:
+    if options.summary != "last" and options.scheduler == "pbt":
+        raise ConfigError("summary", options.summary, "members of a population are judged by their last number; use last")
+    if options.summary != "last" and options.metric == "eval" and not config.eval.every:
+        raise ConfigError("summary", options.summary, "needs evaluations on the way; set --eval.every")
+    base = registry.build(recipe.name, config)
+    if options.metric == "eval" and base.evaluation is None:
         raise ConfigError("metric", "eval", "this recipe has no evaluation; use --metric return, or a number that it logs")
-    return Setup(recipe, config, options, space, title)
+    fixed = [p.name for p in space.values() if not _all_fit(p, recipe, config, base) and options.scheduler == "pbt"]
+    if fixed and options.search:
+        raise ConfigError(
+            "search", fixed[0], "changes what a checkpoint holds, so members cannot exchange it; do not search it"
+        )
+    return Setup(recipe, config, options, {n: p for n, p in space.items() if n not in fixed}, base.title)
+
+
+def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Experiment) -> bool:
+    """Whether checkpoints of all values fit each other, as far as streams and the place of the field tell."""
+    same = [registry.build(recipe.name, override(config, {param.name: v})).streams == base.streams for v in param.ends()]
+    return all(same) and param.name.partition(".")[0] not in SHARED

@@ -145,7 +145,7 @@ def parse(name: str, text: Any, config: RunConfig) -> Param:
         raise ConfigError(
             name, text, "is not searched: trials differ in what is trained, not in how long, where or how measured"
         )
-    hint = _hint(config, name)
+    hint = _hint(config, name, text)
     if isinstance(text, list):
         return _fits(_choices(name, text), config)
     if not isinstance(text, str):
@@ -155,19 +155,21 @@ def parse(name: str, text: Any, config: RunConfig) -> Param:
     return _fits(_range(name, text, whole=hint is int), config)
 
 
-def _hint(config: Any, name: str) -> Any:
+def _hint(config: RunConfig, name: str, text: Any) -> Any:
     """The annotation of a field; a field that is not there is refused by the config itself, with the nearest name."""
-    head, _, rest = name.partition(".")
-    names = {f.name for f in dataclasses.fields(config)}
-    if head not in names or (rest and not dataclasses.is_dataclass(getattr(config, head))):
-        override(config, {name: None})
-        raise ConfigError(name, None, "has no fields of its own")
-    if rest:
-        try:
-            return _hint(getattr(config, head), rest)
-        except ConfigError as error:
-            raise ConfigError(name, error.value, error.fix.replace("did you mean ", f"did you mean {head}.")) from None
-    return typing.get_type_hints(type(config))[head]
+    owner: Any = config
+    *heads, last = name.split(".")
+    for depth, head in enumerate([*heads, last]):
+        if not dataclasses.is_dataclass(owner):
+            raise ConfigError(name, text, f"{'.'.join(heads[:depth])} has no fields of its own")
+        if head not in {f.name for f in dataclasses.fields(owner)}:
+            override(config, {name: text})
+        holder, owner = owner, getattr(owner, head)
+    if dataclasses.is_dataclass(owner):
+        raise ConfigError(
+            name, text, f"is a group of fields; name one of them, such as {name}.{dataclasses.fields(owner)[0].name}"
+        )
+    return typing.get_type_hints(type(holder))[last]
 
 
 def _range(name: str, text: str, *, whole: bool) -> Param:

@@ -119,17 +119,17 @@ class TrialSearch:
         if message["kind"] == "failed":
             trial.set_user_attr("error", message["error"])
             self._study.tell(number, state=states.FAIL)
-            self._give_up_if_hopeless()
+            self._give_up_if_hopeless(at_once=bool(message.get("fatal")))
         elif message["status"] == "finished":
             self._study.tell(number, sum(message["values"]) / len(message["values"]))
             self._weigh()
         elif message["status"] == "pruned":
             self._study.tell(number, state=states.PRUNED)
 
-    def _give_up_if_hopeless(self) -> None:
+    def _give_up_if_hopeless(self, *, at_once: bool) -> None:
         trials = [t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished()]
         failed = [t for t in trials if t.state == self._optuna.trial.TrialState.FAIL]
-        if len(failed) == len(trials) and len(failed) >= min(MAX_FAILURES, self._setup.options.trials):
+        if len(failed) == len(trials) and (at_once or len(failed) >= min(MAX_FAILURES, self._setup.options.trials)):
             self._write()
             raise RunnelError(f"{len(failed)} trials failed and none worked; the first: {failed[0].user_attrs.get('error')}")
 
@@ -145,7 +145,7 @@ class TrialSearch:
 
     def _seconds(self, number: int) -> float:
         before = float(self._frozen(number).user_attrs.get("seconds", 0.0))
-        return before + time.monotonic() - self._began.get(number, time.monotonic())
+        return before + time.monotonic() - self._began[number] if number in self._began else before
 
     def _write(self) -> None:
         self._book.put([self._told(t) for t in self._study.get_trials(deepcopy=False) if t.state.name in STATES])

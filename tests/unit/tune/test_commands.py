@@ -1,0 +1,106 @@
+"""A config as a command line, and back; settings of a study as they are kept."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from runnel.cli.main import main
+from runnel.cli.train import parse
+from runnel.core.config import override
+from runnel.core.errors import ConfigError
+from runnel.run import registry
+from runnel.tune.command import train_command
+from runnel.tune.folder import StudyFolder
+from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, read_setup
+
+CHANGES = {
+    "total_updates": 5,
+    "total_steps": None,
+    "seed": 10_000,
+    "env": "runnel.envs.toy:PointMass",
+    "env_kwargs": {"dims": 2},
+    "num_envs": 3,
+    "deterministic": True,
+    "compiled": False,
+    "net.hidden": [8, 8],
+    "ppo.lr": "linear(1e-3, 0)",
+    "ppo.target_kl": 0.02,
+    "ppo.normalise_advantage": False,
+    "ppo.normalise_obs": True,
+}
+
+
+def test_the_command_makes_the_config() -> None:
+    recipe = registry.load_recipe("ppo")
+    config = registry.configure(recipe, {k: v for k, v in CHANGES.items() if v is not None})
+    assert config == override(recipe.Config(), CHANGES)
+    words = shlex.split(train_command(recipe, config))
+    assert words[:3] == ["runnel", "train", "ppo"]
+    parsed = parse(recipe.Config(), words[3:], prog="", about="")[1]
+    assert override(parsed, {"total_steps": None}) == config, "naming a budget drops the recipe's own"
+
+
+def setup(**options: object) -> Setup:
+    return make_setup("ppo", {"total_steps": 2048}, override(TuneConfig(), {"search": ["ppo.lr=log(1e-4,1e-2)"], **options}))
+
+
+def test_settings_are_kept() -> None:
+    first = setup(trials=5)
+    again = read_setup(first.to_data(), {"trials": 9})
+    assert (again.space, again.config, again.options.trials) == (first.space, first.config, 9)
+    assert (first.total, first.budget, first.seeds, first.config.track) == (2048, "total_steps", [10_000], ())
+    check_same(first.to_data(), setup(trials=7, workers=3), Path("x"))
+    with pytest.raises(ConfigError, match=r"sampler = 'random': x was made with 'tpe'"):
+        check_same(first.to_data(), setup(sampler="random"), Path("x"))
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "field"),
+    [
+        ({"trials": 0}, {}, "trials"),
+        ({"test_seeds": 10_000}, {}, "test_seeds"),
+        ({"scheduler": "pbt", "members": 1}, {}, "members"),
+        ({"scheduler": "pbt", "seeds_per_trial": 2}, {}, "seeds_per_trial"),
+        ({"scheduler": "pbt", "search": ["num_envs=2..4"]}, {}, "search"),
+        ({"scheduler": "pbt", "search": ["net.hidden={[8],[9]}"]}, {}, "search"),
+        ({"summary": "best"}, {}, "summary"),
+        ({}, {"eval.episodes": 0}, "metric"),
+        ({}, {"seed": 3}, "seed"),
+        ({}, {"tags": ["mine"]}, "tags"),
+        ({}, {"ppo.lr": 1e-3}, "ppo.lr"),
+        ({"search": ["ppo.gamma=0.9..1.5"]}, {}, "ppo.gamma"),
+        ({"search": ["ppo.num_minibatches={3, 4}"]}, {}, "ppo.num_minibatches"),
+    ],
+)
+def test_refused_before_anything_starts(options: dict[str, object], settings: dict[str, object], field: str) -> None:
+    base = {"search": ["ppo.lr=log(1e-4,1e-2)"]}
+    with pytest.raises(ConfigError) as caught:
+        make_setup("ppo", settings, override(TuneConfig(), {**base, **options}))
+    assert caught.value.field == field
+
+
+def test_a_default_population_searches_only_what_members_can_exchange() -> None:
+    found = make_setup("dqn", {}, TuneConfig(scheduler="pbt"))
+    assert set(found.space) == {"dqn.lr", "dqn.gamma", "dqn.target_every"}
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path / "study")
+    folder.make()
+    with folder.held(), pytest.raises(ConfigError, match="another process is tuning there"), StudyFolder(folder.path).held():
+        pass
+    (tmp_path / "other" / "thing").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds other things"):
+        StudyFolder(tmp_path / "other").make()
+
+
+def test_the_command_line_says_what_it_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "ppo", "--search", "ppo.lr=log(1e-4,1e-2)", "--dry-run"]) == 0
+    assert "20 trials by tpe, total_steps 100000 each, on seeds [10000]" in capsys.readouterr().out
+    assert main(["tune", "--help"]) == 0
+    assert main(["tune"]) == 2
+    assert main(["tune", "--resume", "/nowhere"]) == 2
+    assert "holds no study" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""Optuna's journal after a kill, grids, and shares of importance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+
+from runnel.tune.settings import Setup, TuneConfig, make_setup
+from runnel.tune.store import importance, open_study, sampler, suggest
+
+
+def setup(sampler: str = "tpe", trials: int = 20, **options: object) -> Setup:
+    words = ("ppo.lr=log(1e-4,1e-2)", "ppo.clip={0.1,0.2}")
+    return make_setup("ppo", {}, TuneConfig(search=words, sampler=sampler, trials=trials, **options))  # type: ignore[arg-type]
+
+
+def test_a_journal_that_was_cut_off_is_mended(tmp_path: Path) -> None:
+    """A killed writer leaves a lock and half a line; neither may cost a trial, or hold the next one up."""
+    journal = tmp_path / "journal.log"
+    study = open_study(journal, setup())
+    for value in (1.0, 2.0):
+        trial = study.ask()
+        suggest(trial, setup().space)
+        study.tell(trial, value)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code": 4, "worker_id"')
+    (tmp_path / "journal.log.lock").symlink_to(journal)
+    again = open_study(journal, setup())
+    assert [t.value for t in again.trials] == [1.0, 2.0]
+    again.tell(again.ask(), 3.0)
+    assert [t.value for t in open_study(journal, setup()).trials] == [1.0, 2.0, 3.0]
+    assert journal.read_bytes().startswith(whole)
+
+
+def test_a_grid_is_all_of_its_points_once(tmp_path: Path) -> None:
+    grid = setup("grid", grid_points=3)
+    for _ in range(2):  # opening it again adds nothing
+        study = open_study(tmp_path / "journal.log", grid)
+    points = [tuple(t.system_attrs["fixed_params"].values()) for t in study.trials]
+    assert points == [(1e-4, 0.1), (1e-4, 0.2), (1e-3, 0.1), (1e-3, 0.2), (1e-2, 0.1), (1e-2, 0.2)]
+    assert len(open_study(tmp_path / "few.log", setup("grid", trials=4)).trials) == 4
+
+
+def test_each_proposal_has_chances_of_its_own() -> None:
+    def first(number: int, seed: int = 0) -> float:
+        study = optuna.create_study(sampler=sampler(setup("random", search_seed=seed), number))
+        return study.ask().suggest_float("x", 0, 1)
+
+    assert first(3) == first(3)
+    assert len({first(0), first(1), first(2), first(0, seed=1)}) == 4
+
+
+def test_importance_needs_ten_trials(tmp_path: Path) -> None:
+    chosen = setup("random")
+    study = open_study(tmp_path / "journal.log", chosen)
+    for number in range(12):
+        study.sampler = sampler(chosen, number)
+        trial = study.ask()
+        suggest(trial, chosen.space)
+        study.tell(trial, trial.params["ppo.lr"])
+        assert (importance(study, chosen.space) is None) == (number < 9)
+    found = importance(study, chosen.space)
+    assert found is not None
+    assert found["ppo.lr"] > 0.9
+    assert sum(found.values()) == pytest.approx(1.0)
