@@ -48,6 +48,8 @@ def evaluate(args: list[str]) -> int:
     parsed = parser.parse_args(args)
     if parsed.seed < 0:
         raise ConfigError("seed", parsed.seed, "use 0 or more: below lie the episodes of the run's own evaluations")
+    if parsed.episodes < 1:
+        raise ConfigError("episodes", parsed.episodes, "play at least one")
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}
     chosen = {name: value for name, value in settings.items() if value is not None}
     runs = list(dict.fromkeys(source.path for argument in parsed.runs for source in find_runs(argument)))

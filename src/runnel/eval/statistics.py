@@ -70,6 +70,26 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def share_interval(
+    values: Sequence[float], *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Interval of the mean of shares in [0, 1], such as pass@k of each prompt: the bootstrap's, over prompts.
+
+    Where all are 0, or all are 1, resampling cannot see what did not happen to occur; the exact binomial bound can (Clopper and
+    Pearson 1934): after n failures and no success the share may still be `1 - tail ** (1 / n)`.
+
+    >>> [round(bound, 3) for bound in share_interval([0.0] * 20)]
+    [0.0, 0.168]
+    """
+    x = _checked(values)
+    rest = 1.0 - ((1.0 - confidence) / 2.0) ** (1.0 / len(x))
+    if (x == 0.0).all():
+        return 0.0, rest
+    if (x == 1.0).all():
+        return 1.0 - rest, 1.0
+    return bootstrap_interval(values, confidence=confidence, num_resamples=num_resamples, seed=seed)
+
+
 def summarise(values: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Summary:
     """Mean with its bootstrap interval, median and interquartile mean.
 

@@ -79,7 +79,8 @@ def best_evidence(run: History) -> Row:
     rows, _ = read_evals(run.folder.path)
     sound = [row for row in rows if is_number(row.get("mean")) and isinstance(row.get("returns"), list)]
     if sound:
-        return {**sound[-1], "source": "`runnel eval` on fresh episodes", "num": len(sound[-1]["returns"])}
+        fresh = "prompts that training never saw" if _is_language(run) else "episodes that training never played"
+        return {**sound[-1], "source": f"`runnel eval`, on {fresh}", "num": len(sound[-1]["returns"])}
     if run.evals and is_number(run.evals[-1].get("mean")):
         return {**run.evals[-1], "source": "the last evaluation during training"}
     return {}
@@ -96,7 +97,11 @@ def limits(run: History, row: Row) -> list[str]:
     if not row:
         found.append("It was never evaluated: nothing is known about how well it does.")
     elif is_number(row.get("num")) and row["num"] < FEW_EPISODES:
-        found.append(f"Evaluated on {row['num']} episodes only.")
+        found.append(f"Evaluated on {row['num']} {_unit(run)} only.")
+    if row and row.get("low") == row.get("high"):
+        found.append(
+            f"All {_unit(run)} gave the same return, so the interval has no width; rarer outcomes may have been missed."
+        )
     if row and row.get("source", "").startswith("the last"):
         found.append("The score is from the evaluation that watched training, not from a separate test.")
     if run.status not in ENDED:
@@ -158,18 +163,22 @@ def _is_language(run: History) -> bool:
     return isinstance(run.config.get("task"), str) and "env" not in run.config
 
 
+def _unit(run: History) -> str:
+    return "prompts" if _is_language(run) else "episodes"
+
+
 def _results(run: History, row: Row) -> str:
     if not row:
         return "None: the run was never evaluated.\n"
     returns = [float(r) for r in row.get("returns", []) if is_number(r)]
     rows: list[list[Cell]] = []
     if returns:
-        s = summarise(returns)
-        rows.append(["mean return", Interval(s.mean, s.low, s.high), f"{s.num} episodes"])
+        s, over = summarise(returns), f"{len(returns)} {_unit(run)}"
+        rows.append(["mean return", Interval(s.mean, s.low, s.high), over])
         middle = Interval(s.iqm, *bootstrap_interval(returns, statistic=iqm))
         rows += [
-            ["IQM of returns", middle, f"{s.num} episodes"],
-            ["median return", s.median, f"{s.num} episodes"],
+            ["IQM of returns", middle, over],
+            ["median return", s.median, over],
         ]
     else:
         rows.append(["mean return", float(row["mean"]), ""])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError
-from runnel.eval.statistics import bootstrap_interval, iqm, median, summarise
+from runnel.eval.statistics import bootstrap_interval, iqm, median, share_interval, summarise
 from runnel.track.folder import Row, read_rows
 
 FILE = "evals.jsonl"
@@ -33,8 +33,8 @@ def make_eval_row(
 
 
 def _interval(values: Sequence[float]) -> dict[str, float]:
-    s = summarise(values)
-    return {"value": s.mean, "low": s.low, "high": s.high, "prompts": s.num}
+    low, high = share_interval(values)
+    return {"value": sum(values) / len(values), "low": low, "high": high, "prompts": len(values)}
 
 
 def append_eval(run: Path | str, row: Mapping[str, Any]) -> Path:

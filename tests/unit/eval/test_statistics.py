@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from runnel.core.errors import DataError
-from runnel.eval.statistics import bootstrap_interval, iqm, summarise
+from runnel.eval.statistics import bootstrap_interval, iqm, share_interval, summarise
 
 
 def test_hand_numbers():
@@ -43,3 +43,11 @@ def test_the_same_seed_gives_the_same_interval():
 def test_bad_values_are_refused(values):
     with pytest.raises(DataError):
         summarise(values)
+
+
+def test_a_share_that_never_or_always_occurred_still_has_an_interval():
+    # Clopper and Pearson: (1 - p)^n = 0.025
+    low, high = share_interval([0.0] * 10)
+    assert (low, (1 - high) ** 10) == (0.0, pytest.approx(0.025))
+    assert share_interval([1.0] * 10) == pytest.approx((1 - high, 1.0))
+    assert share_interval([0.0, 1.0, 0.5]) == bootstrap_interval([0.0, 1.0, 0.5])
