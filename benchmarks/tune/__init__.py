@@ -1,0 +1,1 @@
+"""What tuning finds: benchmarks of `runnel tune`."""
