@@ -1,4 +1,4 @@
-"""`runnel eval`, `runnel export`, `runnel report`, `runnel list` and `runnel check-env`."""
+"""`runnel record`, `runnel list` and `runnel check-env`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,6 @@ def record(args: list[str]) -> int:
     shape = {"episodes": parsed.episodes, "seed": parsed.seed, "max_steps": parsed.max_steps, "fps": parsed.fps}
     for path in api.record(parsed.run, out=parsed.out, **shape):
         print(path)
-    return 0
-
-
-def export(args: list[str]) -> int:
-    """Write the model of a run for other programs."""
-    parser = argparse.ArgumentParser(prog="runnel export", description="Write a run's language model for plain transformers.")
-    parser.add_argument("run", help="the run's folder")
-    parser.add_argument("folder", help="the folder to write (safetensors, config, tokenizer)")
-    parsed = parser.parse_args(args)
-    print(api.export(parsed.run, parsed.folder))
     return 0
 
 

@@ -19,7 +19,7 @@ Reinforcement learning on one dataflow of workers and streams.
   eval RUN [RUN ...] [--episodes N]  measure the policies of runs on fresh episodes
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
   record RUN [--episodes N]          record episodes of a run's policy as video
-  export RUN FOLDER                  write the language model of a run as a folder that plain transformers loads
+  export RUN FOLDER [--format F]     the policy of a run for other programs: torch.export, ONNX, a Hugging Face folder
   report RUN [RUN ...]               write report.html: one run, or several compared
   report A B ... --over seeds        which group of runs is better, by how much, how sure; --markdown, --paper FOLDER
   card RUN                           write a model card: task, results, settings, limits, how to load it
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, board, commands, doctor, jobs, pipeline, plan, reports, simulate, trace, train, tune
+    from runnel.cli import bench, board, commands, doctor, export, jobs, pipeline, plan, reports, simulate, trace, train, tune
 
     known: dict[str, Callable[[list[str]], int]] = {
         "train": train.train,
@@ -82,7 +82,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "pipeline": pipeline.pipeline,
         "eval": reports.evaluate,
         "record": commands.record,
-        "export": commands.export,
+        "export": export.export,
         "trace": trace.trace,
         "report": reports.report,
         "card": reports.card,

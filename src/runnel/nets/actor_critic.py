@@ -20,7 +20,7 @@ from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody
 from runnel.nets.compiled import Compiled
 from runnel.nets.fused import Fused, fuse
 from runnel.nets.heads import ContinuousHead, DiscreteHead, make_head
-from runnel.nets.host import HOST_ROWS, host_action
+from runnel.nets.host import host_action, on_host
 from runnel.nets.mlp import Tape
 from runnel.ops.normalise import RunningMeanStd
 
@@ -75,7 +75,7 @@ class ActorCritic(nn.Module):
         obs = self.observe(rows)
         if isinstance(self.body, SeparateBody) and not self._normalises:
             first = next(iter(obs.values()))
-            scores = self.body.host(obs) if first.shape[0] <= HOST_ROWS and not first.is_cuda else None
+            scores = self.body.host(obs) if on_host(first) else None
             if scores is not None:
                 answer = host_action(self.head, scores, rows, self.log_std, shape=self.env_spec.action.shape, greedy=greedy)
                 if answer is not None:

@@ -22,6 +22,11 @@ HOST_ROWS = 256
 _ROWS = np.arange(HOST_ROWS)
 
 
+def on_host(x: Tensor) -> bool:
+    """Whether the rows of `x` are few, and here; never while a graph of tensors is being taken (`torch.export`)."""
+    return not x.is_cuda and not torch.compiler.is_exporting() and x.shape[0] <= HOST_ROWS
+
+
 def host_action(
     head: ActionHead, scores: Array, rows: Batch, log_std: Tensor | None, *, shape: tuple[int, ...], greedy: bool
 ) -> Batch | None:

@@ -20,7 +20,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.compiled_q import CompiledQ, compile_q
-from runnel.nets.host import HOST_ROWS
+from runnel.nets.host import on_host
 from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
 from runnel.nets.rnn import Core
 from runnel.nets.torso import Torso
@@ -180,7 +180,7 @@ class QNet(nn.Module):
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B]`: the best one, or, with probability epsilon unless greedy, a uniform one among those allowed; and
         the state after the step where there is a core."""
-        if self.leaf and rows[self.leaf].shape[0] <= HOST_ROWS and not rows[self.leaf].is_cuda:
+        if self.leaf and on_host(rows[self.leaf]):
             return self._act_on_host(rows, greedy=greedy)
         after: Mapping[str, Tensor] = {}
         if self.core is not None:

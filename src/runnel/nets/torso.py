@@ -95,7 +95,7 @@ class Conv(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         x = image.reshape(-1, *self._shape)
-        in_one = torch.is_grad_enabled() or x.is_cuda or len(x) <= MANY_ROWS
+        in_one = torch.is_grad_enabled() or x.is_cuda or torch.compiler.is_exporting() or len(x) <= MANY_ROWS
         y = self._flat(x) if in_one else torch.cat([self._flat(part) for part in torch.split(x, MANY_ROWS)])
         return y if image.dim() == 4 else y.reshape(*image.shape[: image.dim() - 3], self.width)
 
@@ -110,7 +110,7 @@ class Conv(nn.Module):
     def _first(self, x: Tensor, layer: nn.Conv2d) -> Tensor:
         """The first convolution, with the scale of bytes in its weights."""
         weight = layer.weight * (1.0 / 255.0) if self._bytes else layer.weight
-        if self._in_blocks and not x.is_cuda:
+        if self._in_blocks and not x.is_cuda and not torch.compiler.is_exporting():
             return F.conv2d(_blocks(x), _block_weight(weight), layer.bias)
         if self._channels_last_input:
             x = x.permute(0, 3, 1, 2)

@@ -18,10 +18,12 @@ from runnel.core.errors import CheckpointError, ConfigError, RunnelError
 from runnel.core.protocols import EvalResult, Policy, Progress
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
+from runnel.nets.policy import EnvPolicy
 from runnel.run import registry
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.dataflow import dataflow
 from runnel.run.experiment import BUDGETS, EvaluationSpec, Experiment, RunConfig, describe, one_budget
+from runnel.run.export import EXPORTS, check_model_folder, export_policy
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.session import Session, catch_signals
@@ -172,15 +174,32 @@ def load(run: str | Path, **settings: Any) -> Policy:
     return policy
 
 
-def export(run: str | Path, folder: str | Path) -> Path:
-    """Write the model of a run as a folder that plain transformers loads, with its tokenizer; returns the folder."""
+def export(run: str | Path, folder: str | Path, *, format: str = "") -> Path:
+    """Write the policy of a run for other programs; returns the folder.
+
+    `hf` (what a language model is written as): a folder that plain transformers loads, with its tokenizer. `torch` (what others
+    are written as) and `onnx`: the greedy policy as one graph, policy.pt2 or policy.onnx, and policy.json, which says how to
+    call it.
+    """
     source, module, saved = _open_run(run)
-    config = override(module.Config(), saved)
-    write = registry.build(module.name, config).export
-    if write is None:
-        raise ConfigError("run", str(run), "only a run of a language model can be exported; load its policy with rl.load")
-    write(Checkpoints(source.checkpoints).newest_params().params, Path(folder))
-    return Path(folder)
+    config, params = override(module.Config(), saved), Checkpoints(source.checkpoints).newest_params()
+    experiment = registry.build(module.name, config)
+    kind = format or ("torch" if experiment.export is None else "hf")
+    if kind not in EXPORTS:
+        raise ConfigError("format", format, f"unknown; use one of {', '.join(EXPORTS)}")
+    if experiment.export is not None:
+        if kind != "hf":
+            raise ConfigError("format", format, "a language model is exported as hf: tokens in, tokens out is no single graph")
+        check_model_folder(Path(folder))
+        experiment.export(params.params, Path(folder))
+        return Path(folder)
+    policy, inferencer = experiment.policy()
+    if kind == "hf" or not isinstance(policy, EnvPolicy):
+        no_graph = "its policy is not one network over observations"
+        raise ConfigError("format", kind, "hf is for language models; use torch or onnx" if kind == "hf" else no_graph)
+    inferencer.load_params(params)
+    about = {"run": source.path.name, "recipe": module.name, "env": experiment.title, "version": params.version}
+    return export_policy(policy, Path(folder), format=kind, about=about)
 
 
 def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progress: Progress | None = None) -> EvalResult:

@@ -34,6 +34,7 @@ def test_a_policy_loads_in_transformers_and_starts_the_next_run(tmp_path: Path) 
     assert main(["export", str(run.path), str(tmp_path / "copy")]) == 0
     names = {p.name for p in (tmp_path / "copy").iterdir()}
     assert {"config.json", "model.safetensors"} <= names
+    _check_refusals(run, tmp_path)
     settings = TINY | {"total_updates": 1, "learner": {"lr": 0.0}}
     after = rl.train("grpo", out=str(tmp_path), model=str(tmp_path / "copy"), num_prompts=1, group_size=2, **settings)
     later: Any = after.policy()
@@ -57,7 +58,13 @@ def test_a_reward_model_loads_as_a_classifier_with_one_output(tmp_path: Path) ->
     assert reward == pytest.approx(found.item(), abs=1e-5)
 
 
-def test_only_language_models_are_exported(tmp_path: Path) -> None:
-    run = rl.train("ppo", out=str(tmp_path), total_updates=1, eval={"episodes": 0}, track=(), vector={"backend": "serial"})
-    with pytest.raises(rl.ConfigError, match="only a run of a language model"):
-        rl.export(run.path, tmp_path / "model")
+def _check_refusals(run: rl.Run, folder: Path) -> None:
+    """A language model is no single graph; and a folder of other things is not written over."""
+    for kind in ("torch", "onnx"):
+        with pytest.raises(rl.ConfigError, match="exported as hf"):
+            rl.export(run.path, folder / "graph", format=kind)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(rl.ConfigError, match="no model folder"):
+        rl.export(run.path, folder / "mine")
+    assert (folder / "mine" / "notes.txt").read_text() == "mine"
