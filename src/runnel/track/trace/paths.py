@@ -15,7 +15,8 @@ from runnel.core.trace import LOAD, MARK, PUBLISH
 from runnel.track.trace.files import lanes_of, names_of
 from runnel.track.trace.picture import Track, meta, micro
 
-ENDS = ("release", "drop", "hold", "cancel")
+BEGINS = ("reserve", "take")
+"""Marks that may come shortly before the slice that they belong to; others may come shortly after it."""
 PHASES = {"reserve": "filled", "commit": "waiting", "take": "in use"}
 
 
@@ -96,14 +97,15 @@ class Paths:
     def _bind(self, mark: Mark) -> Point | None:
         track = self._tracks[mark.track]
         slices = track.slices[mark.lane]
-        i = slices.before(mark.t) if mark.what in ENDS else slices.at(mark.t)
+        i = slices.at(mark.t) if mark.what in BEGINS else slices.before(mark.t)
         return None if i is None else Point(slices.inside(i, mark.t), track.pid, mark.lane, i)
 
     def _arrow(self, name: str, points: Sequence[Point]) -> Iterator[str]:
         """From slice to slice; none where there is only one."""
         stops: list[Point] = []
         for point in points:
-            if not stops or (point.pid, point.lane, point.slice) != (stops[-1].pid, stops[-1].lane, stops[-1].slice):
+            place = (point.pid, point.lane, point.slice)
+            if not stops or (place != (stops[-1].pid, stops[-1].lane, stops[-1].slice) and point.t >= stops[-1].t):
                 stops.append(point)
         if len(stops) < 2:
             return
