@@ -202,10 +202,17 @@ def export(run: str | Path, folder: str | Path, *, format: str = "") -> Path:
     return export_policy(policy, Path(folder), format=kind, about=about)
 
 
-def evaluate_run(run: str | Path, *, episodes: int = 100, seed: int = 0, progress: Progress | None = None) -> EvalResult:
-    """Measure the policy of a run on `episodes` fresh episodes of its own task."""
+def evaluate_run(
+    run: str | Path,
+    *,
+    episodes: int = 100,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> EvalResult:
+    """Measure the policy of a run on `episodes` fresh episodes of its own task; `settings` change its config (`eval.samples`)."""
     folder, module, saved = _open_run(run)
-    config = override(override(module.Config(), saved), {"eval.episodes": episodes})
+    config = override(override(module.Config(), saved), {"eval.episodes": episodes, **(settings or {})})
     spec = registry.build(module.name, config).evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
@@ -331,6 +338,7 @@ def _run(session: Session, *, live: bool) -> Run:
         session.beginning = ledger.snapshot()
     start, status = time.perf_counter(), "failed"
     try:
+        _open_control(session)
         with catch_signals(session.interrupted):
             status = LAUNCHERS[config.launcher](session)
         if experiment.export is not None and status != "interrupted":
@@ -339,11 +347,19 @@ def _run(session: Session, *, live: bool) -> Run:
         ledger.note(f"{type(error).__name__}: {error}", level="error")
         raise
     finally:
+        folder.close_control()
         seconds = time.perf_counter() - start
         ledger.end(status, seconds)
         ledger.close()
         write_report([folder.path])
     return Run(folder.path, status, ledger.version, ledger.steps, ledger.tokens, ledger.last_eval, seconds)
+
+
+def _open_control(session: Session) -> None:
+    """A token is of one start of a run; without `control` an old one is good no more."""
+    session.folder.close_control()
+    if session.experiment.config.control:
+        print(f"control token: {session.folder.open_control()}; the board asks for it", file=sys.stderr, flush=True)
 
 
 def _check_unspent(manifest: Mapping[str, Any], config: RunConfig) -> None:
