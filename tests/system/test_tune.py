@@ -118,8 +118,11 @@ def test_a_recipe_that_always_fails_ends_the_study(tmp_path: Path, monkeypatch: 
     assert (study["status"], study["best"], study["trials"][0]["value"]) == ("failed", None, None)
 
 
-def test_tuning_and_test_seeds_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_and_test_seeds_are_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trials are trained on tuning seeds and say so; the winner is trained on fresh ones; the command gives the winner."""
+    on_threads(monkeypatch)
     out = tmp_path / "study"
     flags = "--total-steps 512 --num-envs 4 --num-steps 16 --vector.backend serial --eval.episodes 3 --pruner none --trials 2"
     words = ["tune", "ppo", "--search", "ppo.lr=log(1e-4,1e-2)", *flags.split(), "--seeds-per-trial", "2", "--out", str(out)]
@@ -144,6 +147,21 @@ def test_tuning_and_test_seeds_are_apart(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["tune", "--resume", str(out), "--test-seeds", "2"]) == 0
     assert study_of(out)["trials"] == study["trials"], "a finished study has nothing left to do"
+    assert study_of(out)["test"] == study["test"]
+    assert {Path(run).name for run in study["test"]["runs"]} == {f"{study['best']:04}-seed-{seed}" for seed in (1, 2)}
+
+
+def test_another_winner_is_tested_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More trials find a better one: the test runs of the one before say nothing of it."""
+    on_threads(monkeypatch)
+    options = {**BOWL, "sampler": "grid", "pruner": "none", "trials": 1, "test_seeds": 1}
+    first = tune.search(TOY, space={"rate": "{0.1, 0.3}"}, out=tmp_path / "study", options=options, **FAST)
+    second = tune.resume(tmp_path / "study", trials=2)
+    assert first.best is not None
+    assert second.best is not None
+    assert (first.best["number"], second.best["number"]) == (0, 1)
+    assert second.best["test"]["mean"] < first.best["test"]["mean"] / 100
+    assert (second.best["test"]["number"], second.best["test"]["seeds"]) == (1, [1])
 
 
 def test_a_metric_that_no_run_has_ends_the_study_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

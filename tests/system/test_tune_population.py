@@ -40,7 +40,9 @@ def test_a_schedule_beats_every_constant(tmp_path: Path, monkeypatch: pytest.Mon
     rates = [segment["settings"]["rate"] for segment in best["schedule"]]
     assert len(rates) == 10
     assert rates[-1] < rates[0] / 2, "large steps first, small ones later"
-    tested = [r["metrics"]["rate"] for r in RunFolder(study.path / "test" / "seed-1").read_rows()[0] if r["kind"] == "update"]
+    tested = [
+        r["metrics"]["rate"] for r in RunFolder(study.path / best["test"]["runs"][0]).read_rows()[0] if r["kind"] == "update"
+    ]
     assert tested == pytest.approx([rate for rate in rates for _ in range(4)]), "the whole schedule is replayed"
 
 

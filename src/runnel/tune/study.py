@@ -148,9 +148,11 @@ class _Sitting:
         if winner is None:
             raise RunnelError(f"no trial came to its end; see {self._folder.study}")
         segments = found.schedule(winner["number"]) if isinstance(found, Population) else None
+        if (self._book.data["test"] or {}).get("number") != winner["number"]:
+            self._book.data["test"] = None  # it was of another winner
         self._write_best(winner, segments)
         if self._setup.options.test_seeds:
-            status = self._test(crew, segments or [{"until": 1.0, "settings": winner["params"]}])
+            status = self._test(crew, winner["number"], segments or [{"until": 1.0, "settings": winner["params"]}])
             self._write_best(winner, segments)
         return status
 
@@ -165,14 +167,15 @@ class _Sitting:
         write_json(self._folder.best, best)
 
     # ------------------------------------------------------------------------------------------------------------- test
-    def _test(self, crew: Crew, segments: list[dict[str, Any]]) -> str:
-        """Train the winner on fresh seeds, which had no part in choosing it."""
-        due = list(range(1, self._setup.options.test_seeds + 1))
-        values: dict[int, float] = {}
+    def _test(self, crew: Crew, number: int, segments: list[dict[str, Any]]) -> str:
+        """Train the winner on fresh seeds, which had no part in choosing it; what is known of it already counts."""
+        known = self._book.data["test"] or {}
+        values = dict(zip(known["seeds"], known["values"], strict=True)) if known.get("number") == number else {}
+        due = [seed for seed in range(1, self._setup.options.test_seeds + 1) if seed not in values]
         told = False
         while due or crew.seats:
             while due and not self._interrupted.is_set() and len(crew.seats) < self._setup.options.workers:
-                self._start_test(crew, due.pop(0), segments)
+                self._start_test(crew, number, due.pop(0), segments)
             if self._interrupted.is_set() and not told:
                 told = True
                 crew.interrupt()
@@ -180,14 +183,17 @@ class _Sitting:
                 return "interrupted"
             for seed, message in crew.events(0.5):
                 self._take_test(crew, seed, message, values)
+                if values:
+                    self._book.data["test"] = self._tested(number, values)
+                    self._book.write()
         return "interrupted" if self._interrupted.is_set() else "finished"
 
-    def _start_test(self, crew: Crew, seed: int, segments: list[dict[str, Any]]) -> None:
-        run = {"path": str(self._test_path(seed)), "seed": seed, "tags": ["test"], "segments": segments}
+    def _start_test(self, crew: Crew, number: int, seed: int, segments: list[dict[str, Any]]) -> None:
+        run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
         crew.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
 
-    def _test_path(self, seed: int) -> Path:
-        return self._folder.test / f"seed-{seed}"
+    def _test_path(self, number: int, seed: int) -> Path:
+        return self._folder.test / f"{number:04}-seed-{seed}"
 
     def _take_test(self, crew: Crew, seed: int, message: Mapping[str, Any], values: dict[int, float]) -> None:
         if message["kind"] == "point":
@@ -197,12 +203,10 @@ class _Sitting:
         elif message["status"] == "finished":
             (values[seed],) = message["values"]
             self._view.note(f"test seed {seed}: {values[seed]:.4g}")
-            self._book.data["test"] = self._tested(values)
-            self._book.write()
 
-    def _tested(self, values: Mapping[int, float]) -> dict[str, Any]:
+    def _tested(self, number: int, values: Mapping[int, float]) -> dict[str, Any]:
         seeds = sorted(values)
         s = summarise([values[seed] for seed in seeds])
-        runs = [self._folder.relative(self._test_path(seed)) for seed in seeds]
+        runs = [self._folder.relative(self._test_path(number, seed)) for seed in seeds]
         numbers = {"mean": s.mean, "low": s.low, "high": s.high}
-        return {"seeds": seeds, "values": [values[seed] for seed in seeds], **numbers, "runs": runs}
+        return {"number": number, "seeds": seeds, "values": [values[seed] for seed in seeds], **numbers, "runs": runs}
