@@ -182,9 +182,9 @@ def card(args: list[str]) -> int:
 
 def _defaults(run: str) -> dict[str, Any]:
     """The settings of the run's recipe; none where the recipe is not here any more."""
+    folder = RunFolder.open(run)
     try:
-        data: dict[str, Any] = to_data(registry.load_recipe(RunFolder.open(run).read_run_info()["recipe"]).Config())
-    except (ConfigError, KeyError):
-        RunFolder.open(run)
+        data: dict[str, Any] = to_data(registry.load_recipe(str(folder.read_run_info().get("recipe", ""))).Config())
+    except ConfigError:
         return {}
     return data

@@ -82,7 +82,12 @@ def best_evidence(run: History) -> Row:
         fresh = "prompts that training never saw" if _is_language(run) else "episodes that training never played"
         return {**sound[-1], "source": f"`runnel eval`, on {fresh}", "num": len(sound[-1]["returns"])}
     if run.evals and is_number(run.evals[-1].get("mean")):
-        return {**run.evals[-1], "source": "the last evaluation during training"}
+        returns = run.evals[-1].get("returns")
+        return {
+            **run.evals[-1],
+            "returns": returns if isinstance(returns, list) else [],
+            "source": "the last evaluation during training",
+        }
     return {}
 
 
@@ -108,7 +113,7 @@ def limits(run: History, row: Row) -> list[str]:
         found.append(f"The run did not finish ({md(run.status)}).")
     if is_trial(run):
         found.append("It is a trial of a tuning study, chosen for its score: expect less on other seeds.")
-    if (run.info.get("git") or {}).get("dirty"):
+    if _table(run.info.get("git")).get("dirty"):
         found.append("The code had uncommitted changes when it was trained.")
     if _is_language(run):
         found.append(
@@ -154,7 +159,7 @@ def loading_code(run: History, path: str) -> str:
             [*lines, f"# {env!r} is stepped as tensors; `runnel eval` plays it", "# action = policy.act(observation)"]
         )
     more = f", kwargs={run.config['env_kwargs']!r}" if run.config.get("env_kwargs") else ""
-    stack = (run.config.get("vector") or {}).get("frame_stack")
+    stack = _table(run.config.get("vector")).get("frame_stack")
     more += f", frame_stack={int(stack)}" if is_number(stack) and stack else ""
     return "\n".join([*lines, f"print(rl.evaluate(policy, {plain!r}, episodes=5{more}).returns)"])
 
@@ -170,7 +175,7 @@ def _unit(run: History) -> str:
 def _results(run: History, row: Row) -> str:
     if not row:
         return "None: the run was never evaluated.\n"
-    returns = [float(r) for r in row.get("returns", []) if is_number(r)]
+    returns = [float(r) for r in row.get("returns") or [] if is_number(r)]
     rows: list[list[Cell]] = []
     if returns:
         s, over = summarise(returns), f"{len(returns)} {_unit(run)}"
@@ -182,7 +187,7 @@ def _results(run: History, row: Row) -> str:
         ]
     else:
         rows.append(["mean return", float(row["mean"]), ""])
-    for name, p in (row.get("pass") or {}).items():
+    for name, p in _table(row.get("pass")).items():
         if isinstance(p, Mapping) and all(is_number(p.get(k)) for k in ("value", "low", "high", "prompts")):
             rows.append([str(name), Interval(p["value"], p["low"], p["high"]), f"{p['prompts']} prompts"])
     rows += _over_seeds(run)
@@ -220,11 +225,11 @@ def _has(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _origin(run: History) -> str:
-    git = run.info.get("git") or {}
+    git = _table(run.info.get("git"))
     state = (
         f"commit {git['commit']}{', with uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else "unknown"
     )
-    versions = ", ".join(f"{k} {v}" for k, v in (run.info.get("versions") or {}).items())
+    versions = ", ".join(f"{k} {v}" for k, v in _table(run.info.get("versions")).items())
     items = {"code": state, "python": run.info.get("python"), "platform": run.info.get("platform"), "versions": versions}
     return (
         "\n".join(f"- {key}: {md(value)}" for key, value in {**items, "made": run.info.get("created")}.items() if value) + "\n"
@@ -255,13 +260,18 @@ def _metrics(row: Row) -> list[dict[str, Any]]:
         return []
     found = [("mean_reward", row.get("mean"), row.get("low"), row.get("high"))]
     found += [
-        (k, p.get("value"), p.get("low"), p.get("high")) for k, p in (row.get("pass") or {}).items() if isinstance(p, Mapping)
+        (k, p.get("value"), p.get("low"), p.get("high")) for k, p in _table(row.get("pass")).items() if isinstance(p, Mapping)
     ]
     return [
         {"type": name, "name": f"{name}, 95 % interval {short(low)} to {short(high)}", "value": value, "verified": False}
         for name, value, low, high in found
         if is_number(value) and is_number(low) and is_number(high)
     ]
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    """A part of a file that anyone may have written: a table, or nothing."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _code(text: str) -> str:

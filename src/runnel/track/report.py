@@ -245,14 +245,14 @@ def _events(run: History) -> str:
 
 
 def _origin(run: History) -> str:
-    git = run.info.get("git") or {}
+    git, made_with = (found if isinstance(found := run.info.get(key), Mapping) else {} for key in ("git", "versions"))
     state = (
         f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}"
         if git.get("commit")
         else "not in a repository"
     )
     items = {"seed": run.info.get("seed"), "git": state, "python": run.info.get("python"), "platform": run.info.get("platform")}
-    versions = ", ".join(f"{k} {v}" for k, v in (run.info.get("versions") or {}).items())
+    versions = ", ".join(f"{k} {v}" for k, v in made_with.items())
     checkpoints = [[text(name), num_bytes(size)] for name, size in run.folder.checkpoint_sizes()]
     command, graph = run.info.get("command"), run.info.get("graph")
     return "".join(

@@ -110,7 +110,7 @@ def _parts(cell: Cell, wide: bool) -> list[str]:
 
 
 def _full(value: float | int | None) -> str:
-    return "" if value is None or not math.isfinite(value) else repr(value)
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else repr(value)
 
 
 def _points(s: Series) -> list[list[str]]:

@@ -6,6 +6,7 @@ import pytest
 from made_runs import made_group, made_run
 from test_track_report import Page
 
+from runnel.cli.main import main
 from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import aggregate
 from runnel.track.collect import collect
@@ -203,3 +204,18 @@ def test_damaged_files_cost_a_notice_and_no_more(tmp_path):
     assert "is not readable" in text
     assert "this file" in text
     assert json.loads(runs[0].info.read_text())["seed"] == 1
+
+
+@pytest.mark.parametrize("junk", [3, "x", [1], {"a": {"b": 1}}, 10**400, None])
+def test_files_that_hold_anything_give_a_message_or_a_report(tmp_path, junk, capsys):
+    runs = made_group(tmp_path / "a", [1.0, 2.0]) + made_group(tmp_path / "b", [2.0, 3.0])
+    for key in ("seed", "vector", "tags", "eval"):
+        runs[0].config.write_text(json.dumps({**json.loads(runs[0].config.read_text()), key: junk}))
+    for key in ("git", "versions", "recipe", "subject", "seed"):
+        runs[2].info.write_text(json.dumps({**json.loads(runs[2].info.read_text()), key: junk}))
+    (runs[0].path / "evals.jsonl").write_text(json.dumps({"mean": 1.0, "returns": junk, "pass": junk}) + "\n")
+    out = ["--out", str(tmp_path / "o.html")]
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--over", "seeds", "--markdown", *out]) in (0, 2)
+    assert main(["report", str(runs[2].path), *out]) == 0
+    assert [main(["card", str(run.path)]) for run in runs] == [0, 0, 0, 0]
+    assert "Traceback" not in capsys.readouterr().err
