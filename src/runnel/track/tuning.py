@@ -7,6 +7,7 @@ tuned on, unless one insists, and then the report says so. A study is a folder w
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,8 +98,9 @@ def check_seeds(runs: Sequence[tuple[History, str, int | None]], *, allow: bool)
 
 
 def _fresh(known: dict[Path, list[Study]]) -> int:
-    """A seed above all that were tuned on."""
-    return max((s for studies in known.values() for study in studies for s in study.seeds), default=0) + 1
+    """The first seed that was not tuned on."""
+    tuned = {s for studies in known.values() for study in studies for s in study.seeds}
+    return next(seed for seed in itertools.count(1) if seed not in tuned)
 
 
 def _json(path: Path) -> dict[str, Any]:
