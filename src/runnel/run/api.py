@@ -210,7 +210,7 @@ def evaluate_run(
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> EvalResult:
-    """Measure the policy of a run on `episodes` fresh episodes of its own task; `settings` change its config (`eval.samples`)."""
+    """Measure the policy of a run on `episodes` fresh episodes of its own task; `settings` change its config."""
     folder, module, saved = _open_run(run)
     config = override(override(module.Config(), saved), {"eval.episodes": episodes, **(settings or {})})
     spec = registry.build(module.name, config).evaluation
