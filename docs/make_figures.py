@@ -1,6 +1,6 @@
 """The curves of README.md and docs/algorithms, from real runs: writes docs/assets/*.svg.
 
-python docs/make_figures.py [cartpole] [dqn] [a2c] [appo] [sac] [td3] [reverse]
+python docs/make_figures.py [cartpole] [dqn] [a2c] [appo] [sac] [td3] [reverse] [judged]
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import runnel as rl
+from runnel.track.collect import collect
+from runnel.track.judge import judge
+from runnel.track.markdown import md_table
 from runnel.track.plots import Series, curve_svg
 
 ASSETS = Path(__file__).parent / "assets"
@@ -110,6 +113,21 @@ def reverse(out: str) -> None:
     curve_svg(series, ASSETS / "reverse.svg", title=title, x_label="updates", y_label=y_label)
 
 
+def judged(out: str) -> None:
+    """PPO against A2C on two tasks, five seeds each, as `runnel report --over seeds` judges them (docs/statistics.md)."""
+    for recipe, every in (("cartpole", 10), ("a2c", 40)):
+        for env in ("CartPole-v1", "Acrobot-v1"):
+            for seed in range(1, 6):
+                watched = {"every": every, "episodes": 20, "stop_return": None}
+                rl.train(recipe, env=env, seed=seed, out=f"{out}/{recipe}", total_steps=30_000, eval=watched)
+    found = judge(collect([f"ppo={out}/cartpole", f"a2c={out}/a2c"]))
+    print("\n".join([*found.sentences, *found.notices, md_table(found.tables[0])]))
+    for figure in found.figures:
+        curve_svg(
+            figure.series, ASSETS / f"{figure.name}.svg", title=figure.title, x_label=figure.x_label, y_label=figure.y_label
+        )
+
+
 FIGURES: dict[str, Callable[[str], None]] = {
     "cartpole": cartpole,
     "dqn": dqn,
@@ -118,6 +136,7 @@ FIGURES: dict[str, Callable[[str], None]] = {
     "sac": sac,
     "td3": td3,
     "reverse": reverse,
+    "judged": judged,
 }
 
 if __name__ == "__main__":

@@ -54,6 +54,9 @@ from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
 from runnel.envs.registry import make_env
 from runnel.envs.sampler import VecEnvSampler
 from runnel.envs.vector.config import VectorConfig
+from runnel.eval.aggregates import aggregate
+from runnel.eval.compare import compare
+from runnel.eval.profiles import performance_profile
 from runnel.eval.runner import EnvEvaluation, evaluate
 from runnel.eval.statistics import summarise
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy
@@ -226,9 +229,11 @@ __all__ = [
     "VectorConfig",
     "WorkerFailure",
     "__version__",
+    "aggregate",
     "build_body",
     "check_env",
     "check_reward",
+    "compare",
     "evaluate",
     "export",
     "load",
@@ -237,6 +242,7 @@ __all__ = [
     "make_seed",
     "on_policy_graph",
     "pair_graph",
+    "performance_profile",
     "population_graph",
     "population_learner",
     "prompt_graph",
