@@ -209,6 +209,9 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     >>> token_texts(t.encode("añ"), t)
     ['a', '', 'ñ']
     """
+    alone = {token: tokenizer.decode([token]) for token in set(ids)}
+    if "".join(pieces := [alone[token] for token in ids]) == tokenizer.decode(ids):
+        return pieces  # most texts: no character is spread over several tokens
     out: list[str] = []
     start = read = 0
     for end in range(1, len(ids) + 1):
