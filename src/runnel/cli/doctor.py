@@ -27,6 +27,7 @@ OPTIONAL = {
     "ale-py": "atari",
     "ray": "ray",
     "wandb": "wandb",
+    "matplotlib": "paper",
 }
 
 

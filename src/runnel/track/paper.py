@@ -24,7 +24,6 @@ STYLE = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "pdf.fonttype": 42,
-    "svg.fonttype": "none",
     "svg.hashsalt": "runnel",
 }
 _SPECIAL = {

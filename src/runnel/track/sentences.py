@@ -27,15 +27,19 @@ def sentence(first: str, second: str, found: Comparison, *, ends: tuple[float, f
         doubt = "" if difference.low > 0 else " How much better is open: the interval of the difference holds 0."
         return f"{better} is better than {worse}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}.{doubt}"
     open_end = f"{better} looks better than {worse}, but it is not decided"
-    return f"{open_end}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}. {_more(found)}"
+    return f"{open_end}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}. {_more(first, second, found)}"
 
 
-def _more(found: Comparison) -> str:
-    if found.seeds_needed is None:
+def _more(first: str, second: str, found: Comparison) -> str:
+    needed = found.seeds_needed
+    if needed is None:
         return "The data cannot tell: at this difference even 1,000 seeds of each would probably not decide it."
-    more = [max(found.seeds_needed - n, 0) for n in found.num_seeds]
-    told = f"About {more[0]} more" if more[0] == more[1] else f"About {more[0]} and {more[1]} more"
-    return f"{told} seeds of each ({found.seeds_needed} in all) would decide it, if the difference is what it looks like."
+    more = {name: max(needed - n, 0) for name, n in zip((first, second), found.num_seeds, strict=True)}
+    if len(set(more.values())) == 1:
+        told = f"{more[first]} more seed{'s' if more[first] > 1 else ''} of each ({needed} in all)"
+    else:
+        told = " and ".join(f"{num} more of {name}" for name, num in more.items() if num) + f" ({needed} seeds of each)"
+    return f"About {told} would decide it, if the difference is what it looks like."
 
 
 def _undecidable(first: str, second: str, found: Comparison, ends: tuple[float, float]) -> str:

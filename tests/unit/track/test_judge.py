@@ -64,6 +64,16 @@ def test_what_is_not_decided_says_how_many_seeds_would_decide_it(tmp_path):
     assert f"About {needed - 5} more seeds of each ({needed} in all) would decide it" in found.sentences[0]
 
 
+def test_only_the_group_with_fewer_seeds_is_asked_for_more(tmp_path):
+    made_group(tmp_path / "a", [1.0, 3.0, 5.0, 7.0, 9.0, 2.0, 4.0, 6.0])
+    made_group(tmp_path / "b", [7.0, 8.0, 10.0])
+    found = judged(tmp_path / "a", tmp_path / "b")
+    needed = found.comparisons["a", "b"].seeds_needed
+    assert needed is not None
+    assert 3 < needed <= 8
+    assert f"About {needed - 3} more of b ({needed} seeds of each) would decide it" in found.sentences[0]
+
+
 def test_one_seed_is_said_plainly(tmp_path):
     made_run(tmp_path / "a", 5.0)
     made_run(tmp_path / "b", 4.0)
