@@ -143,7 +143,7 @@ def _number(value: Any) -> float:
     """The number, or NaN."""
     if type(value) is float:
         return value
-    return float(value) if type(value) is int and is_number(value) else math.nan
+    return float(value) if is_number(value) else math.nan
 
 
 def load_history(path: Path | str) -> History:
