@@ -91,7 +91,7 @@ def _play(order: Message, talk: Talk) -> dict[str, Any]:
         values.append(score(rows, order["metric"], order["summary"], maximise=order["maximise"]))
         level = last_value(rows, sitting.metric)
         levels.append(values[-1] if level is None else level)
-        at = max((int(r[order["unit"]]) for r in rows if r["kind"] == "update"), default=0)
+        at = sitting.at
     return {"status": "finished", "values": values, "at": at}
 
 
@@ -107,11 +107,14 @@ class _Sitting:
         self.metric = compared_by(order["metric"], evaluates=self._config.eval.every > 0)
         self._points = Points(self.metric, total=total, offset=len(before) * total, after=order["after"])
         self._ordered, self._pruned = False, False
+        self.at = 0
+        """Where the run stands, in the unit of its budget."""
 
     def reach(self) -> str:
         """`finished`, `pruned` or `interrupted`."""
         manifest = self._newest()
         if manifest is not None and self._is_there(manifest):
+            self.at = manifest[self._order["unit"]]
             return "finished"
         if self._talk.interrupted.is_set():
             return "interrupted"
@@ -123,6 +126,7 @@ class _Sitting:
             done = api.train_config(
                 self._recipe.name, self._config, callbacks=Callbacks(on_update=self._on_update, on_eval=self._on_eval)
             )
+        self.at = getattr(done, self._order["unit"])
         if self._pruned:
             return "pruned"
         return "finished" if done.status in DONE else "interrupted"

@@ -226,5 +226,15 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
 
 def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Experiment) -> bool:
     """Whether checkpoints of all values fit each other, as far as streams and the place of the field tell."""
-    same = [registry.build(recipe.name, override(config, {param.name: v})).streams == base.streams for v in param.ends()]
+    same = [_build_at(param, value, recipe, config).streams == base.streams for value in param.ends()]
     return all(same) and param.name.partition(".")[0] not in SHARED
+
+
+def _build_at(param: Param, value: Any, recipe: registry.Recipe, config: RunConfig) -> Experiment:
+    """The experiment with one value of a searched field; what is wrong with it names that value."""
+    try:
+        return registry.build(recipe.name, override(config, {param.name: value}))
+    except ConfigError as error:
+        if error.field == param.name:
+            raise
+        raise ConfigError(error.field, error.value, f"{error.fix} (searched: {param.name} = {value!r})") from error
