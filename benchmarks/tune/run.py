@@ -38,7 +38,7 @@ SPACE = {
     "ppo.num_epochs": "int(1, 20)",
     "ppo.entropy_coef": "{0, 0.01, 0.1}",
 }
-SETTINGS: dict[str, Any] = {"num_steps": 32, "vector.backend": "serial", "compiled": False, "eval.episodes": 10}
+SETTINGS: dict[str, Any] = {"num_steps": 32, "vector.backend": "serial", "compiled": False, "eval.episodes": 20}
 Row = dict[str, Any]
 
 
@@ -54,6 +54,8 @@ def search(way: str, repeat: int, *, steps: int, budget: int, out: Path) -> Row:
     while True:
         options = {**WAYS[way], "trials": trials, "search_seed": repeat}
         study = tune.search("ppo", space=SPACE, out=out, options=options, total_steps=steps, **SETTINGS)
+        if study.status != "finished":
+            raise SystemExit(130)
         costs = [steps_of(study, t) for t in study.trials]
         if sum(costs) >= budget - steps // 2:
             break
@@ -98,8 +100,8 @@ def judge(row: Row, seeds: int, *, steps: int, out: Path) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=4, help="searches of each way, each with a seed of its own (4)")
-    parser.add_argument("--steps", type=int, default=3_000, help="environment steps of a whole trial (3,000)")
-    parser.add_argument("--budget", type=int, default=90_000, help="environment steps of a search (90,000)")
+    parser.add_argument("--steps", type=int, default=2_000, help="environment steps of a whole trial (2,000)")
+    parser.add_argument("--budget", type=int, default=60_000, help="environment steps of a search (60,000)")
     parser.add_argument("--test-seeds", type=int, default=4, help="fresh seeds that judge each winner (4)")
     parser.add_argument("--no-save", action="store_true", help="print only")
     args = parser.parse_args()

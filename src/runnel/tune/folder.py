@@ -99,7 +99,7 @@ class Book:
 
     def __init__(self, folder: StudyFolder, setup: Setup) -> None:
         self._folder, self._maximise = folder, setup.maximise
-        before = read_json(folder.study) if folder.study.is_file() else {}
+        before = _read_old(folder.study)
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self.data: dict[str, Any] = {
             "kind": "study",
@@ -140,6 +140,14 @@ class Book:
     def write(self, status: str = "") -> None:
         self.data["status"] = status or self.data["status"]
         write_json(self._folder.study, self.data, indent=None)
+
+
+def _read_old(path: Path) -> dict[str, Any]:
+    """What study.json said before. It follows from the other files, so one that is damaged is simply written anew."""
+    try:
+        return read_json(path)
+    except ConfigError:
+        return {}
 
 
 def blank_trial(number: int, params: Mapping[str, Any], runs: list[str]) -> Trial:

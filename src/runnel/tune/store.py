@@ -38,13 +38,16 @@ def open_study(journal: Path, setup: Setup) -> Any:
     optuna = import_optuna()
     mend(journal)
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
-    study = optuna.create_study(
-        study_name=NAME,
-        storage=optuna.storages.JournalStorage(backend),
-        direction=setup.options.direction,
-        pruner=_pruner(optuna, setup),
-        load_if_exists=True,
-    )
+    try:
+        study = optuna.create_study(
+            study_name=NAME,
+            storage=optuna.storages.JournalStorage(backend),
+            direction=setup.options.direction,
+            pruner=_pruner(optuna, setup),
+            load_if_exists=True,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError("out", str(journal), f"this file is damaged ({error}); restore it, or start a new study") from error
     if setup.options.sampler == "grid":
         for point in grid_of(setup):
             study.enqueue_trial(point, skip_if_exists=True)

@@ -14,6 +14,7 @@ from typing import Any
 from runnel.core.config import override
 from runnel.core.errors import ConfigError, RunnelError
 from runnel.eval.statistics import summarise
+from runnel.run import registry
 from runnel.run.session import catch_signals
 from runnel.track.folder import RunFolder
 from runnel.tune.command import train_command
@@ -66,7 +67,11 @@ def search(
     """
     words = tuple(f"{k}={v}" for k, v in space.items()) if isinstance(space, Mapping) else tuple(space)
     chosen = override(override(TuneConfig(), dict(options or {})), {"search": words})
-    return start(make_setup(recipe, settings, chosen), out, live=live)
+    named, objects = registry.name_objects(settings)
+    for name, value in objects.items():
+        fix = "trials run in processes of their own, which cannot load it; put it in a file (path/to/file.py:name)"
+        raise ConfigError(name.removeprefix("live:"), value, fix)
+    return start(make_setup(recipe, named, chosen), out, live=live)
 
 
 def resume(folder: str | Path, *, live: bool = False, **options: Any) -> Study:

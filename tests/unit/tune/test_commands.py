@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from runnel import tune
 from runnel.cli.main import main
 from runnel.cli.train import parse
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.run import registry
 from runnel.tune.command import train_command
-from runnel.tune.folder import StudyFolder
+from runnel.tune.folder import Book, StudyFolder, read_json
 from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, read_setup
 
 CHANGES = {
@@ -95,6 +96,24 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "other" / "thing").mkdir(parents=True)
     with pytest.raises(ConfigError, match="holds other things"):
         StudyFolder(tmp_path / "other").make()
+
+
+def test_what_other_processes_cannot_load_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"put it in a file") as caught:
+        tune.search("ppo", env=lambda: None)
+    assert caught.value.field == "env"
+
+
+def test_a_damaged_study_file_is_written_anew(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path / "study")
+    folder.make()
+    folder.study.write_text('{"kind": "stu')
+    book = Book(folder, setup())
+    book.write("finished")
+    assert read_json(folder.study)["status"] == "finished"
+    folder.settings.write_text("[]")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        tune.resume(folder.path)
 
 
 def test_the_command_line_says_what_it_would_do(capsys: pytest.CaptureFixture[str]) -> None:

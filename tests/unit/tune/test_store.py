@@ -7,6 +7,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from runnel.core.errors import ConfigError
 from runnel.tune.settings import Setup, TuneConfig, make_setup
 from runnel.tune.store import importance, open_study, sampler, suggest
 
@@ -32,6 +33,16 @@ def test_a_journal_that_was_cut_off_is_mended(tmp_path: Path) -> None:
     again.tell(again.ask(), 3.0)
     assert [t.value for t in open_study(journal, setup()).trials] == [1.0, 2.0, 3.0]
     assert journal.read_bytes().startswith(whole)
+
+
+def test_a_journal_that_is_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    study = open_study(journal, setup())
+    study.tell(study.ask(), 1.0)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(lines[0] + b"rubbish\n" + b"".join(lines[1:]))
+    with pytest.raises(ConfigError, match="this file is damaged"):
+        open_study(journal, setup())
 
 
 def test_a_grid_is_all_of_its_points_once(tmp_path: Path) -> None:
