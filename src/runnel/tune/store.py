@@ -12,12 +12,13 @@ from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
-from runnel.tune.objective import REPORTS
 from runnel.tune.settings import Setup
 from runnel.tune.space import Param
 
 MIN_IMPORTANCE = 10
 """Completed trials before the shares of importance mean anything."""
+FIRST_RUNG = 9
+"""Hyperband looks first at a ninth of the budget: earlier, returns say little of what a run will learn."""
 NAME = "study"
 
 
@@ -84,7 +85,7 @@ def _pruner(optuna: Any, setup: Setup) -> Any:
     if setup.options.pruner == "median":
         return pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=total // 5)
     if setup.options.pruner == "hyperband":
-        least, most = max(1, total // REPORTS), total * setup.options.seeds_per_trial
+        least, most = max(1, total // FIRST_RUNG), total * setup.options.seeds_per_trial
         return pruners.HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=3)
     return pruners.NopPruner()
 
