@@ -39,7 +39,7 @@ SHOTS = [
         "#/run/reverse/conversations",
         (1360, 760),
         "light",
-        [".talk:nth-child(60)", "text=log-probability"],
+        [".talk:nth-child(31)", "text=log-probability"],
     ),
     ("board-study", "#/study/study", (1360, 760), "light", []),
     ("board-phone", "", (390, 780), "dark", []),

@@ -45,7 +45,7 @@ def curves(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
         with run.lock:
             found.append(run.columns.curve(name, axis))
     cleaned = [clean(curve, span) for curve in found]
-    kept = [i for i, (x, _) in enumerate(cleaned) if len(x)]
+    kept = [i for i, (x, _) in enumerate(cleaned) if len(x) and x[-1] > 0]  # a run that does not count this is not at its 0
     points = int(np.clip(BUDGET // max(len(kept), 1), MIN_POINTS, MAX_POINTS))
     grouped = bool(asked.get("group"))
     aligned = align([cleaned[i] for i in kept], points=points, means=grouped or weight > 0)

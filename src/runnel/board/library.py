@@ -154,6 +154,11 @@ class RunView:
         return " ".join(dict.fromkeys(part for part in parts if part)) or self.folder.path.resolve().name
 
     @property
+    def tags(self) -> list[str]:
+        found = self.config.get("tags")
+        return [str(tag) for tag in found] if isinstance(found, list) else []
+
+    @property
     def group(self) -> str:
         """Runs that differ in seed and folder alone share it."""
         same = {k: v for k, v in self.config.items() if k not in PER_RUN}
@@ -170,7 +175,6 @@ class RunView:
         status = self.status(held)
         progress = 1.0 if status in ("finished", "stopped") else last.get("progress") or 0.0
         _, score = c.values(self.score_name)
-        tags = self.config.get("tags")
         rate = last.get("time", {}).get("tokens_per_s") or last.get("time", {}).get("steps_per_s")
         return {
             "id": self.key,
@@ -180,7 +184,7 @@ class RunView:
             "recipe": str(self.info.get("recipe") or ""),
             "subject": str(self.info.get("subject") or ""),
             "seed": self.info.get("seed"),
-            "tags": [str(t) for t in tags] if isinstance(tags, list) else [],
+            "tags": self.tags,
             "created": str(self.info.get("created") or ""),
             "status": status,
             "progress": progress,
@@ -268,20 +272,25 @@ class Library:
 
 def group_labels(runs: Sequence[RunView]) -> dict[str, str]:
     """What to call each group: what was trained on what, and where several share that, the settings in which they differ."""
-    by_label: dict[str, dict[str, dict[str, Any]]] = {}
+    by_label: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}
     for run in runs:
-        by_label.setdefault(run.label, {}).setdefault(
+        trial = "tuning" in run.tags  # what a study varies says nothing about the others
+        by_label.setdefault((run.label, trial), {}).setdefault(
             run.group, flat({k: v for k, v in run.config.items() if k not in PER_RUN})
         )
     out = {}
-    for label, groups in by_label.items():
+    for (label, _), groups in by_label.items():
         names = list(dict.fromkeys(name for found in groups.values() for name in found))
         varied = [n for n in names if len({repr(found.get(n)) for found in groups.values()}) > 1]
         varied = sorted(varied, key=lambda n: n.partition(".")[0] in PLUMBING or "." not in n)[:NUM_NAMED]
         for group, found in groups.items():
-            said = ", ".join(f"{n.rpartition('.')[2]} {found.get(n)}" for n in varied)
+            said = ", ".join(f"{n.rpartition('.')[2]} {_brief(found.get(n))}" for n in varied)
             out[group] = f"{label} · {said}" if said else label
     return out
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -105,7 +105,7 @@ export class Chart {
     const font = "12px system-ui, sans-serif", time = data.axis === "wall_s";
     const axis = { stroke: ink, grid, ticks: { stroke: token("--line"), width: 1, size: 4 }, font };
     return {
-      width: this.box.clientWidth, height: this.height, series, bands, legend: { show: false }, padding: [8, 8, 0, 0],
+      width: this.box.clientWidth, height: this.height, series, bands, legend: { show: false }, padding: [8, 18, 0, 0],
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (u, low, high) => room(low, high) } },
       axes: [
         { ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (time ? seconds(v) : compact(v))) },

@@ -62,7 +62,7 @@ export class Runs {
     this.draw();
   }
 
-  /** Runs that the search and the chips leave. */
+  /** Runs that the search and the chips leave; trials of a study (they have a page of their own) only when asked for. */
   shown() {
     const words = this.query.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (run) => words.every((w) => {
@@ -74,7 +74,8 @@ export class Runs {
     });
     const [column, way] = this.sort, by = COLUMNS.find(([c]) => c === column)?.[2] ?? ((r) => r.created);
     const order = (a, b) => { const x = by(a), y = by(b); return (x < y ? -1 : x > y ? 1 : a.id < b.id ? -1 : 1) * way; };
-    return this.runs.filter((r) => fits(r) && (!this.states.size || this.states.has(r.status))).sort(order);
+    const trials = words.some((w) => w.includes("tuning")) || this.runs.every((r) => r.tags.includes("tuning"));
+    return this.runs.filter((r) => fits(r) && (trials || !r.tags.includes("tuning")) && (!this.states.size || this.states.has(r.status))).sort(order);
   }
 
   /** Runs on the right: those selected, or else all that are shown. */
@@ -101,6 +102,7 @@ export class Runs {
   drawChips() {
     const counts = new Map(), tags = new Map();
     for (const run of this.runs) {
+      if (run.tags.includes("tuning")) { tags.set("tuning", (tags.get("tuning") ?? 0) + 1); continue; }
       counts.set(run.status, (counts.get(run.status) ?? 0) + 1);
       run.tags.forEach((t) => tags.set(t, (tags.get(t) ?? 0) + 1));
     }

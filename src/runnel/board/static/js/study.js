@@ -38,7 +38,7 @@ export class Study {
     s.importance ? [h("h2", {}, "Which settings matter"), h("div", { id: "importance" }, Object.entries(s.importance).sort((a, b) => b[1] - a[1]).map(([n, v]) => h("div", { class: "matter" }, h("span", {}, n), h("span", { class: "bar" }, h("i", { style: { width: `${100 * v}%` } })), h("span", { class: "n" }, percent(v)))))] : null,
     s.lineage?.length ? [h("h2", {}, "Copies"), h("div", { class: "scroll" }, h("table", { id: "lineage" }, h("thead", {}, h("tr", {}, ["at", "member", "copied", "settings"].map((t) => h("th", {}, t)))),
       h("tbody", {}, s.lineage.map((c) => h("tr", {}, h("td", {}, value(c.step)), h("td", {}, value(c.member)), h("td", {}, value(c.parent)), h("td", {}, Object.keys(c.after ?? {}).map((k) => `${k} ${value(c.before?.[k])} → ${value(c.after[k])}`).join(", ")))))))] : null,
-    h("h2", {}, "Trials"), h("div", { class: "scroll" }, h("table", { id: "trials" }, h("thead", {}, h("tr", {}, ["trial", "state", "score", ...names, "time", ""].map((t) => h("th", {}, t)))),
+    h("h2", {}, "Trials"), h("div", { class: "scroll" }, h("table", { id: "trials" }, h("thead", {}, h("tr", {}, ["trial", "state", "score", ...names, "time", ""].map((t) => h("th", { class: t === "score" ? "n" : "" }, t)))),
       h("tbody", {}, [...scored, ...rest].map((t) => h("tr", { class: t.number === s.best ? "chosen" : "" }, h("td", {}, t.number), h("td", {}, pill(t.state)), h("td", { class: "n" }, short(t.value)),
         names.map((n) => h("td", { class: "setting" }, value(t.params?.[n]))), h("td", {}, seconds(t.seconds)), h("td", {}, runLink(this.id, t), t.error ? h("span", { class: "bad small" }, t.error) : null)))))));
   }
@@ -52,7 +52,7 @@ function runLink(study, t) {
 /** Parallel coordinates: a line a trial, through its value on each axis; the best are drawn strongest. */
 function parallel(s, names, trials, sign) {
   const axes = [...names.map((n) => axis(n, trials.map((t) => t.params?.[n]), s.params[n])), axis(s.metric, trials.map((t) => t.value), { kind: "float" })];
-  const width = Math.max(560, 130 * axes.length), height = 260, left = 50, step = (width - 2 * left) / Math.max(axes.length - 1, 1);
+  const width = Math.max(560, Math.min(1200, 300 * axes.length)), height = 260, left = 50, step = (width - 2 * left) / Math.max(axes.length - 1, 1);
   const y = (a, v) => 30 + (height - 70) * (1 - a.place(v));
   const order = [...trials].sort((a, b) => sign * (a.value - b.value));
   const lines = order.map((t, i) => {
