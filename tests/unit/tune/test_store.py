@@ -76,3 +76,23 @@ def test_importance_needs_ten_trials(tmp_path: Path) -> None:
     assert found is not None
     assert found["ppo.lr"] > 0.9
     assert sum(found.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("pruner", ["none", "median", "hyperband"])
+def test_pruners_end_bad_trials_and_let_good_ones_go_on(pruner: str, tmp_path: Path) -> None:
+    """Twelve runs whose level is known from the start: the best is never ended, of the others some are."""
+    chosen = setup("random", pruner=pruner)
+    study = open_study(tmp_path / "journal.log", chosen)
+    ended: list[int] = []
+    levels = [6, 3, 9, 1, 12, 7, 2, 10, 5, 11, 4, 8]
+    for level in levels:
+        trial = study.ask()
+        for step in range(5_000, 100_001, 5_000):
+            trial.report(float(level), step)
+            if trial.should_prune():
+                ended.append(level)
+                assert step >= 10_000, "not before a run can have learned something"
+                break
+        study.tell(trial, float(level)) if level not in ended else study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    assert bool(ended) == (pruner != "none")
+    assert 12 not in ended
