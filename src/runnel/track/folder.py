@@ -1,6 +1,6 @@
 """The run folder: what lies where, who made it, and how to read it back even after a kill.
 
-config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  report.html  log.txt
+config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  report.html  report_csv/  evals.jsonl  log.txt
 orders.jsonl  control.json
 """
 
