@@ -1,7 +1,7 @@
 """The run folder: what lies where, who made it, and how to read it back even after a kill.
 
-config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  report.html  report_csv/  evals.jsonl  log.txt
-orders.jsonl  control.json
+config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  report.html  log.txt
+report_csv/  evals.jsonl  orders.jsonl  control.json
 """
 
 from __future__ import annotations
