@@ -92,8 +92,8 @@ def test_interrupted_killed_and_resumed_is_the_study_that_nobody_touched(
     assert whole.best is not None
     assert again.best["command"] == whole.best["command"]
     assert len(list((broken / "trials").iterdir())) == len(expected), "nothing was begun twice"
-    pruned = next(t for t in again.trials if t["state"] == "pruned")
-    updates = [r for r in RunFolder(broken / pruned["run"]).read_rows()[0] if r["kind"] == "update"]
+    pruned = next(t for t in whole.trials if t["state"] == "pruned")
+    updates = [r for r in RunFolder(whole.path / pruned["run"]).read_rows()[0] if r["kind"] == "update"]
     assert len(updates) == pruned["steps"][-1][0] < 300, "a pruned run ends at the point that pruned it"
 
 

@@ -50,10 +50,11 @@ class TrialSearch:
 
     # --------------------------------------------------------------------------------------------------------- starting
     def _take_up(self) -> list[int]:
-        """Trials that were under way when the study last ended; one that was being pruned then is over."""
+        """Trials that were under way when the study last ended; one that was being pruned then, or was about to be, is over."""
         left = []
         for frozen in self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.RUNNING,)):
-            if frozen.user_attrs.get("pruned"):
+            trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
+            if frozen.user_attrs.get("pruned") or (frozen.intermediate_values and trial.should_prune()):
                 self._study.tell(frozen.number, state=self._optuna.trial.TrialState.PRUNED)
             else:
                 left.append(frozen.number)
