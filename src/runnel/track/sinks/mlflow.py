@@ -64,6 +64,7 @@ class MlflowSink:
     def close(self) -> None:
         self._outbox.flush()
         self._client.set_terminated(self._id, status=self._status)
+        self._outbox.close()
 
     def _experiment(self, name: str, folder: Path) -> str:
         found = self._client.get_experiment_by_name(name)

@@ -31,6 +31,8 @@ class Outbox:
         self.id: str = known["id"]
         """The id of an earlier life of the run; empty if there was none."""
         self._sent: int = known["rows"]
+        self.was_closed: bool = known.get("closed", True)
+        """Whether the earlier life has ended in order: a place that keeps rows in memory may else have lost some."""
         self._rows: list[Row] = []
         self._send: Callable[[Sequence[Row]], None] = lambda rows: None
         self._due = 0.0
@@ -65,7 +67,11 @@ class Outbox:
         self._save()
         self._due = self._clock.now() + INTERVAL_S
 
-    def _save(self) -> None:
+    def close(self) -> None:
+        """Nothing more comes. Call it when the place has all."""
+        self._save(closed=True)
+
+    def _save(self, *, closed: bool = False) -> None:
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({"id": self.id, "rows": self._sent}) + "\n")
+        new.write_text(json.dumps({"id": self.id, "rows": self._sent, "closed": closed}) + "\n")
         new.replace(self._path)

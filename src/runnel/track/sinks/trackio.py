@@ -47,6 +47,7 @@ class TrackioSink:
 
     def close(self) -> None:
         self._outbox.flush()
+        self._outbox.close()
 
     def _send(self, rows: Sequence[Row]) -> None:
         with self._here() as storage:

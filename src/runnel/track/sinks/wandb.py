@@ -20,7 +20,8 @@ class WandbSink:
     """Scalars to Weights & Biases. The id in wandb_run.json makes a resumed run the same run there.
 
     `mode=None` leaves the choice to wandb (`WANDB_MODE`, else online). What a resume cut away: offline files that hold it are
-    moved to wandb/superseded/ and written anew; online, wandb takes nothing back, so steps that it has stay as they are.
+    moved to wandb/superseded/ and written anew; so are those of a life that was killed, because wandb writes them when it sees
+    fit. Online, wandb takes nothing back, so steps that it has stay as they are.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class WandbSink:
             raise ConfigError("track", "wandb", f"cannot import it ({error}); pip install 'runnel[wandb]'") from error
         self._outbox = Outbox(folder, "wandb")
         identity = self._outbox.id or secrets.token_hex(6)
-        if (mode or os.environ.get("WANDB_MODE")) == "offline" and self._outbox.is_cut:
+        is_offline = (mode or os.environ.get("WANDB_MODE")) == "offline"
+        if is_offline and (self._outbox.is_cut or not self._outbox.was_closed):
             _set_aside(folder / "wandb", identity)
             self._outbox.id = ""
         try:
@@ -65,6 +67,7 @@ class WandbSink:
     def close(self) -> None:
         self._outbox.flush()
         self._run.finish(exit_code=self._exit_code)
+        self._outbox.close()
 
     def _send(self, rows: Sequence[Row]) -> None:
         for row in rows:
