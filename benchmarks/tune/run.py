@@ -99,7 +99,7 @@ def judge(row: Row, seeds: int, *, steps: int, out: Path) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3, help="searches of each way, each with a seed of its own (3)")
+    parser.add_argument("--repeats", type=int, default=6, help="searches of each way, each with a seed of its own (6)")
     parser.add_argument("--steps", type=int, default=2_000, help="environment steps of a whole trial (2,000)")
     parser.add_argument("--budget", type=int, default=40_000, help="environment steps of a search (40,000)")
     parser.add_argument("--test-seeds", type=int, default=4, help="fresh seeds that judge each winner (4)")
