@@ -2,11 +2,8 @@
 
 Each pair is the same run (same seed, so the same numbers) with and without tracing, in changing order. Counted are the CPU
 seconds of all processes of the run and its wall time; the first is less disturbed by other programs on the machine. A ratio of
-1.01 is a hundredth more. The interval is that of the median of pairs (95 %, bootstrap).
-
-In one process each update is the same work in every run, so there is a steadier number: for each update the lower quartile over
-runs of the CPU seconds since the one before, summed; with over without. Beside that stands a sum that other programs hardly
-disturb: the calls of the recorder that a run made, times what a call costs here, as a share of its CPU seconds.
+1.01 is a hundredth more. The interval is that of the median of pairs (95 %, bootstrap). Beside that stands a sum that other
+programs hardly disturb: the calls of the recorder that a run made, times what a call costs here, as a share of its CPU seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +34,7 @@ PPO: dict[str, Any] = {"env": "CartPole-v1", **PLAIN}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo-inproc": ("ppo", {**PPO, "total_steps": 40_960}),
     "ppo-local": ("ppo", {**PPO, "total_steps": 122_880, "launcher": "local", "num_actors": 2, "staleness.mode": "window"}),
+    "dqn-inproc": ("dqn", {**PPO, "total_steps": 6_000}),
     "grpo-inproc": ("grpo", {**PLAIN, "task": "reverse", "total_updates": 6}),
 }
 
@@ -66,11 +63,9 @@ def call_costs(num: int = 100_000) -> tuple[float, float]:
 
 def one(recipe: str, settings: dict[str, Any], out: Path, *, trace: bool) -> dict[str, Any]:
     """One run: seconds of CPU and of wall time; of a traced one also its records."""
-    marks: list[float] = []
     before = cpu_s()
-    run = rl.train(recipe, out=str(out), trace=trace, on_update=lambda row: marks.append(time.process_time()), **settings)
+    run = rl.train(recipe, out=str(out), trace=trace, **settings)
     row: dict[str, Any] = {"cpu_s": cpu_s() - before, "wall_s": run.train_s}
-    row["updates_s"] = [b - a for a, b in pairwise(marks)] if "launcher" not in settings else []
     if trace:
         processes = read_processes(run.path)
         row["records"] = sum(len(process.records) for process in processes)
@@ -89,18 +84,6 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     return median(ratios), medians[50], medians[1949]
 
 
-def steady(runs: Sequence[Sequence[float]]) -> float:
-    """The sum over updates of the lower quartile over runs."""
-    return sum(sorted(update)[len(update) // 4] for update in zip(*runs, strict=True))
-
-
-def steady_ratio(off: Sequence[Sequence[float]], on: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """With over without, and its 95 % bootstrap interval over runs."""
-    draw = random.Random(0)
-    ratios = sorted(steady(draw.choices(on, k=len(on))) / steady(draw.choices(off, k=len(off))) for _ in range(1000))
-    return steady(on) / steady(off), ratios[25], ratios[974]
-
-
 def measure(case: str, pairs: int) -> dict[str, Any]:
     """Pairs of one case; the first run of all is not counted."""
     recipe, settings = CASES[case]
@@ -116,9 +99,6 @@ def measure(case: str, pairs: int) -> dict[str, Any]:
     for what in ("cpu_s", "wall_s"):
         middle, low, high = interval([pair["on"][what] / pair["off"][what] for pair in rows])
         found[what] = {"ratio": middle, "low": low, "high": high, "off": median(pair["off"][what] for pair in rows)}
-    if rows[0]["on"]["updates_s"]:
-        middle, low, high = steady_ratio(*([pair[side]["updates_s"] for pair in rows] for side in ("off", "on")))
-        found["steady"] = {"ratio": middle, "low": low, "high": high}
     found["records"] = median(pair["on"]["records"] for pair in rows)
     shares = [(on["pieces"] * piece_s + on["marks"] * mark_s) / on["cpu_s"] for on in (pair["on"] for pair in rows)]
     found |= {"piece_us": piece_s * 1e6, "mark_us": mark_s * 1e6, "share": median(shares)}
@@ -131,8 +111,6 @@ def line(found: dict[str, Any]) -> str:
     for what in ("cpu_s", "wall_s"):
         f = found[what]
         cells.append(f"{f['off']:.2f} s, x {f['ratio']:.4f} ({f['low']:.4f} to {f['high']:.4f})")
-    f = found.get("steady")
-    cells.append(f"x {f['ratio']:.4f} ({f['low']:.4f} to {f['high']:.4f})" if f else "")
     cells.append(f"{found['records']:,.0f}")
     cells.append(f"{100 * found['share']:.3f} %")
     return "| " + " | ".join(cells) + " |"
@@ -145,10 +123,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parsed = parser.parse_args()
     found = [measure(case, parsed.pairs) for case in parsed.case or CASES]
-    head = [
-        "| case | pairs | CPU without, with / without | wall without, with / without | same updates | records | calls x cost |"
-    ]
-    head.append("| --- | --- | --- | --- | --- | --- | --- |")
+    head = ["| case | pairs | CPU without, with / without | wall without, with / without | records | calls x cost |"]
+    head.append("| --- | --- | --- | --- | --- | --- |")
     table = "\n".join([*head, *map(line, found)])
     parsed.out.mkdir(parents=True, exist_ok=True)
     (parsed.out / "result.json").write_text(json.dumps({"machine": machine.facts(), "cases": found}, indent=1) + "\n")

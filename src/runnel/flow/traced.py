@@ -14,12 +14,18 @@ from runnel.core.protocols import ParamSet
 from runnel.core.records import Segment, Slot
 from runnel.core.trace import LOAD, MARK, PUBLISH, Lane
 
+OFTEN = ("available", "advance", "settle", "version", "feedback", "newest")
+"""Asked for in every poll, and not marked: found without a detour."""
+
 
 class Traced:
     """All that is not marked goes straight through."""
 
     def __init__(self, real: Any, lane: Lane) -> None:
         self._real, self._lane = real, lane
+        for name in OFTEN:
+            if hasattr(real, name):
+                setattr(self, name, getattr(real, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)

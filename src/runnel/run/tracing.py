@@ -43,7 +43,10 @@ class UpdateCounts:
 
     def add(self, worker: Worker, event: Mapping[str, Any]) -> None:
         """One update of a trainer, with the accounts of its streams."""
-        now, lane = self._recorder.now(), self._recorder.lane(worker.name)
+        now = self._recorder.now()
+        if now < self._due:
+            return
+        self._due, lane = now + COUNTS_S, self._recorder.lane(worker.name)
         for stream, counts in event["streams"].items():
             for part in ("dropped", "cancelled"):
                 for reason, rows in counts[part].items():
@@ -51,9 +54,6 @@ class UpdateCounts:
                     if more := rows - self._lost.get(key, 0):
                         lane.instant(f"{key} (+{more})")
                         self._lost[key] = rows
-        if now < self._due:
-            return
-        self._due = now + COUNTS_S
         lane.count("version", event["version"])
         for name in ("staleness/mean", "staleness/max"):
             if name in event["metrics"]:
@@ -77,10 +77,14 @@ class LauncherTrace:
         recorder = open_recorder(config, folder, LAUNCHER, sitting.clock, epoch=sitting.epoch)
         assert recorder is not None, "the run is traced"
         self._recorder, self._lane = recorder, recorder.lane("run")
+        self._due = 0.0
 
     def row(self, row: Row) -> None:
         kind = row.get("kind")
         if kind == "update":
+            if (now := self._recorder.now()) < self._due:
+                return
+            self._due = now + COUNTS_S
             for name in ("steps_per_s", "tokens_per_s"):
                 if rate := row["time"].get(name):
                     self._lane.count(name, rate)
