@@ -34,7 +34,7 @@ def test_acting_in_numpy_is_acting_in_torch(head, dueling, masked, monkeypatch):
         rows["action_mask"][:, 2] = True
     with torch.inference_mode():
         fast = [net.act(rows)["action"], net.act(rows, greedy=True)["action"]]
-        monkeypatch.setattr("runnel.nets.q_nets.HOST_ROWS", 0)
+        monkeypatch.setattr("runnel.nets.host.HOST_ROWS", 0)
         slow = [net.act(rows)["action"], net.act(rows, greedy=True)["action"]]
     for one, two in zip(fast, slow, strict=True):
         assert torch.equal(one, two)
