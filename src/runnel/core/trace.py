@@ -1,9 +1,9 @@
 """What a process records of its own time line: stages of its workers, and marks of what passed through their hands.
 
-Cheap enough to leave on: numbers go into one array, and from there in blocks to a file of the run's folder; neighbouring pieces
-of the same stage become one. A file is bounded: past `max_bytes`, or where the disk is full, nothing more is recorded, and how
-much that was is counted. Recording reads clocks and nothing else, so a run is the same with and without. `track/trace/` makes a
-picture of the files.
+Cheap enough to leave on: numbers go into one list, and from there, once a second, in blocks to a file of the run's folder;
+neighbouring pieces of the same stage become one. A file is bounded: past `max_bytes`, or where the disk is full, nothing more
+is recorded, and how much that was is counted. Recording reads clocks and nothing else, so a run is the same with and without.
+`track/trace/` makes a picture of the files.
 
 A file is a line of JSON about the process, then blocks: a line of JSON (what is new in the tables of names and lanes, the clock
 here and that of the world, the number of records) and the records, `RECORD` float64 each.
@@ -29,10 +29,8 @@ SPAN, WAIT, MARK, PUBLISH, LOAD, COUNT, INSTANT = range(7)
 COUNT: value. INSTANT: nothing."""
 KINDS, LANES = 8, 4096
 """A code is `kind + KINDS * (lane + LANES * name)`."""
-BLOCK = 4096
-"""Records that are written together."""
 FLUSH_S = 1.0
-"""A process that is killed loses what it recorded for so long."""
+"""What was recorded for so long is written together; a process that is killed loses it."""
 GAP_S = 1e-4
 MERGE_S = 0.01
 """Pieces of one stage with less than `GAP_S` between them are one, up to this length."""
@@ -44,12 +42,13 @@ class Recorder:
     def __init__(self, path: Path, clock: Clock, *, about: dict[str, Any] | None = None, max_bytes: int = 64 << 20) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("xb", buffering=0)
-        self._clock, self._max_bytes = clock, max_bytes
-        self._block = array("d")
+        self._clock, self._max_bytes, self.now = clock, max_bytes, clock.now
+        self.block: list[float] = []
+        """Numbers of records that are not written yet; lanes put theirs in, and `flush` when it is `due`."""
         self._names: dict[str, int] = {}
         self._lanes: list[Lane] = []
         self._told = (0, 0)
-        self._due = clock.now() + FLUSH_S
+        self.due = clock.now() + FLUSH_S
         self.left_out = 0
         """Records past `max_bytes`."""
         head = {"runnel_trace": FORMAT, **whereabouts(), **(about or {}), "clock": [clock.now(), time.time()]}
@@ -63,26 +62,17 @@ class Recorder:
             self._lanes.append(lane)
         return lane
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def name(self, text: str) -> int:
         """The number of a name; each is written once."""
         return self._names.setdefault(text, len(self._names))
 
-    def put(self, code: int, t: float, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> None:
-        """One record."""
-        self._block.extend((code, t, a, b, c))
-        if len(self._block) >= BLOCK * RECORD or t > self._due:
-            self.flush()
-
     def flush(self) -> None:
         """Write what is in memory (not the span that goes on), unless the file is full."""
         now = self._clock.now()
-        self._due = now + FLUSH_S
-        num, names, lanes = len(self._block) // RECORD, list(self._names), [lane.worker for lane in self._lanes]
-        data = self._block.tobytes()
-        del self._block[:]
+        self.due = now + FLUSH_S
+        num, names, lanes = len(self.block) // RECORD, list(self._names), [lane.worker for lane in self._lanes]
+        data = array("d", self.block).tobytes()
+        self.block.clear()
         if self._size + len(data) > self._max_bytes:
             self.left_out += num
             num, data = 0, b""
@@ -117,6 +107,7 @@ class Lane:
 
     def __init__(self, recorder: Recorder, worker: str, number: int) -> None:
         self.recorder, self.worker, self._number = recorder, worker, number
+        self._record, self._now = recorder.block.extend, recorder.now
         self._spans: dict[str, int] = {}
         self._wait = self.code(WAIT, "wait")
         self._name = ""
@@ -134,25 +125,32 @@ class Lane:
             self._busy += busy
             self._pieces += 1
             return
-        self.end()
+        if self._name:
+            self.end()
         self._name, self._start, self._end, self._busy, self._pieces = name, start, end, busy, 1
 
     def end(self) -> None:
         """Write the span that is still open to neighbours."""
-        if self._name:
-            code = self._spans.get(self._name)
-            if code is None:
-                code = self._spans[self._name] = self.code(SPAN, self._name)
-            self.recorder.put(code, self._start, self._end, self._busy, self._pieces)
-            self._name = ""
+        if not self._name:
+            return
+        code = self._spans.get(self._name)
+        if code is None:
+            code = self._spans[self._name] = self.code(SPAN, self._name)
+        self._record((code, self._start, self._end, self._busy, self._pieces))
+        self._name = ""
+        if self._end > self.recorder.due:
+            self.recorder.flush()
 
     def wait(self, start: float, end: float) -> None:
         """Time inside a stage that went by for others."""
-        self.recorder.put(self._wait, start, end)
+        self._record((self._wait, start, end, 0.0, 0.0))
 
     def put(self, code: int, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> None:
         """A record of now."""
-        self.recorder.put(code, self.recorder.now(), a, b, c)
+        t = self._now()
+        self._record((code, t, a, b, c))
+        if t > self.recorder.due:
+            self.recorder.flush()
 
     def count(self, name: str, value: float) -> None:
         """A number that changes over time."""

@@ -22,7 +22,7 @@ class Traced:
     """All that is not marked goes straight through."""
 
     def __init__(self, real: Any, lane: Lane) -> None:
-        self._real, self._lane = real, lane
+        self._real, self._lane, self._put = real, lane, lane.put
         for name in OFTEN:
             if hasattr(real, name):
                 setattr(self, name, getattr(real, name))
@@ -30,12 +30,15 @@ class Traced:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
+    _rows = 0
+
     def _codes(self, *whats: str) -> list[int]:
         return [self._lane.code(MARK, f"{what} {self._real.spec.name}") for what in whats]
 
     def _mark(self, code: int, segments: Sequence[Segment]) -> None:
         for segment in segments:
-            self._lane.put(code, segment.header.sample_id, segment.header.version_min, segment.spec.num_rows)
+            header = segment.header
+            self._put(code, header.sample_id, header.version_min, self._rows)
 
 
 class TracedWriter(Traced):
@@ -43,20 +46,24 @@ class TracedWriter(Traced):
 
     def __init__(self, real: Any, lane: Lane) -> None:
         super().__init__(real, lane)
+        self._rows = real.spec.num_rows
+        self._really = real.reserve, real.commit
         self._reserve, self._commit, self._cancel = self._codes("reserve", "commit", "cancel")
 
     def reserve(self) -> Slot | None:
-        slot: Slot | None = self._real.reserve()
+        slot: Slot | None = self._really[0]()
         if slot is not None:
-            self._lane.put(self._reserve, slot.header.sample_id, slot.header.required_version, slot.spec.num_rows)
+            header = slot.header
+            self._put(self._reserve, header.sample_id, header.required_version, self._rows)
         return slot
 
     def commit(self, slot: Slot, *, num_steps: int) -> None:
-        self._lane.put(self._commit, slot.header.sample_id, slot.header.version_min, slot.spec.num_rows)
-        self._real.commit(slot, num_steps=num_steps)
+        header = slot.header
+        self._put(self._commit, header.sample_id, header.version_min, self._rows)
+        self._really[1](slot, num_steps=num_steps)
 
     def cancel(self, slot: Slot, reason: str) -> None:
-        self._lane.put(self._cancel, slot.header.sample_id, -1, slot.spec.num_rows)
+        self._put(self._cancel, slot.header.sample_id, -1, self._rows)
         self._real.cancel(slot, reason)
 
 
@@ -65,11 +72,13 @@ class TracedReader(Traced):
 
     def __init__(self, real: Any, lane: Lane) -> None:
         super().__init__(real, lane)
+        self._rows = real.spec.num_rows
         self._take, self._release, self._drop, self._hold = self._codes("take", "release", "drop", "hold")
 
     def take(self, num_segments: int, **ranks: int) -> list[Segment]:
         segments: list[Segment] = self._real.take(num_segments, **ranks)
-        self._mark(self._take, segments)
+        if segments:
+            self._mark(self._take, segments)
         return segments
 
     def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:

@@ -13,7 +13,7 @@ from runnel.run.experiment import RunConfig
 from runnel.track.folder import Row, RunFolder
 
 LAUNCHER = "launcher"
-COUNTS_S = 0.01
+COUNTS_S = 0.05
 """Counters are recorded no more often than this."""
 
 

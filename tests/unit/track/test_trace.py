@@ -238,8 +238,8 @@ def test_a_file_that_is_no_trace_is_named(junk: bytes, tmp_path: Path) -> None:
 def test_records_that_point_nowhere_are_left_out(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "a.bin", ManualClock(), about=ABOUT)
     recorder.lane("actor")
-    recorder.put(8 * (5 + 4096 * 77), 1.0)
-    recorder.put(0, float("nan"))
+    recorder.block.extend((8 * (5 + 4096 * 77), 1.0, 0.0, 0.0, 0.0))
+    recorder.block.extend((0, float("nan"), 0.0, 0.0, 0.0))
     recorder.close()
     assert len(recorded(tmp_path / "a.bin").records) == 0
 
