@@ -17,8 +17,7 @@ class Clock(Protocol):
 class WallClock:
     """The real time."""
 
-    def now(self) -> float:
-        return time.perf_counter()
+    now = staticmethod(time.perf_counter)
 
 
 class ManualClock:

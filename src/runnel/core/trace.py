@@ -107,10 +107,11 @@ class Lane:
 
     def __init__(self, recorder: Recorder, worker: str, number: int) -> None:
         self.recorder, self.worker, self._number = recorder, worker, number
-        self._record, self._now = recorder.block.extend, recorder.now
+        self.record, self.now = recorder.block.extend, recorder.now
+        """For those who record often: `record((code, now(), a, b, c))`. The next span sees to the writing."""
         self._spans: dict[str, int] = {}
         self._wait = self.code(WAIT, "wait")
-        self._name = ""
+        self._name, self._code = "", 0
         self._start = self._end = self._busy = 0.0
         self._pieces = 0
 
@@ -125,30 +126,29 @@ class Lane:
             self._busy += busy
             self._pieces += 1
             return
-        if self._name:
-            self.end()
-        self._name, self._start, self._end, self._busy, self._pieces = name, start, end, busy, 1
+        if self._name:  # what `end` does, without a call
+            self.record((self._code, self._start, self._end, self._busy, self._pieces))
+            if end > self.recorder.due:
+                self.recorder.flush()
+        code = self._spans.get(name)
+        if code is None:
+            code = self._spans[name] = self.code(SPAN, name)
+        self._name, self._code, self._start, self._end, self._busy, self._pieces = name, code, start, end, busy, 1
 
     def end(self) -> None:
         """Write the span that is still open to neighbours."""
-        if not self._name:
-            return
-        code = self._spans.get(self._name)
-        if code is None:
-            code = self._spans[self._name] = self.code(SPAN, self._name)
-        self._record((code, self._start, self._end, self._busy, self._pieces))
-        self._name = ""
-        if self._end > self.recorder.due:
-            self.recorder.flush()
+        if self._name:
+            self.record((self._code, self._start, self._end, self._busy, self._pieces))
+            self._name = ""
 
     def wait(self, start: float, end: float) -> None:
         """Time inside a stage that went by for others."""
-        self._record((self._wait, start, end, 0.0, 0.0))
+        self.record((self._wait, start, end, 0.0, 0.0))
 
     def put(self, code: int, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> None:
         """A record of now."""
-        t = self._now()
-        self._record((code, t, a, b, c))
+        t = self.now()
+        self.record((code, t, a, b, c))
         if t > self.recorder.due:
             self.recorder.flush()
 

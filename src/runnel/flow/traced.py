@@ -22,7 +22,7 @@ class Traced:
     """All that is not marked goes straight through."""
 
     def __init__(self, real: Any, lane: Lane) -> None:
-        self._real, self._lane, self._put = real, lane, lane.put
+        self._real, self._lane, self._record, self._now = real, lane, lane.record, lane.now
         for name in OFTEN:
             if hasattr(real, name):
                 setattr(self, name, getattr(real, name))
@@ -36,9 +36,10 @@ class Traced:
         return [self._lane.code(MARK, f"{what} {self._real.spec.name}") for what in whats]
 
     def _mark(self, code: int, segments: Sequence[Segment]) -> None:
+        now, rows = self._now(), self._rows
         for segment in segments:
             header = segment.header
-            self._put(code, header.sample_id, header.version_min, self._rows)
+            self._record((code, now, header.sample_id, header.version_min, rows))
 
 
 class TracedWriter(Traced):
@@ -54,16 +55,16 @@ class TracedWriter(Traced):
         slot: Slot | None = self._really[0]()
         if slot is not None:
             header = slot.header
-            self._put(self._reserve, header.sample_id, header.required_version, self._rows)
+            self._record((self._reserve, self._now(), header.sample_id, header.required_version, self._rows))
         return slot
 
     def commit(self, slot: Slot, *, num_steps: int) -> None:
         header = slot.header
-        self._put(self._commit, header.sample_id, header.version_min, self._rows)
+        self._record((self._commit, self._now(), header.sample_id, header.version_min, self._rows))
         self._really[1](slot, num_steps=num_steps)
 
     def cancel(self, slot: Slot, reason: str) -> None:
-        self._put(self._cancel, slot.header.sample_id, -1, self._rows)
+        self._record((self._cancel, self._now(), slot.header.sample_id, -1, self._rows))
         self._real.cancel(slot, reason)
 
 
@@ -102,11 +103,11 @@ class TracedPublisher(Traced):
         self._code = lane.code(PUBLISH, real.name)
 
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
-        self._lane.put(self._code, version)
+        self._record((self._code, self._now(), version, 0.0, 0.0))
         self._real.publish(version, params)
 
     def commit(self, version: int) -> None:
-        self._lane.put(self._code, version)
+        self._record((self._code, self._now(), version, 0.0, 0.0))
         self._real.commit(version)
 
 
@@ -120,5 +121,5 @@ class TracedSubscriber(Traced):
     def poll(self, version: int = -1) -> ParamSet | None:
         found: ParamSet | None = self._real.poll(version)
         if found is not None:
-            self._lane.put(self._code, found.version)
+            self._record((self._code, self._now(), found.version, 0.0, 0.0))
         return found
