@@ -5,6 +5,7 @@ import { h, fill, short, compact, seconds, token } from "./dom.js";
 
 const HEIGHT = 220;
 const NUM_NAMED = 7;
+const NUM_FEW = 30;
 
 /** Axis names, as people read them. */
 export const AXES = { steps: "steps", version: "updates", samples: "samples", tokens: "tokens", wall_s: "wall time" };
@@ -102,7 +103,7 @@ export class Chart {
 
   options(data, series, bands, log) {
     const ink = token("--soft"), grid = { stroke: token("--line"), width: 1 };
-    const font = "12px system-ui, sans-serif", time = data.axis === "wall_s";
+    const font = "12px system-ui, sans-serif", time = data.axis === "wall_s", many = series.length > NUM_FEW;
     const axis = { stroke: ink, grid, ticks: { stroke: token("--line"), width: 1, size: 4 }, font };
     return {
       width: this.box.clientWidth, height: this.height, series, bands, legend: { show: false }, padding: [8, 18, 0, 0],
@@ -112,8 +113,8 @@ export class Chart {
         { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v === null ? "" : compact(v))) },
       ],
       focus: { alpha: 0.3 },
-      cursor: {
-        sync: this.sync ? { key: this.sync, setSeries: false } : undefined, points: { size: 6 }, focus: { prox: 24 },
+      cursor: { // to fade all lines but the nearest draws everything anew at each move: for a few only
+        sync: this.sync ? { key: this.sync, setSeries: false } : undefined, points: { size: 6, show: !many }, focus: { prox: many ? -1 : 24 },
         drag: { x: true, y: false, setScale: false },
         dataIdx: (u, i, at) => nearest(u.data[i], at),
       },
@@ -133,7 +134,7 @@ export class Chart {
 
   tell(u, data) {
     const { left, top, idx } = u.cursor;
-    if (idx === null || idx === undefined || left < 0) { this.tip.hidden = true; return; }
+    if (idx === null || idx === undefined || left < 0 || !this.box.matches(":hover, :focus")) { this.tip.hidden = true; return; }
     const rows = [];
     this.named.forEach((line, i) => {
       if (!line) return;
