@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runnel.board.behaviour import recorded_episodes
 from runnel.board.columns import AXES
 from runnel.board.curves import Aligned, Curve, across_seeds, align, clean, plain, smooth
+from runnel.board.detail import detail
 from runnel.board.library import Library, RunView, flat
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
@@ -29,17 +33,57 @@ def find(library: Library, key: Any) -> RunView:
     return run
 
 
+def runs(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of runs, and the studies by name."""
+    studies = [read_study(key, path) for key, path in library.studies.items()]
+    heads = [{k: s.get(k) for k in ("id", "name", "status", "error")} for s in studies]
+    return {"root": str(library.root), "runs": library.lines(), "studies": heads, "problem": library.problem}
+
+
+def run(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """One run without its curves."""
+    found = find(library, asked.get("run"))
+    with found.lock:
+        return detail(found, library.held) | {"config": found.config}
+
+
+def groups(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of completions of a run, or the whole of one (`number`)."""
+    found, number = find(library, asked.get("run")), asked.get("number")
+    with found.lock:
+        found.groups.refresh()
+        if number is None:
+            return {"groups": found.groups.heads(), "num_problems": found.groups.num_problems}
+        group = found.groups.read(int(number)) if str(number).isdecimal() else None
+    if group is None:
+        raise ConfigError("number", number, "there is no such group any more; open the list again")
+    return group
+
+
+def order(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask a run to stop or to save, for whoever has the token that it printed."""
+    found, op = find(library, asked.get("run")), asked.get("op")
+    if op not in ("stop", "checkpoint"):
+        raise ConfigError("op", op, "use stop or checkpoint")
+    if not found.is_held(library.held):
+        raise ConfigError("op", op, "no process is training this run now")
+    if not found.folder.may_control(str(asked.get("token") or "")):
+        raise ConfigError("token", "…", "this is not the token that the run printed when it started with --control")
+    found.folder.add_order({"op": op})
+    return {"said": op}
+
+
 def curves(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of runs on a common grid.
 
     `asked`: runs, metrics, axis, smoothing in [0, 1), group (mean over seeds), span ([low, high] of the axis).
     """
-    runs = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
+    chosen = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
     names, axis = [str(name) for name in _list(asked, "metrics")[:MAX_METRICS]], str(asked.get("axis", "steps"))
     if axis not in AXES:
         raise ConfigError("axis", axis, f"use one of {', '.join(AXES)}")
     weight, span = _weight(asked.get("smoothing", 0.0)), _span(asked.get("span"))
-    of = [(run, name) for run in runs for name in names]
+    of = [(run, name) for run in chosen for name in names]
     found: list[Curve] = []
     for run, name in of:
         with run.lock:
@@ -89,17 +133,17 @@ def metrics(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def configs(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of some runs: those that are not the same in all, and how many are."""
-    runs = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
-    flats = {run.key: flat(run.config) for run in runs}
+    chosen = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
+    flats = {run.key: flat(run.config) for run in chosen}
     names = list(dict.fromkeys(name for found in flats.values() for name in found))
     varied = [n for n in names if len({repr(found.get(n)) for found in flats.values()}) > 1]
     rows = {key: {n: found.get(n) for n in varied} for key, found in flats.items()}
     return {"varied": varied, "num_same": len(names) - len(varied), "rows": rows}
 
 
-def compare(library: Library, a: str, b: str) -> dict[str, Any]:
-    """What two runs were told differently, beside the versions of what they ran on."""
-    first, second = find(library, a), find(library, b)
+def compare(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs (`a`, `b`) were told differently, beside the versions of what they ran on."""
+    first, second = find(library, asked.get("a")), find(library, asked.get("b"))
     changed = differences(first.config, second.config)
     versions = differences(first.info.get("versions") or {}, second.info.get("versions") or {})
     commits = [(run.info.get("git") or {}).get("commit", "") for run in (first, second)]
@@ -109,6 +153,30 @@ def compare(library: Library, a: str, b: str) -> dict[str, Any]:
         "versions": [{"name": n, "a": x, "b": y} for n, (x, y) in versions.items()],
         "commits": commits,
     }
+
+
+def episodes(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded episodes of a run."""
+    return recorded_episodes(find(library, asked.get("run")).folder)
+
+
+def study(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """One study, whole."""
+    key = str(asked.get("study", ""))
+    if key not in library.studies:
+        raise ConfigError("run", key, f"there is no such study under {library.root}")
+    return read_study(key, library.studies[key])
+
+
+def read_study(key: str, path: Path) -> dict[str, Any]:
+    """A study of `runnel tune`, or what is wrong with its file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return {"id": key, "name": path.parent.name, "error": f"{path.name} cannot be read: {error}"}
+    if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
+        return {"id": key, "name": path.parent.name, "error": f"{path.name} holds no study; it has no list of trials"}
+    return {**found, "id": key}
 
 
 def _list(asked: Mapping[str, Any], name: str) -> list[Any]:

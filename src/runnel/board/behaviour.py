@@ -15,7 +15,7 @@ TEXT = 160
 MAX_LINE = 64 << 20
 
 
-def episodes(folder: RunFolder) -> dict[str, Any]:
+def recorded_episodes(folder: RunFolder) -> dict[str, Any]:
     """The recorded episodes, the newest first; those whose file is gone are left out."""
     home = folder.path / "episodes"
     rows, problems = read_rows(home / "index.jsonl") if (home / "index.jsonl").is_file() else ([], [])

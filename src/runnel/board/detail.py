@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from runnel.board.library import RunView
-from runnel.core.records import Accounting
-from runnel.track.history import is_number
+from runnel.track.accounts import read_account
 
 RECENT_S = 60.0
 RATE_ROWS = 20
@@ -69,25 +68,8 @@ def stages(run: RunView) -> list[dict[str, Any]]:
 
 def stream_line(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """The account of one stream, and what does not add up in it."""
-    counts = {
-        key: int(found[key]) for key in ("dispatched", "consumed", "in_flight", "queued", "steps") if is_number(found.get(key))
-    }
-    account = Accounting(**counts, dropped=_reasons(found.get("dropped")), cancelled=_reasons(found.get("cancelled")))
-    return {
-        "name": str(name),
-        "dispatched": account.dispatched,
-        "consumed": account.consumed,
-        "dropped": account.dropped,
-        "cancelled": account.cancelled,
-        "in_flight": account.in_flight,
-        "queued": account.queued,
-        "steps": account.steps,
-        "balance": account.balance,
-    }
-
-
-def _reasons(found: Any) -> dict[str, int]:
-    return {str(k): int(v) for k, v in found.items() if is_number(v)} if isinstance(found, Mapping) else {}
+    account = read_account(found)
+    return {"name": str(name), **vars(account), "balance": account.balance}
 
 
 def rates(run: RunView) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from runnel.board.behaviour import Groups
 from runnel.board.columns import Columns, index_file, mark_of, preview, read_blocks
 from runnel.core.errors import ConfigError
 from runnel.track.curves import PER_RUN
@@ -43,6 +44,7 @@ class RunView:
         self.lock = threading.Lock()
         """Held while it is refreshed, and by whoever reads its columns."""
         self.columns = Columns()
+        self.groups = Groups(folder.path / "groups.jsonl")
         self.info: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
         self.damage: list[str] = []
@@ -229,6 +231,8 @@ class Library:
         self.runs: dict[str, RunView] = {}
         self.studies: dict[str, Path] = {}
         self.held: set[int] = set()
+        self.problem = ""
+        """Why the folder cannot be looked at now."""
         self._cache = cache or default_cache()
         self._looking = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None

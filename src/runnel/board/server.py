@@ -9,15 +9,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from runnel.board import answers
-from runnel.board.behaviour import Groups, episode_file, episodes
-from runnel.board.detail import detail
+from runnel.board.behaviour import episode_file
 from runnel.board.library import Library
 from runnel.core.errors import ConfigError
 from runnel.track.page import POLICY as REPORT_POLICY
@@ -103,7 +102,6 @@ class Live:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="board-watch", daemon=True)
         self._status: dict[str, str] = {}
-        self.problem = ""
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -121,12 +119,16 @@ class Live:
             began = time.perf_counter()
             try:
                 changed = self.library.refresh() | self._ended()
-                self.problem = ""
+                self.library.problem = ""
             except Exception as error:  # a page that no longer moves must say so; a network disk may come back
-                changed, self.problem = set(), f"{self.library.root} cannot be read now ({type(error).__name__}: {error})"
+                changed, self.library.problem = (
+                    set(),
+                    f"{self.library.root} cannot be read now ({type(error).__name__}: {error})",
+                )
             pause = max(REFRESH_S, 4 * (time.perf_counter() - began))  # a look at very many folders takes its time
-            if (changed or self.problem) and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._tell, encode({"changed": sorted(changed), "problem": self.problem}))
+            problem = self.library.problem
+            if (changed or problem) and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._tell, encode({"changed": sorted(changed), "problem": problem}))
 
     def _ended(self) -> set[str]:
         """Runs whose status is another than at the last look, though no file has changed: killed ones."""
@@ -154,69 +156,30 @@ class Live:
             self._queues.discard(queue)
 
 
+Answer = Callable[[Library, Mapping[str, Any]], dict[str, Any]]
+ASKED: dict[str, Answer] = {
+    "runs": answers.runs,
+    "run": answers.run,
+    "compare": answers.compare,
+    "episodes": answers.episodes,
+    "groups": answers.groups,
+    "study": answers.study,
+}
+"""What is asked for by an address, and below by a body."""
+TOLD: dict[str, Answer] = {
+    "curves": answers.curves,
+    "metrics": answers.metrics,
+    "configs": answers.configs,
+    "order": answers.order,
+}
+
+
 def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), token: str = "") -> Starlette:
     """The application over a library of runs. `token` non-empty: nobody gets in without it."""
-    live, groups = Live(library), dict[str, Groups]()
-
-    def answer(make: Callable[[Request, Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                asked = await _body(request) if request.method == "POST" else request.query_params
-                return _json(await run_in_threadpool(make, request, asked))
-            except ConfigError as error:
-                return _json({"error": str(error)}, 404 if error.field == "run" else 400)
-
-        return endpoint
-
-    def runs(request: Request, asked: Mapping[str, Any]) -> Any:
-        studies = [read_study(key, path) for key, path in library.studies.items()]
-        heads = [{k: s.get(k) for k in ("id", "name", "status", "error")} for s in studies]
-        return {"root": str(library.root), "runs": library.lines(), "studies": heads, "problem": live.problem}
-
-    def one(request: Request, asked: Mapping[str, Any]) -> Any:
-        run = answers.find(library, asked.get("run"))
-        with run.lock:
-            return detail(run, library.held) | {"config": run.config}
-
-    def list_groups(request: Request, asked: Mapping[str, Any]) -> Any:
-        run = answers.find(library, asked.get("run"))
-        with run.lock:
-            found = groups.setdefault(run.key, Groups(run.folder.path / "groups.jsonl"))
-            found.refresh()
-            if "number" not in asked:
-                return {"groups": found.heads(), "num_problems": found.num_problems}
-            group = found.read(int(asked["number"])) if str(asked["number"]).isdigit() else None
-        if group is None:
-            raise ConfigError("number", asked["number"], "there is no such group any more; open the list again")
-        return group
-
-    def order(request: Request, asked: Mapping[str, Any]) -> Any:
-        run = answers.find(library, asked.get("run"))
-        if asked.get("op") not in ("stop", "checkpoint"):
-            raise ConfigError("op", asked.get("op"), "use stop or checkpoint")
-        if not run.is_held(library.held):
-            raise ConfigError("op", asked["op"], "no process is training this run now")
-        if not run.folder.may_control(str(asked.get("token") or "")):
-            raise ConfigError("token", "…", "this is not the token that the run printed when it started with --control")
-        run.folder.add_order({"op": asked["op"]})
-        return {"said": asked["op"]}
-
-    async def video(request: Request) -> Response:
-        run = library.runs.get(request.query_params.get("run", ""))
-        path = episode_file(run.folder, request.query_params.get("file", "")) if run else None
-        return FileResponse(path) if path else PlainTextResponse("there is no such video", 404)
-
-    async def report(request: Request) -> Response:
-        run = library.runs.get(request.query_params.get("run", ""))
-        if run is None or not run.folder.report.is_file():
-            return PlainTextResponse("there is no such report", 404)
-        return FileResponse(run.folder.report, headers={"content-security-policy": REPORT_POLICY})
+    live = Live(library)
 
     async def events(request: Request) -> Response:
         return StreamingResponse(live.stream(), media_type="text/event-stream")
-
-    async def index(request: Request) -> Response:
-        return FileResponse(STATIC / "index.html")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -226,20 +189,12 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
         library.close()
 
     routes = [
-        Route("/", index),
-        Route("/api/runs", answer(runs)),
-        Route("/api/run", answer(one)),
-        Route("/api/curves", answer(lambda r, a: answers.curves(library, a)), methods=["POST"]),
-        Route("/api/metrics", answer(lambda r, a: answers.metrics(library, a)), methods=["POST"]),
-        Route("/api/configs", answer(lambda r, a: answers.configs(library, a)), methods=["POST"]),
-        Route("/api/compare", answer(lambda r, a: answers.compare(library, a.get("a", ""), a.get("b", "")))),
-        Route("/api/episodes", answer(lambda r, a: episodes(answers.find(library, a.get("run")).folder))),
-        Route("/api/groups", answer(list_groups)),
-        Route("/api/study", answer(lambda r, a: _study(library, str(a.get("study", ""))))),
-        Route("/api/order", answer(order), methods=["POST"]),
+        Route("/", _index),
+        *(Route(f"/api/{name}", _endpoint(library, make)) for name, make in ASKED.items()),
+        *(Route(f"/api/{name}", _endpoint(library, make), methods=["POST"]) for name, make in TOLD.items()),
         Route("/api/live", events),
-        Route("/video", video),
-        Route("/report", report),
+        Route("/video", _video),
+        Route("/report", _report),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)], lifespan=lifespan)
@@ -247,21 +202,32 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
     return app
 
 
-def read_study(key: str, path: Path) -> dict[str, Any]:
-    """A study of `runnel tune`, or what is wrong with its file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return {"id": key, "name": path.parent.name, "error": f"{path.name} cannot be read: {error}"}
-    if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
-        return {"id": key, "name": path.parent.name, "error": f"{path.name} holds no study; it has no list of trials"}
-    return {**found, "id": key}
+def _endpoint(library: Library, make: Answer) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            asked = await _body(request) if request.method == "POST" else request.query_params
+            return _json(await run_in_threadpool(make, library, asked))
+        except ConfigError as error:
+            return _json({"error": str(error)}, 404 if error.field == "run" else 400)
+
+    return endpoint
 
 
-def _study(library: Library, key: str) -> dict[str, Any]:
-    if key not in library.studies:
-        raise ConfigError("run", key, f"there is no such study under {library.root}")
-    return read_study(key, library.studies[key])
+async def _index(request: Request) -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+async def _video(request: Request) -> Response:
+    run = request.app.state.library.runs.get(request.query_params.get("run", ""))
+    path = episode_file(run.folder, request.query_params.get("file", "")) if run else None
+    return FileResponse(path) if path else PlainTextResponse("there is no such video", 404)
+
+
+async def _report(request: Request) -> Response:
+    run = request.app.state.library.runs.get(request.query_params.get("run", ""))
+    if run is None or not run.folder.report.is_file():
+        return PlainTextResponse("there is no such report", 404)
+    return FileResponse(run.folder.report, headers={"content-security-policy": REPORT_POLICY})
 
 
 async def _body(request: Request) -> Mapping[str, Any]:

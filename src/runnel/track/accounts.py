@@ -25,10 +25,11 @@ def accounting(runs: Sequence[History]) -> str:
 
 
 def _streams(run: History) -> dict[str, Accounting]:
-    return {str(name): _counts(found) for name, found in run.streams().items() if isinstance(found, Mapping)}
+    return {str(name): read_account(found) for name, found in run.streams().items() if isinstance(found, Mapping)}
 
 
-def _counts(found: Mapping[str, Any]) -> Accounting:
+def read_account(found: Mapping[str, Any]) -> Accounting:
+    """The account of one stream as a row of metrics.jsonl has it; what is no number there counts as 0."""
     numbers = {
         key: int(found[key]) for key in ("dispatched", "consumed", "in_flight", "queued", "steps") if is_number(found.get(key))
     }

@@ -104,13 +104,7 @@ class RunFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """While the block lasts, this process alone writes into the run; a second one that wants to is refused."""
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConfigError(
-                    "run", str(self.path), "another process is training it; wait for it to end, or stop it"
-                ) from error
+        with locked(self.path, "run", "another process is training it; wait for it to end, or stop it"):
             yield
 
     def add_order(self, order: Mapping[str, Any]) -> None:
@@ -224,6 +218,17 @@ class RunFolder:
 
 def _hash(salt: str, token: str) -> str:
     return hashlib.sha256(f"{salt}:{token}".encode(errors="surrogatepass")).hexdigest()
+
+
+@contextmanager
+def locked(folder: Path, field: str, fix: str) -> Iterator[None]:
+    """While the block lasts, this process alone has the lock of `folder`; where another has it, a `ConfigError` says `fix`."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(field, str(folder), fix) from error
+        yield
 
 
 def _is_order(order: Mapping[str, Any]) -> bool:

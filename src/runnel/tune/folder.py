@@ -5,7 +5,6 @@ tune.json  study.json  best.json  journal.log (Optuna)  population.json (pbt)  t
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError
+from runnel.track.folder import locked
 from runnel.tune.settings import Setup
 
 Trial = dict[str, Any]
@@ -52,12 +52,8 @@ class StudyFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """While the block lasts, this process alone goes on with the study."""
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                fix = "another process is tuning there; it takes more at once with --workers. Wait for it, or stop it"
-                raise ConfigError("out", str(self.path), fix) from error
+        fix = "another process is tuning there; it takes more at once with --workers. Wait for it, or stop it"
+        with locked(self.path, "out", fix):
             yield
 
     def relative(self, path: str | Path) -> str:

@@ -166,7 +166,8 @@ class FakeRun:
         self.exit_code = exit_code
 
 
-def test_wandb_rows_and_identity_over_resume(tmp_path, monkeypatch):
+def fake_wandb(monkeypatch) -> list[FakeRun]:
+    """A wandb that keeps what it is given; returns its runs as they are made."""
     runs: list[FakeRun] = []
     fake = types.SimpleNamespace(
         init=lambda **arguments: runs.append(FakeRun(**arguments)) or runs[-1],
@@ -174,6 +175,11 @@ def test_wandb_rows_and_identity_over_resume(tmp_path, monkeypatch):
         errors=types.SimpleNamespace(UsageError=RuntimeError),
     )
     monkeypatch.setitem(sys.modules, "wandb", fake)
+    return runs
+
+
+def test_wandb_rows_and_identity_over_resume(tmp_path, monkeypatch):
+    runs = fake_wandb(monkeypatch)
     for status in ("failed", "finished"):
         sink = WandbSink(tmp_path, {"lr": 0.1}, mode="online")
         sink.row(update(1, kl=0.5))
@@ -187,13 +193,7 @@ def test_wandb_rows_and_identity_over_resume(tmp_path, monkeypatch):
 
 
 def test_wandb_online_is_sent_no_step_that_it_has(tmp_path, monkeypatch):
-    runs: list[FakeRun] = []
-    fake = types.SimpleNamespace(
-        init=lambda **arguments: runs.append(FakeRun(**arguments)) or runs[-1],
-        Settings=lambda **arguments: arguments,
-        errors=types.SimpleNamespace(UsageError=RuntimeError),
-    )
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    runs = fake_wandb(monkeypatch)
     sink = WandbSink(tmp_path, {})
     sink.row(update(1, kl=0.5))
     sink.flush()
