@@ -16,7 +16,7 @@ demo-llm: $(VENV)/.installed-llm  ## teach a small transformer to write words ba
 	$(BIN)/runnel train reverse
 
 test: install-dev browser lint types  ## linter, type checker and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 browser:  ## Chromium, for tests of the board; where it cannot be installed they are skipped
 	@command -v chromium chromium-browser google-chrome >/dev/null || \

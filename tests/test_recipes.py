@@ -31,7 +31,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "sft": {"total_updates": 2, **SMALL_LM},
     **dict.fromkeys(ON_ROLLOUTS, ROLLOUTS),
     **dict.fromkeys(("dpo", "reward_model"), PAIRS),
-    "make_pairs": ROLLOUTS,
+    "make_pairs": {k: v for k, v in ROLLOUTS.items() if k != "demo_rows"},
     "reverse": {"total_updates": 3, "warmup_updates": 1, "num_prompts": 2, "group_size": 2, **SMALL_LM},
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,10 +19,12 @@ import work
 
 
 def grpo(args: argparse.Namespace) -> None:
-    """Whole updates: generate, judge, learn. `seconds` is the median update, `first_s` from process start to the first one."""
+    """Whole updates: generate, judge, learn. `seconds` is the median update, `first_s` from process start to the first one;
+    `mismatch_kl` and `mismatch_canary_kl` are the largest of any update."""
     prompts = work.make_prompts(args.prompts * (args.updates + 4) + 8, args.prompt_tokens, seed=args.seed)
     times: list[float] = []
     made: list[int] = []
+    gaps = {"kl": 0.0, "canary_kl": 0.0}
 
     def make_task() -> rl.TextTask:
         examples = [rl.Example(p) for p in prompts]
@@ -35,6 +38,21 @@ def grpo(args: argparse.Namespace) -> None:
         work.sync(args.device)
         times.append(time.time())
         made.append(row["tokens"])
+        for name in gaps:
+            gaps[name] = max(gaps[name], row["metrics"].get(f"mismatch/{name}", 0.0))
+        kl = row["metrics"].get("mismatch/kl", 0.0)
+        print(f"update {len(times)} after {times[-1] - work.STARTED:.1f} s, mismatch {kl:.2g}", file=sys.stderr, flush=True)
+        if args.short and len(times) == args.updates + 2:
+            tell()
+            os._exit(0)
+
+    def tell() -> None:
+        numbers = work.summary(times, made)
+        on_device = args.device != "cpu"
+        peak = torch.cuda.max_memory_allocated() / 2**30 if on_device else 0.0
+        held = torch.cuda.max_memory_reserved() / 2**30 if on_device else 0.0
+        most = {f"mismatch_{name}": value for name, value in gaps.items()}
+        work.tell(**numbers, first_s=times[0] - work.STARTED, peak_gib=peak, reserved_gib=held, **most)
 
     settings: dict[str, Any] = {
         "task": make_task,
@@ -54,9 +72,7 @@ def grpo(args: argparse.Namespace) -> None:
         **json.loads(args.set),
     }
     rl.train("grpo", on_update=watch, seed=args.seed, **settings)
-    numbers = work.summary(times, made)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device != "cpu" else 0.0
-    work.tell(**numbers, first_s=times[0] - work.STARTED, peak_gib=peak)
+    tell()
 
 
 def decode(args: argparse.Namespace) -> None:

@@ -73,6 +73,11 @@ GPU_SIZES = ("--device", "cuda", "--shape", "qwen2-0.5b", "--prompt-tokens", 64)
 LEARN = ("learn", "--device", "cuda", "--shape", "qwen2-0.5b", "--prompts", 32, "--tokens", 512)
 LEARN_COLUMNS = ("tokens_per_s", "seconds", "peak_gib", "others")
 SKEWED = ("grpo", "--device", "cuda", "--shape", "skewed-0.4b", "--prompt-tokens", 64, "--prompts", 32, "--group", 8)
+LORA = {"learner.lora.rank": 16, "learner.micro_batch_tokens": 4096}
+LORA_SIZES = (
+    *("--device", "cuda", "--shape", "qwen2-7b", "--prompt-tokens", 64),
+    *("--prompts", 16, "--group", 8, "--tokens", 512, "--short"),
+)
 WINDOW = {"staleness.mode": "window", "staleness.max_lag": 4}
 
 CPU: dict[str, Row] = {
@@ -168,6 +173,22 @@ CUDA: dict[str, Row] = {
             "runnel: micro-batches of 8,192 tokens, its default; transformers: the whole batch at once. "
             "runnel keeps float32 masters, gradient sums and moments; transformers' model and moments are bfloat16 throughout.",
         ),
+    ),
+    "lora": Row(
+        entry(
+            "lora-cuda",
+            "GRPO of adapters beside a Qwen2-shaped model of 7.6B parameters on one GPU, 16 prompts x 8 x 512 tokens",
+            (runnel(**LORA),),
+            (
+                *grpo_measures(*LORA_SIZES),
+                measure("memory", "Peak memory", "grpo", *LORA_SIZES, value="peak_gib", of="tokens"),
+            ),
+            "Whole updates (generate, judge, learn); adapters of rank 16 beside all linear layers, bfloat16, learning rate "
+            "1e-6, no KL. Two updates are not timed; a run ends with its last update, without checkpoint and model folder.",
+            FIRST_NOTE,
+            f"{json.dumps(LORA)}.",
+        ),
+        shape="qwen2-7b",
     ),
     "async": Row(
         entry(

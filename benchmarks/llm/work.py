@@ -25,6 +25,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm2": {"layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "inner": 1536, "vocab": 49152},
     "skewed-0.4b": {"layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "inner": 4864, "vocab": 320, "bias": True},
     "qwen2-0.5b": {"layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "inner": 4864, "vocab": 151936, "bias": True},
+    "qwen2-7b": {
+        **{"layers": 28, "width": 3584, "heads": 28, "kv_heads": 4, "inner": 18944, "vocab": 152064, "bias": True},
+        "tied": False,
+    },
 }
 
 
@@ -41,6 +45,7 @@ def arguments(*measures: str) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--updates", type=int, default=6, help="updates that are timed, after two that are not")
+    parser.add_argument("--short", action="store_true", help="end with the last update, without checkpoint and model folder")
     parser.add_argument("--set", default="{}", help="JSON of more settings (runnel alone)")
     return parser.parse_args()
 
@@ -72,14 +77,19 @@ def build_model(shape: str, *, half: bool = False, device: str = "cpu") -> Any:
         num_attention_heads=s["heads"],
         num_key_value_heads=s["kv_heads"],
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        tie_word_embeddings=s.get("tied", True),
         bos_token_id=None,
         eos_token_id=256,
         pad_token_id=257,
     )
     torch.manual_seed(0)
-    with torch.device(device):
-        model = kinds[1](config)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if half and "tied" in s else before)  # what is large is never there in float32
+    try:
+        with torch.device(device):
+            model = kinds[1](config)
+    finally:
+        torch.set_default_dtype(before)
     return model.to(torch.bfloat16) if half else model
 
 

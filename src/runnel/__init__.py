@@ -19,7 +19,7 @@ from runnel.agents.ppo_population import population_learner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.batch import Batch
-from runnel.core.config import to_data
+from runnel.core.config import refuse_unused, to_data
 from runnel.core.errors import (
     CheckpointError,
     ConfigError,
@@ -100,12 +100,13 @@ from runnel.run.experiment import (
 )
 from runnel.run.graphs import on_policy_graph, replay_graph
 from runnel.run.pair_graph import PairConfig, pair_graph
-from runnel.run.pipeline import PipelineConfig, Stage, run_pipeline
+from runnel.run.pipeline import PipelineConfig, Stage, learner_settings, run_pipeline
 from runnel.run.population import population_graph
 from runnel.run.prompt_graph import PromptConfig, prompt_graph
 from runnel.run.prompt_task import PromptTask
 from runnel.run.record_config import RecordConfig
 from runnel.run.registry import resolve
+from runnel.run.unused import unused_by_learner, unused_on_data
 from runnel.testing.envs import check_env
 from runnel.testing.rewards import check_reward
 from runnel.track.report import write_report
@@ -236,6 +237,7 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "learner_settings",
     "load",
     "make_env",
     "make_rng",
@@ -247,6 +249,7 @@ __all__ = [
     "population_learner",
     "prompt_graph",
     "record",
+    "refuse_unused",
     "replay_graph",
     "replay_stream",
     "resolve",
@@ -257,5 +260,7 @@ __all__ = [
     "train",
     "train_config",
     "trajectory_stream",
+    "unused_by_learner",
+    "unused_on_data",
     "write_report",
 ]

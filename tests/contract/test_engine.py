@@ -68,7 +68,7 @@ def test_engine_keeps_the_contract(kind: str, shared: bool, num_slots: int) -> N
 
 class Forgetful(HfEngine):
     def restore(self, state):  # type: ignore[no-untyped-def]
-        super().restore({**state, **{k: state[k][:1] for k in ("running", "keys", "values")}})
+        super().restore({**state, **{k: state[k][:1] for k in ("running", "rows")}})
 
 
 class Deaf(HfEngine):

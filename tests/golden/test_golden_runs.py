@@ -38,6 +38,7 @@ def rows(name: str, out: Path) -> list[dict[str, Any]]:
 def test_a_seeded_run_gives_what_it_gave(name: str, tmp_path: Path) -> None:
     expected, found = json.loads(FILE.read_text())[name], rows(name, tmp_path)
     assert len(found) == len(expected)
+    assert all(row["metrics"]["grad_norm"] > 0 for row in found), "an update that takes no step pins nothing down"
     for new, old in zip(found, expected, strict=True):
         assert {k: new[k] for k in EXACT} == {k: old[k] for k in EXACT}
         assert new["metrics"].keys() == old["metrics"].keys()

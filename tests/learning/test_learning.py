@@ -74,8 +74,10 @@ def test_dqn_learns_from_replay(tmp_path: Path) -> None:
     """DictGoal from replay: at least 0.75 (the best possible is about 0.95) within 3,000 steps, on 2 of 3 seeds."""
     dqn = {"lr": 2e-3, "epsilon": "linear(1, 0.05, 0.5)"}
     task = {"env": "runnel.envs.toy:DictGoal", "total_steps": 3_000, "min_fill": 200, "num_steps": 16, "dqn": dqn}
-    found = scores("dqn", tmp_path, range(51, 54), eval={"episodes": 50}, **task)
-    assert sorted(found)[1] >= 0.75, found
+    found = scores("dqn", tmp_path, range(51, 53), eval={"episodes": 50}, **task)
+    if min(found) < 0.75:  # else two of three are good, whatever the third is
+        found += scores("dqn", tmp_path, range(53, 54), eval={"episodes": 50}, **task)
+    assert sum(score >= 0.75 for score in found) == 2, found
 
 
 def test_grpo_raises_the_reward_from_random_weights(tmp_path: Path) -> None:

@@ -75,10 +75,11 @@ def test_dpo_prefers_digits_after_imitating_both(tmp_path: Path) -> None:
     append_pairs(pairs, [Pair(f"{a}{b}", "123456", "abcdef") for a in "abcdefgh" for b in "jklnop"])
     found = []
     for seed in (1, 2, 3):
-        shared = {**TINY, "seed": seed, "task": mixed, "learner": {**LEARNER, "sft_lr": 1e-2}, "eval": {"episodes": 0}}
+        shared = {**TINY, "seed": seed, "task": mixed, "learner": LEARNER, "eval": {"episodes": 0}}
+        sft = {**shared, "learner": {**LEARNER, "lr": 1e-2}, "demo_rows": 32, "total_updates": 60}
         del shared["lm"]
         stages = [
-            rl.Stage("sft", "sft", {**shared, "lm": TINY["lm"], "demo_rows": 32, "total_updates": 60}),
+            rl.Stage("sft", "sft", sft),
             rl.Stage("dpo", "dpo", {**shared, "model": "{sft}/model", "pairs": pairs, "num_pairs": 16, "total_updates": 40}),
         ]
         runs = rl.run_pipeline(stages, out=tmp_path / str(seed))

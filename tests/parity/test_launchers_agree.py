@@ -38,9 +38,10 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_remote_inference_gives_the_same_parameters_as_inline(name: str, tmp_path: Path) -> None:
-    """A policy worker in its own process answers exactly what an inline policy answers."""
-    remote = {"launcher": "local", "placement": {"policy_workers": 1}}
-    inline = content(train(name, tmp_path / "inline"), by_arrival=False)
+    """A policy worker in its own process answers exactly what an inline policy answers, though what it answers together is a
+    matter of timing: two actors ask it."""
+    remote = {"launcher": "local", "num_actors": 2, "placement": {"policy_workers": 1, "threads": 1}}
+    inline = content(train(name, tmp_path / "inline", num_actors=2), by_arrival=False)
     assert content(train(name, tmp_path / "remote", **remote), by_arrival=False)[1] == inline[1]
 
 

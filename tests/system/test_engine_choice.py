@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_slices import assert_moved
 
 import runnel as rl
 from runnel.core.errors import ConfigError
@@ -28,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     "group_size": 4,
     "lm": TINY,
     "track": (),
-    "learner": {"lr": 1e-3},
+    "learner": {"lr": 1e-3, "warmup_updates": 1},
 }
 
 
@@ -45,7 +46,7 @@ def make_task() -> rl.TextTask:
 
 def rewards(folder: Path, kind: str, **settings: Any) -> list[float]:
     """Mean and spread of the rewards of each update, of a GRPO run with this engine."""
-    engine = {"kind": kind, "vllm": {"python": PYTHON, "threads": 1}}
+    engine = {"kind": kind, **({"vllm": {"python": PYTHON, "threads": 1}} if kind == "vllm" else {})}
     given = {
         **SETTINGS,
         "track": (),
@@ -56,6 +57,7 @@ def rewards(folder: Path, kind: str, **settings: Any) -> list[float]:
     }
     run = rl.train("grpo", out=str(folder / kind), **given)
     assert run.status == "finished"
+    assert_moved(run.path)
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     return [r["metrics"][name] for r in rows if r["kind"] == "update" for name in ("reward/mean", "reward/std")]
 
@@ -82,7 +84,7 @@ def test_vllm_replicas_on_a_cluster_train_as_native_ones_do(tmp_path: Path) -> N
     pytest.importorskip("ray")
     from ray_cluster import Nodes
 
-    settings = {"launcher": "ray", "deterministic": True, "num_actors": 2, "placement": {"policy_workers": 2, "threads": 1}}
+    settings = {"launcher": "ray", "placement": {"policy_workers": 2, "threads": 1}}
     nodes = Nodes(2, num_cpus=3)
     try:
         found = rewards(tmp_path, "vllm", **settings)

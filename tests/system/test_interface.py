@@ -104,7 +104,14 @@ def test_several_seeds_report_their_interval(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_bad_settings_end_with_one_line_that_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, data in (
+        ("odd.toml", b'name = "\xe9"\n'),
+        ("odd.jsonl", b'{"prompt": "\xe9"}'),
+        ("pairs.jsonl", b'{"chosen": 1}'),
+    ):
+        (tmp_path / name).write_bytes(data)
     cases = {
+        f"config = '{tmp_path}/odd.toml': is not TOML: 'utf-8'": ["ppo", "--config", str(tmp_path / "odd.toml")],
         "ppo.num_minibatches = 7": ["ppo", "--ppo.num-minibatches", "7"],
         "env = 'CartPole-v9'": ["ppo", "--env", "CartPole-v9"],
         "device = 'cuda:99'": ["ppo", "--device", "cuda:99"],
@@ -118,5 +125,14 @@ def test_bad_settings_end_with_one_line_that_names_the_field(tmp_path: Path, cap
         assert main(["train", *args, "--out", str(tmp_path / "out")]) == 2, expected
         error = capsys.readouterr().err
         assert error.startswith(f"runnel: error: {expected}"), error
+        assert len(error.strip().splitlines()) == 1
+    damaged = {
+        f"{tmp_path}/odd.jsonl, line 1: not UTF-8 (byte 13 is 0xe9)": ["grpo", "--task", str(tmp_path / "odd.jsonl")],
+        f"{tmp_path}/pairs.jsonl, line 1 needs the fields": ["dpo", "--pairs", str(tmp_path / "pairs.jsonl")],
+    }
+    for expected, args in damaged.items():
+        assert main(["train", *args, "--out", str(tmp_path / "out")]) == 1, expected
+        error = capsys.readouterr().err
+        assert error.startswith(f"runnel: DataError: {expected}"), error
         assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists(), "nothing was started"

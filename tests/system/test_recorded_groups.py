@@ -33,7 +33,7 @@ def test_a_run_learns_the_same_with_and_without_groups_and_a_resume_goes_on(tmp_
     rows = {r["version"]: r for r in (json.loads(line) for line in (on / "metrics.jsonl").open()) if r["kind"] == "update"}
     for group in groups(on):
         assert group["tokens"] == rows[group["version"]]["tokens"]
-        assert (group["source"], len(group["rows"])) == ("reverse", 4)
+        assert (group["source"], len(group["rows"])) == ("letters", 4)
         assert all(set(row["versions"]) == {group["version"] - 1} for row in group["rows"])
         assert all(len(row["tokens"]) == len(row["ids"]) == len(row["logprob"]) for row in group["rows"])
 

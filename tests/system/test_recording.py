@@ -60,7 +60,7 @@ def test_what_cannot_be_recorded_is_refused_before_it_starts(tmp_path: Path, set
         rl.train("ppo", **{**settings_, **more})
     with pytest.raises(rl.ConfigError, match=r"record.videos = 1: evaluations record"):
         rl.train("ppo", **{**more, "eval": {"episodes": 0}})
-    with pytest.raises(rl.ConfigError, match=r"record.videos = 1: this recipe records no episodes"):
+    with pytest.raises(rl.ConfigError, match=r"record.videos = 1: records episodes of environments"):
         rl.train("grpo", record={"videos": 1}, out=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 

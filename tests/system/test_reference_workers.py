@@ -91,7 +91,7 @@ def test_what_has_no_reference_to_ask_is_refused(tmp_path: Path) -> None:
         train(tmp_path / "runs", learner={"shard": True})
     with pytest.raises(rl.ConfigError, match=r"placement\.reference_workers = -1"):
         train(tmp_path / "runs", -1)
-    for recipe, fix in (("dpo", "pairs are read, not sampled"), ("ppo", "asks no reference model"), ("sft", "use 0")):
+    for recipe, fix in (("dpo", "data are read, not sampled"), ("ppo", "is for language models"), ("sft", "leave it at 0")):
         with pytest.raises(rl.ConfigError, match=rf"placement\.reference_workers = 1.*{fix}"):
             rl.train(recipe, out=str(tmp_path / "runs"), placement={"reference_workers": 1})
     assert not (tmp_path / "runs").exists()

@@ -44,6 +44,8 @@ SLICES: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": (
         "grpo",
         {
+            "task": f"{Path(__file__).with_name('letters_task.py')}:make_task",
+            "learner": {"lr": 3e-3, "warmup_updates": 1},
             "total_updates": 9,
             "warmup_updates": 3,
             "num_prompts": 4,
@@ -97,8 +99,19 @@ def content(run: Path, *, by_arrival: bool = True) -> tuple[list[dict[str, Any]]
             row.pop("streams", None)
             row["metrics"] = {k: v for k, v in row.get("metrics", {}).items() if k not in BY_ARRIVAL}
         kept.append(row)
+    assert_moved(run)
     newest = sorted((run / "checkpoints").glob("0*"))[-1]
     return kept, (newest / "params.safetensors").read_bytes()
+
+
+def assert_moved(run: Path) -> None:
+    """Every update took a step, and the last checkpoints differ: weights that never moved are equal, and prove nothing."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    still = [r["version"] for r in rows if r["kind"] == "update" and not r["metrics"].get("grad_norm", 0) * r["metrics"]["lr"]]
+    assert not still, f"updates {still} moved nothing: the task gives no signal"
+    saved = sorted((run / "checkpoints").glob("0*"))
+    kept = {p.name[:9]: (p / "params.safetensors").read_bytes() for p in saved}  # a version may be there twice
+    assert len(set(kept.values())) == len(kept), "two versions have the same weights"
 
 
 if __name__ == "__main__":

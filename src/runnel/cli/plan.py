@@ -117,8 +117,9 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
     if not path.is_file():
         raise ConfigError("cluster", str(path), "there is no such file")
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        text = path.read_text("utf-8")
+        data: dict[str, Any] = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("cluster", str(path), f"cannot be read: {error}") from error
     return Cluster.of(data)
 

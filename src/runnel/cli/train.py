@@ -129,8 +129,8 @@ def read_overlay(args: list[str]) -> dict[str, Any]:
             if not path.is_file():
                 raise ConfigError("config", str(path), "there is no such file")
             try:
-                return tomllib.loads(path.read_text())
-            except tomllib.TOMLDecodeError as error:
+                return tomllib.loads(path.read_text("utf-8"))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError("config", str(path), f"is not TOML: {error}") from error
     return {}
 

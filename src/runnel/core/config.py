@@ -6,12 +6,12 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, UnusedSettingError
 
 C = TypeVar("C")
 
@@ -49,6 +49,40 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str =
         elif old != new:
             found[f"{path}{name}"] = (old, new)
     return found
+
+
+def refuse_unused(config: Any, unused: Mapping[str, str], path: str = "") -> None:
+    """Raise for the first setting of `config` in `unused` (dotted names of settings or of whole groups of them, and why nothing
+    would read them) that is not what it is by default. `path` stands before the name of the field in the error.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class A:
+    ...     rate: float = 0.1
+    >>> refuse_unused(A(), {"rate": "nothing is learned"})
+    >>> refuse_unused(A(0.2), {"rate": "nothing is learned"})
+    Traceback (most recent call last):
+    runnel.core.errors.UnusedSettingError: rate = 0.2: nothing is learned; leave it at 0.1
+    """
+    usual = type(config)()
+    for name, why in unused.items():
+        for field, value, default in _both(name, _at(config, name), _at(usual, name)):
+            if value != default:
+                raise UnusedSettingError(f"{path}{field}", value, f"{why}; leave it at {default!r}")
+
+
+def _at(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _both(name: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The settings of a group, or the one setting that `name` is: with what it is and what it is by default."""
+    if dataclasses.is_dataclass(value) and type(value) is type(default):
+        for f in dataclasses.fields(value):
+            yield from _both(f"{name}.{f.name}", getattr(value, f.name), getattr(default, f.name))
+    else:
+        yield name, value, default
 
 
 def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:

@@ -22,6 +22,10 @@ class ConfigError(RunnelError):
         self.field, self.value, self.fix = field, value, fix
 
 
+class UnusedSettingError(ConfigError):
+    """A setting that was changed where nothing would read it: names it, and why."""
+
+
 class NonFiniteError(RunnelError):
     """NaN or infinity in a tensor: names the tensor and the step at which it appeared."""
 
@@ -51,6 +55,10 @@ class DataError(RunnelError):
 
 class CheckpointError(RunnelError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
+
+
+class DiskFullError(CheckpointError):
+    """There is no room for a checkpoint; earlier ones are untouched."""
 
 
 class WorkerFailure(RunnelError):

@@ -392,7 +392,12 @@ class Sharded(Protocol):
 
 @runtime_checkable
 class StartsFrom(Protocol):
-    """A learner that keeps more than it publishes (float32 masters of half-precision weights): it takes a start itself."""
+    """A learner that keeps more than it publishes (float32 masters of half-precision weights, or the weights beside adapters):
+    it takes a start itself."""
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        """Live parameters as a start must have them, by name."""
+        ...
 
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Use `params`, published by another run, as the weights from here on."""

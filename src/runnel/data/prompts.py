@@ -1,21 +1,22 @@
-"""Rows of prompts from files: JSON lines, Parquet, and Hugging Face data sets on disk. What is damaged is named by its place.
+"""Splits of prompts from files and folders: one file, several with shards, or a Hugging Face data set on disk.
 
-A file is one split. A folder holds splits: `train.jsonl` beside `test.jsonl`, or what `datasets` saved there.
+A file is one split. A folder holds splits by name: `train.jsonl` beside `validation.jsonl`, shards such as
+`train-00000-of-00003.parquet`, the same in `data/`, or folders `train/` and `validation/`; or what `datasets` saved there.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.data.rows import SUFFIXES, Row, read_rows
 
-Row = dict[str, Any]
-SUFFIXES = (".jsonl", ".json", ".parquet")
-HELD_OUT = ("test", "validation", "eval", "heldout")
-"""Names under which the split that is not trained on may go, in this order."""
+TRAIN = ("train", "training")
+HELD_OUT = ("validation", "valid", "val", "dev", "eval", "heldout", "test")
+"""Names under which the split that is not trained on may go, in this order: a test set is left for the end."""
+SHARD = re.compile(r"[-_.](?:(?:part|shard)[-_.]?)?\d+(?:[-_]of[-_](?P<total>\d+))?$", re.I)
 
 
 def is_data(name: str) -> bool:
@@ -30,71 +31,75 @@ def read_splits(path: str | Path) -> tuple[list[Row], list[Row]]:
         return read_rows(path), []
     if not path.is_dir():
         raise ConfigError("task", str(path), f"there is no such file or folder; give a {', '.join(SUFFIXES)} or a data set")
-    splits = _disk_splits(path) if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists() else None
-    splits = _file_splits(path) if splits is None else splits
-    if "train" not in splits:
-        found = ", ".join(sorted(splits)) or "nothing"
-        raise DataError(f"{path} has no train split (found: {found}); name a file train.jsonl or train.parquet")
-    held = next((splits[name] for name in HELD_OUT if name in splits), [])
-    return splits["train"], held
+    if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
+        splits = _disk_splits(path)
+        train, held = (next((name for name in names if name in splits), "") for names in (TRAIN, HELD_OUT))
+        return splits[_named(train, splits, path)], splits.get(held, [])
+    files = _files(path)
+    train, held = (next((name for name in names if name in files), "") for names in (TRAIN, HELD_OUT))
+    return _joined(files[_named(train, files, path)]), _joined(files[held]) if held else []
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """The rows of one file, by its ending."""
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError("task", str(path), "there is no such file")
-    if path.suffix == ".parquet":
-        rows = _parquet(path)
-    elif path.suffix == ".json":
-        rows = _json(path)
-    else:
-        rows = _json_lines(path)
-    if not rows:
-        raise DataError(f"{path} has no rows")
-    return rows
+def _named(train: str, found: Iterable[str], path: Path) -> str:
+    if train:
+        return train
+    below = sorted({p.parent.relative_to(path).as_posix() for p in path.glob("*/**/train*") if p.suffix in SUFFIXES})
+    fix = f"give one of its folders: {', '.join(below)}" if below else "name a file train.jsonl or train.parquet"
+    raise DataError(f"{path} has no train split (found: {', '.join(sorted(found)) or 'nothing'}); {fix}")
 
 
-def _json_lines(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error})") from error
-        rows.append(_mapping(row, f"{path}, line {number}"))
-    return rows
+# ----------------------------------------------------------------------------------------------------------------- shards
+def _files(path: Path) -> dict[str, list[Path]]:
+    """Files by split: in the folder itself, in `data/`, and in folders that are named as a split, each in order."""
+    out: dict[str, list[Path]] = {}
+    places = [path, path / "data"]
+    places += [place / name for place in (path, path / "data") for name in (*TRAIN, *HELD_OUT)]
+    for place in places:
+        files = [p for p in place.iterdir() if p.suffix in SUFFIXES] if place.is_dir() else []
+        for file in sorted(files, key=_order):
+            split = place.name if place not in places[:2] else SHARD.sub("", file.stem)
+            if split in (*TRAIN, *HELD_OUT):
+                out.setdefault(split, []).append(file)
+    for split, shards in out.items():
+        _check_shards(split, shards, path)
+    return out
 
 
-def _json(path: Path) -> list[Row]:
-    try:
-        rows = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); a file with a row a line is named .jsonl") from error
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: a list of rows is expected, not {type(rows).__name__}")
-    return [_mapping(row, f"{path}, row {i}") for i, row in enumerate(rows)]
+def _order(file: Path) -> list[tuple[int, str]]:
+    """Shard 2 before shard 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", file.name)]
 
 
-def _mapping(row: Any, place: str) -> Row:
-    if not isinstance(row, Mapping):
-        raise DataError(f"{place}: a row is an object with columns, not {type(row).__name__}")
-    return dict(row)
+def _check_shards(split: str, files: list[Path], path: Path) -> None:
+    """Several files of a split must be the parts of one whole, and all of them."""
+    if len({(f.suffix, f.parent) for f in files}) > 1:
+        names = ", ".join(f.relative_to(path).as_posix() for f in files[:4])
+        raise DataError(f"{path}: the split {split!r} is there more than once ({names}); keep one form of it")
+    found = [SHARD.search(f.stem) for f in files]
+    if len(files) > 1 and files[0].parent.name != split and not all(found):
+        names = ", ".join(f.name for f in files[:4])
+        raise DataError(f"{path}: a whole {split!r} stands beside parts of one ({names}); keep one form of it")
+    totals = {int(m["total"]) for m in found if m is not None and m["total"]}
+    if totals and totals != {len(files)}:
+        have = ", ".join(f.name for f in files[:4])
+        raise DataError(f"{path}: {len(files)} of {max(totals)} shards of {split!r} are there ({have}); fetch the others")
 
 
-def _parquet(path: Path) -> list[Row]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ConfigError("task", str(path), 'Parquet needs pyarrow; pip install "runnel[data]"') from error
-    try:
-        rows: list[Row] = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]})") from error
-    return rows
+def _joined(files: list[Path]) -> list[Row]:
+    """The rows of all shards, in order; all must have the same columns."""
+    out: list[Row] = []
+    first: dict[str, None] = {}
+    for file in files:
+        rows = read_rows(file)
+        columns = dict.fromkeys(name for row in rows for name in row)
+        first = first or columns
+        if odd := sorted(columns.keys() ^ first.keys()):
+            raise DataError(
+                f"{file} has the columns {', '.join(columns)}, and {files[0].name} has {', '.join(first)}; shards of one split "
+                f"have the same columns: add or remove {', '.join(odd)}"
+            )
+        out += rows
+    return out
 
 
 def _disk_splits(path: Path) -> dict[str, list[Row]]:
@@ -107,11 +112,8 @@ def _disk_splits(path: Path) -> dict[str, list[Row]]:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path}: the data set cannot be read ({str(error).splitlines()[0]})") from error
-    if isinstance(found, datasets.DatasetDict):
-        return {str(name): split.to_list() for name, split in found.items()}
-    return {"train": found.to_list()}
-
-
-def _file_splits(path: Path) -> dict[str, list[Row]]:
-    files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
-    return {p.stem.partition("-")[0]: read_rows(p) for p in files if p.stem.partition("-")[0] in ("train", *HELD_OUT)}
+    splits = found if isinstance(found, datasets.DatasetDict) else {"train": found}
+    return {
+        str(name): [Row(row, f"{path}, {name} row {i}") for i, row in enumerate(split.to_list())]
+        for name, split in splits.items()
+    }

@@ -14,7 +14,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.records import Segment
 from runnel.ops.capture import send
-from runnel.ops.ragged import row_index
+from runnel.ops.ragged import row_index, row_sum
 
 PER_ROW = ("row_start", "row_length", "unit", "denominator/")
 """Fields of an annotated batch with one entry a row, by how their name starts."""
@@ -139,6 +139,19 @@ def split_units(rows: Tensor, unit: Tensor, parts: int, *, seed: int) -> list[Te
     place = torch.zeros(int(unit.max()) + 1, dtype=torch.int64)
     place[order] = torch.arange(len(order)) * parts // max(len(order), 1)
     return [rows[place[unit[rows]] == i] for i in range(parts)]
+
+
+def sample_rows(batch: Batch, rows: Tensor, *, most: int, seed: int) -> tuple[Tensor, float]:
+    """Those of the rows `[r]` in which something trains, or of about `most` tokens a seeded sample of them; and how many tokens
+    that train stand behind each one of the sample."""
+    trains = row_sum((batch["component"] != 0).float(), row_index(batch["row_length"]), len(batch["row_length"]))
+    rows = rows[trains[rows] > 0]
+    if int(batch["row_length"][rows].sum()) <= most:
+        return rows, 1.0
+    order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    before = batch["row_length"][order].cumsum(0) - batch["row_length"][order]
+    some = order[before < most]
+    return some, float(trains[rows].sum() / trains[some].sum())
 
 
 def split_tokens(rows: Tensor, unit: Tensor, length: Tensor, budget: int) -> list[Tensor]:

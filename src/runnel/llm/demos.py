@@ -24,7 +24,8 @@ MAX_SKIPPED = 100
 
 
 class DemoSampler:
-    """Writes the train examples of `task`, in a seeded order without end (core `Sampler`): one segment a step."""
+    """Writes the train examples of `task`, in a seeded order without end (core `Sampler`): one segment a step. What is longer
+    than `max_length` tokens, the model's context, is passed over."""
 
     def __init__(
         self,
@@ -34,10 +35,11 @@ class DemoSampler:
         seed: int,
         routes: Sequence[AgentRoute] = (AgentRoute(samples="demos"),),
         source: TaskSource | None = None,
+        max_length: int | None = None,
     ) -> None:
         if any(e.answer is None for e in some(task.train, CHECKED)):
             raise ConfigError("task", task.name, "it has train examples without an answer; give each one, or skip the warm-up")
-        self._tokenizer = tokenizer
+        self._tokenizer, self._max_length = tokenizer, max_length
         self._stream = route(routes, AGENT).samples
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="demos")
         self._events: list[dict[str, Any]] = []
@@ -62,15 +64,19 @@ class DemoSampler:
 
     def _next(self, room: int) -> tuple[list[int], list[int]]:
         """The next demonstration that fits; those that do not, or have no answer, are passed over and counted."""
+        room = room if self._max_length is None else min(room, self._max_length)
         for _ in range(MAX_SKIPPED):
-            example: Example = self._source.next(1)[0].data["example"]
-            prompt = self._tokenizer.render(messages_of(example.prompt))
-            answer = [*self._tokenizer.encode(str(example.answer)), self._tokenizer.eos_id]
+            task = self._source.next(1)[0]
+            example: Example = task.data["example"]
+            prompt, answer = self._tokenizer.render(messages_of(example.prompt)), self._tokenizer.answer(example.answer or "")
             if example.answer is not None and len(prompt) + len(answer) <= room:
                 return prompt, answer
             reason = "no answer" if example.answer is None else f"{len(prompt) + len(answer)} tokens, room for {room}"
-            self._events.append({"kind": "event", "level": "warning", "text": f"passed over a demonstration: {reason}"})
-        raise DataError(f"{MAX_SKIPPED} demonstrations in a row do not fit their segment of {room} tokens; raise max_length")
+            text = f"passed over a demonstration: {reason} (train example {task.id})"
+            self._events.append({"kind": "event", "level": "warning", "text": text})
+        raise DataError(
+            f"{MAX_SKIPPED} demonstrations in a row do not fit into {room} tokens; use a longer context, or shorter answers"
+        )
 
     def waits_for(self) -> str:
         return f"a free segment of stream {self._stream!r}"

@@ -31,8 +31,8 @@ class Drift:
         self.sums = {name: torch.zeros((), device=device) for name in names}
         self.worst = torch.zeros((), device=device)
 
-    def add(self, part: MicroBatch, logprob: Tensor) -> None:
-        """Log-probabilities `[M]` of the learner for a micro-batch."""
+    def add(self, part: MicroBatch, logprob: Tensor, share: float = 1.0) -> None:
+        """Log-probabilities `[M]` of the learner for a micro-batch; each token stands for `share` of them."""
         if not self._measured:
             return
         made = part.fields["policy_version"]
@@ -49,7 +49,7 @@ class Drift:
             "mismatch/kl": ((ratio - gap - 1.0) * same).sum(),
             "mismatch/abs": (gap.abs() * same).sum(),
         }
-        self.sums = {name: total + found[name] for name, total in self.sums.items()}
+        self.sums = {name: total + share * found[name] for name, total in self.sums.items()}
         self.worst = torch.maximum(self.worst, (gap.abs() * same).max())
 
     @staticmethod

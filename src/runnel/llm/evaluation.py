@@ -33,7 +33,7 @@ class TextEvaluation:
     `returns` are the rewards of the greedy completions. With `samples` (at `temperature`), `extra["pass@k"]` has the estimate
     for each prompt, and `extra["passed"]` how many of its samples got a reward of at least `pass_reward`. Every completion is
     judged by itself; what gets no verdict is left out and counted in `extra["failed"]`, and a prompt with more than
-    `max_prompt` tokens in `extra["too_long"]`.
+    `max_prompt` tokens in `extra["too_long"]`. Completions end behind the texts `stop`, as in training.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class TextEvaluation:
         seed: int,
         samples: int = 0,
         temperature: float = 1.0,
+        stop: Sequence[str] = (),
         pass_k: Sequence[int] = (1,),
         pass_reward: float = 1.0,
         max_prompt: int | None = None,
@@ -62,7 +63,7 @@ class TextEvaluation:
             raise DataError(f"task {task.name!r}: all {len(prompts)} evaluation prompts are longer than {max_prompt} tokens")
         self._examples, self._prompts = [e for e, _ in kept], [p for _, p in kept]
         self._max_tokens, self._seed, self._num_shown = max_tokens, seed, num_shown
-        self._temperatures = [0.0] + [temperature] * samples
+        self._temperatures, self._stop = [0.0] + [temperature] * samples, tuple(stop)
         self._pass_k, self._pass_reward = tuple(pass_k) if samples else (), pass_reward
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s)
 
@@ -72,7 +73,7 @@ class TextEvaluation:
         for key, (text, tokens) in enumerate(zip(texts, found, strict=True)):
             example = self._examples[key // len(self._temperatures)]
             columns = {k: [v] for k, v in example.columns.items()}
-            self._pool.submit(RewardJob(key, [example.text], [text], columns, [tokens]))
+            self._pool.submit(RewardJob(key, [example.text], [text], columns, [tokens], [messages_of(example.prompt)]))
         verdicts = {v.key: v for v in self._pool.collect(block=True)}
         return self._result(verdicts, texts, [float(len(tokens)) for tokens in found])
 
@@ -83,7 +84,7 @@ class TextEvaluation:
         for key in range(each * len(self._prompts)):
             i, j = divmod(key, each)
             seed = make_seed(self._seed, "eval", round_index, i) if j == 0 else make_seed(self._seed, "pass", round_index, i, j)
-            sampling = SamplingConfig(self._temperatures[j])
+            sampling = SamplingConfig(self._temperatures[j], stop=self._stop)
             rows = request_rows(self._prompts[i], seed=seed, max_tokens=self._max_tokens, sampling=sampling)
             tickets[key] = client.submit(rows)
         total, found = len(tickets), dict[int, list[int]]()

@@ -4,39 +4,57 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runnel.llm.tokenize import Tokenizer
-from runnel.nets.causal_lm import load_model_params, no_progress_bars, save_model
+from runnel.llm.tokenize import PlainTokenizer, Tokenizer
+from runnel.llm.trained import ScalarModel
+from runnel.nets.causal_lm import load_model_params, save_model
+from runnel.nets.loading import no_progress_bars
+from runnel.nets.lora import Adapters, MergedModel, merged_params, save_adapters
+
+ADAPTER = "adapter"
+"""The folder of adapters in that of their model."""
 
 
 def save_policy(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
-    """A causal language model with the weights `params`: what `AutoModelForCausalLM` and `--model` take."""
-    load_model_params(model, params, bind=False)
-    _save(model, tokenizer, folder)
+    """A causal language model with the weights `params`: what `AutoModelForCausalLM` and `--model` take. Adapters are merged
+    into those that `model` has; they lie in `adapter` too, as peft loads them."""
+    plain, adapters = Adapters.split(params)
+    if plain:
+        load_model_params(model, plain, bind=False)
+    beside = None if adapters is None else lambda path: save_adapters(model, adapters, str(path / ADAPTER))
+    MergedModel(model).load(adapters)
+    _save(model, tokenizer, folder, beside)
 
 
 def save_scorer(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
     """A reward model on the body of `model`, as `AutoModelForSequenceClassification` with one output.
 
-    `runnel_rows` in its config says that rows are a rendered prompt, the answer's tokens and eos, as an engine makes them.
+    `runnel_rows` in its config says how its rows were made: a prompt (as chat or plain), an answer and the end of its turn.
+    transformers reads the score at the last token that is not padding. Where padding is the very token that ends rows, that
+    would be another one than was trained; such a folder has no padding token, so that transformers reads the last token of a
+    row by itself, and refuses batches.
     """
     from transformers import AutoModelForSequenceClassification
 
     config = copy.deepcopy(model.config)
-    config.num_labels, config.pad_token_id, config.runnel_rows = 1, tokenizer.pad_id, True
+    config.num_labels, config.runnel_rows = 1, "plain" if isinstance(tokenizer, PlainTokenizer) else "chat"
+    pad_id = None if tokenizer.pad_id == tokenizer.answer("")[-1] else tokenizer.pad_id
+    config.pad_token_id = config.get_text_config().pad_token_id = pad_id
     scorer = AutoModelForSequenceClassification.from_config(config)
-    weights = {name: value.to(torch.float32) for name, value in params.items()}
+    plain, adapters = Adapters.split(params)
+    whole = plain if adapters is None else merged_params(ScalarModel(model), adapters, plain)
+    weights = {name: value.to(torch.float32) for name, value in whole.items()}
     scorer.load_state_dict(weights)
     _save(scorer, tokenizer, folder)
 
 
-def _save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
+def _save(model: Any, tokenizer: Tokenizer, folder: Path, more: Callable[[Path], None] | None = None) -> None:
     """Written beside, then moved: a folder that is there is whole."""
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)
@@ -44,5 +62,7 @@ def _save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     with no_progress_bars():
         save_model(model, beside)
     tokenizer.save(beside)
+    if more is not None:
+        more(beside)
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)

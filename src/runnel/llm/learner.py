@@ -8,7 +8,7 @@ optimisers. What touches a model is in `trained.py`. Read `update`, then `_gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,19 +24,23 @@ from runnel.core.records import Segment
 from runnel.core.rng import make_seed
 from runnel.core.schedule import at, parse
 from runnel.llm.algorithms.base import Algorithm, Component, Part
-from runnel.llm.batches import MicroBatch, join_rows, merge, questions, split_tokens, split_units
+from runnel.llm.batches import MicroBatch, join_rows, merge, questions, sample_rows, split_tokens, split_units
 from runnel.llm.canary import Canary
 from runnel.llm.drift import Drift, Mismatch, version_stats
 from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import REFERENCE, KeptReference, ReferencePlan
 from runnel.llm.trained import Trained, TrainedModel
 from runnel.nets.decoder import Recompute
-from runnel.nets.lora import Adapters, LoraConfig
+from runnel.nets.lora import LoraConfig
 from runnel.nets.token_model import Precision
 from runnel.ops.ragged import row_index, row_sum
 
 DEMOS = "demos"
-"""The reader of demonstrations: batches that hold nothing else have a learning rate of their own, and one optimiser step."""
+"""The reader of demonstrations. Beside other readers it is a warm-up: batches that hold nothing else have a learning rate of
+their own, and one optimiser step."""
+READ_LEAST, READ_SHARE = 8192, 0.125
+"""Tokens of rows without signal that an optimiser step reads for its statistics: as many as one micro-batch, or this share of
+the step's tokens where that is more. A forward pass of all of them would cost a third of what leaving them out saves."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,15 @@ class TokenLearnerConfig:
     lr: float | str = 1e-4
     """Learning rate: a number, or a schedule such as linear(1e-4, 0)."""
     sft_lr: float | str = 1e-3
-    """Learning rate of updates that see demonstrations only (the warm-up)."""
+    """Learning rate of a warm-up: updates that see demonstrations only, in recipes that go on to rollouts."""
     critic_lr: float | str = 1e-4
     """Learning rate of the critic, where the algorithm has one."""
     warmup_updates: int = 20
     """Updates over which the learning rate rises from 0 at the start of the run."""
     num_epochs: int = 1
-    """Passes over each batch of rollouts or pairs."""
+    """Passes over each batch (one in a warm-up)."""
     num_minibatches: int = 1
-    """Optimiser steps in a pass: the batch is split into so many parts of as many rows."""
+    """Optimiser steps in a pass (one in a warm-up): the batch is split into so many parts of as many rows."""
     micro_batch_tokens: int = 8192
     """Most tokens in one forward pass; lowers memory, never changes the gradient."""
     precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
@@ -68,11 +72,13 @@ class TokenLearnerConfig:
     weight_decay: float = 0.0
     """Decoupled weight decay (AdamW)."""
     temperature: float = 1.0
-    """The sampling temperature of the rollouts; log-probabilities are taken at it."""
+    """The sampling temperature of the rollouts; their log-probabilities are taken at it. Supervised losses and DPO take the
+    model's own, at 1."""
     reference_every: int = 0
     """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
     reference_decay: float = 0.0
-    """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average."""
+    """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average (of the adapters, where
+    those are trained)."""
     shard: bool = False
     """Let each rank of the trainer (placement.trainers) keep only its part of weights, gradients and moments (FSDP2)."""
     offload: tuple[Literal["reference", "optimiser"], ...] = ()
@@ -81,6 +87,11 @@ class TokenLearnerConfig:
     """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
     updates, before the run stops (ten times as much in a single one, a hundred times on the canary); by default 1e-3 in
     bfloat16, else 1e-5."""
+
+    def temperature_for(self, algorithm: Algorithm) -> float:
+        """At which the log-probabilities of an algorithm are taken."""
+        tempered = any(c.tempered for c in algorithm.components.values() if c.uses == "logprob")
+        return self.temperature if tempered else 1.0
 
     def mismatch_on(self, device: str) -> float:
         """`max_mismatch`, chosen for a device."""
@@ -106,6 +117,9 @@ class TokenLearnerConfig:
             raise ConfigError(
                 "learner.shard", True, "adapters are trained on whole models; use learner.lora.rank 0, or no shards"
             )
+        if "reference" in self.offload and self.lora.rank:
+            fix = "with adapters the reference reads the very weights of the policy; leave it out"
+            raise ConfigError("learner.offload", self.offload, fix)
         if self.reference_every < 0:
             raise ConfigError("learner.reference_every", self.reference_every, "use 0 for never, or a number of updates")
         if not 0.0 <= self.reference_decay < 1.0:
@@ -135,7 +149,7 @@ class TokenLearner:
         self.config, self.algorithms = config, dict(algorithms)
         self._device = device
         self._collective: Collective = collective or OneProcess()
-        self.policy = self._trained(model, Adapters(model, config.lora) if config.lora.rank else None)
+        self.policy = self._trained(model, config.lora if config.lora.rank else None)
         self.critic: Trained | None = None
         self.reference: Trained | None = None
         self._plan = reference
@@ -168,25 +182,25 @@ class TokenLearner:
             algorithm = self.algorithms[reader]
             rows = join_rows(some)
             for need in sorted(algorithm.needs - rows.keys()):
-                rows[need] = self._field(need, rows)
+                rows[need] = self._field(need, rows, temperature=self.config.temperature_for(algorithm))
             parts.append(algorithm.annotate(rows, self._collective))
             joined[reader] = rows
         batch = merge(parts)
         if self._recorder is not None:
             batch |= self._recorder.choose(self.version + 1, found, joined, parts)
-        rate = self.config.sft_lr if found.keys() == {DEMOS} else self.config.lr
+        rate = self.config.sft_lr if self._warms_up(found) else self.config.lr
         now = {"lr": at(rate, progress), "critic_lr": at(self.config.critic_lr, progress)}
         now |= {f"seen/{name}": float(name in found) for name in self.algorithms}
         return Batch(batch | {f"now/{k}": torch.tensor(v, dtype=torch.float64) for k, v in now.items()})
 
     @torch.no_grad()
-    def _field(self, name: str, rows: Batch) -> Tensor:
+    def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
         batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
         model = {"value": self._critic, "reference_logprob": self._reference}.get(name, lambda: self.policy)()
         with model.resident():
             for part in self._parts(batch, batch["unit"]):
-                found = model.scores(part) if name == "value" else model.logprobs(part, temperature=self.config.temperature)[0]
+                found = model.scores(part) if name == "value" else model.logprobs(part, temperature=temperature)[0]
                 out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
         return out
 
@@ -197,8 +211,8 @@ class TokenLearner:
             if part.kinds:
                 yield part
 
-    def _trained(self, model: Any, adapters: Adapters | None = None) -> Trained:
-        return TrainedModel(model, adapters=adapters, **self._model_settings())
+    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> Trained:
+        return TrainedModel(model, lora=lora, foreign=foreign, **self._model_settings())
 
     def _model_settings(self) -> dict[str, Any]:
         c = self.config
@@ -207,23 +221,29 @@ class TokenLearner:
 
     def _critic(self) -> Trained:
         if self.critic is None:
-            self.critic = self._trained(self.policy.scalar_model())
+            lora = self.config.lora if self.config.lora.rank else None
+            self.critic = self._trained(self.policy.scalar_model(), lora, foreign=True)
         return self.critic
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the reference is a moving average."""
+        return self.config.reference_every > 0 and self.config.reference_decay > 0
 
     def _reference(self) -> Trained:
         if self.reference is None:
-            self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload)
+            self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload, moves=self._moves)
         return self.reference
 
     # ---------------------------------------------------------------------------------------------------------- update
     def update(self, batch: Batch) -> Update:
-        """One version: `num_epochs` times `num_minibatches` optimiser steps (one if there are only demonstrations)."""
+        """One version: `num_epochs` times `num_minibatches` optimiser steps (one in a warm-up)."""
         with memory_for("the learner", self._lower):
             return self._update(batch)
 
     def _update(self, batch: Batch) -> Update:
-        c, only_demos = self.config, self._readers(batch) == [DEMOS]
-        epochs, parts = (1, 1) if only_demos else (c.num_epochs, c.num_minibatches)
+        c = self.config
+        epochs, parts = (1, 1) if self._warms_up(self._readers(batch)) else (c.num_epochs, c.num_minibatches)
         warmth = min(1.0, (self.version + 1) / max(c.warmup_updates, 1))
         rates = {name: float(batch[f"now/{name}"]) * warmth for name in ("lr", "critic_lr")}
         steps: list[Metrics] = []
@@ -252,7 +272,7 @@ class TokenLearner:
         for model in models.values():
             model.zero_grad()
         metrics = self._gradient(batch, rows, active, counts, first=first, first_pass=first_pass)
-        if metrics.pop("num_tokens"):
+        if metrics.pop("trained"):
             for name, model in models.items():
                 lr = rates["critic_lr" if model is self.critic else "lr"]
                 norm = self.config.max_grad_norm
@@ -284,22 +304,25 @@ class TokenLearner:
         first: bool,
         first_pass: bool,
     ) -> Metrics:
-        """Accumulate gradients over micro-batches; returns the metrics, summed over them and over ranks."""
+        """Accumulate gradients over micro-batches; returns the metrics, summed over them and over ranks. Rows without signal
+        have no gradient, but statistics are of them too: they are read without one, all or a sample of them (`READ_SHARE`)."""
         names = [f"loss/{name}" for name in active] + [m for c in active.values() for m in c.metrics]
-        sums = dict.fromkeys(["num_tokens", "entropy", *names], torch.zeros((), device=self._device))
+        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *names], torch.zeros((), device=self._device))
         drift = Drift(batch, self.version, self._device)
-        useful = rows[self._useful(batch, active)[rows]]
-        for part in self._parts(batch, useful):
+        useful = self._useful(batch, active)[rows]
+        for part in self._parts(batch, rows[useful]):
             outputs = self._outputs(part, active)
-            values = self._backward(part, outputs, active, counts)
-            if self._recorder is not None:
-                self._recorder.see(part, outputs)
-            if "logprob" in outputs and part.kinds:
-                values["entropy"] = outputs["entropy"].detach().sum()
-                drift.add(part, outputs["logprob"].detach())
-            sums = {name: total + values[name] if name in values else total for name, total in sums.items()}
+            shown = self._backward(part, outputs, active, counts)
+            sums = self._add(sums, part, outputs, shown | {"trained": shown["num_tokens"]}, drift, 1.0)
+        if any(c.uses == "logprob" for c in active.values()):
+            most = max(READ_LEAST, int(READ_SHARE * batch["row_length"][rows].sum()))
+            some, share = sample_rows(batch, rows[~useful], most=most, seed=make_seed(self.version, "rows without signal"))
+            with torch.no_grad():
+                for part in self._parts(batch, some):
+                    outputs = self._outputs(part, active)
+                    sums = self._add(sums, part, outputs, self._losses(part, outputs, active, counts)[1], drift, share)
         totals = self._reduce(sums | drift.sums)
-        metrics = {name: totals[name] for name in ("num_tokens", *names)}
+        metrics = {name: totals[name] for name in ("trained", *names)}
         if any(c.uses == "logprob" for c in active.values()):
             metrics["entropy"] = totals["entropy"] / max(totals["num_tokens"], 1.0)
         if first_pass:
@@ -308,11 +331,28 @@ class TokenLearner:
             metrics |= self._mismatch.check(totals, drift.worst, self.version, self.config.mismatch_on(self._device))
         return metrics
 
+    def _add(
+        self, sums: dict[str, Tensor], part: MicroBatch, outputs: Batch, shown: dict[str, Tensor], drift: Drift, share: float
+    ) -> dict[str, Tensor]:
+        """`sums` with what a micro-batch has to show, `share` times."""
+        if self._recorder is not None:
+            self._recorder.see(part, outputs)
+        if "logprob" in outputs and part.kinds:
+            shown["entropy"] = outputs["entropy"].detach().sum()
+            drift.add(part, outputs.get("sampled_logprob", outputs["logprob"]).detach(), share)
+        return {name: total + share * shown[name] if name in shown else total for name, total in sums.items()}
+
     def _outputs(self, part: MicroBatch, active: Mapping[str, Component]) -> Batch:
         """What the active components need of the models, with gradients. All `[M]`."""
-        uses, out = {c.uses for c in active.values()}, Batch()
-        if "logprob" in uses:
-            out["logprob"], out["entropy"] = self.policy.logprobs(part, temperature=self.config.temperature)
+        uses, out, sampled = {c.uses for c in active.values()}, Batch(), self.config.temperature
+        kinds = {c.tempered and sampled != 1.0 for c in active.values() if c.uses == "logprob"}
+        if kinds:
+            out["logprob"], out["entropy"] = self.policy.logprobs(part, temperature=sampled if True in kinds else 1.0)
+        if len(kinds) == 2:  # one batch of rollouts and demonstrations
+            out["own_logprob"], out["own_entropy"] = self.policy.logprobs(part, temperature=1.0)
+        if kinds == {False} and sampled != 1.0 and "logprob" in part.fields:  # rollouts, to compare with the engine's own words
+            with torch.no_grad():
+                out["sampled_logprob"] = self.policy.logprobs(part, temperature=sampled)[0]
         if "score" in uses:
             out["score"] = self.policy.scores(part)
         if "value" in uses:
@@ -322,21 +362,29 @@ class TokenLearner:
     def _backward(
         self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
     ) -> dict[str, Tensor]:
-        """Sum the components of one micro-batch, each over its denominator of the global batch, and differentiate."""
-        shown = {"num_tokens": torch.tensor(float(len(part.target)), device=self._device)}
-        total = self._nothing(outputs)
-        for name, component in active.items():
-            if component.kind not in part.kinds:
-                continue
-            tokens = Part.of(part, component.kind, outputs, count=counts[f"tokens/{name}"], version=self.version)
-            loss = component.loss(tokens, counts[name])
-            total = total + component.coef * loss.value
-            shown |= {f"loss/{name}": loss.value.detach(), **loss.metrics}
+        """Differentiate the losses of one micro-batch; returns what there is to show."""
+        total, shown = self._losses(part, outputs, active, counts)
         total.backward()  # type: ignore[no-untyped-call]
         for model in (self.policy, self.critic):
             if model is not None:
                 model.gather()
         return shown
+
+    def _losses(
+        self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of the components of one micro-batch, each over its denominator of the global batch, and what they show."""
+        shown = {"num_tokens": torch.tensor(float(len(part.target)), device=self._device)}
+        total = self._nothing(outputs)
+        for name, component in active.items():
+            if component.kind not in part.kinds:
+                continue
+            of = outputs if component.tempered or "own_logprob" not in outputs else _own(outputs)
+            tokens = Part.of(part, component.kind, of, count=counts[f"tokens/{name}"], version=self.version)
+            loss = component.loss(tokens, counts[name])
+            total = total + component.coef * loss.value
+            shown |= {f"loss/{name}": loss.value.detach(), **loss.metrics}
+        return total, shown
 
     def _nothing(self, outputs: Batch) -> Tensor:
         """The sum of no losses."""
@@ -344,7 +392,7 @@ class TokenLearner:
 
     # ----------------------------------------------------------------------------------------------------------- parts
     def _useful(self, batch: Batch, active: Mapping[str, Component]) -> Tensor:
-        """Rows that can move the parameters; the others are left out, but not out of the denominators. `[R]`"""
+        """Rows that can move the parameters; the others have no backward pass, but count in the denominators. `[R]`"""
         kind, moves = batch["component"], torch.zeros(len(batch["tokens"]), dtype=torch.bool)
         for component in active.values():
             mine = kind == component.kind
@@ -367,6 +415,10 @@ class TokenLearner:
             if not math.isfinite(value):
                 raise NonFiniteError(name, self.version)
         return totals
+
+    def _warms_up(self, readers: Collection[str]) -> bool:
+        """Whether a batch is of a warm-up: demonstrations alone, where others come later."""
+        return set(readers) == {DEMOS} and len(self.algorithms) > 1
 
     def _readers(self, batch: Batch) -> list[str]:
         return [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
@@ -400,8 +452,12 @@ class TokenLearner:
         if self._plan is None or self.version < self._plan.start:
             return {}
         if self._kept is None:
-            self._kept = KeptReference(self.policy.params())
+            self._kept = KeptReference(self.policy.params(), moves=self._moves)
         return {REFERENCE: ParamSet(self._plan.at(self.version), self._kept.params)}
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        """Live weights as `start_from` takes them: with adapters, those of the plain model."""
+        return self.policy.base_params()
 
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Start from the weights of another run, with fresh moments."""
@@ -432,7 +488,8 @@ class TokenLearner:
         if state["reference"] is not None and self._plan is None:
             self._reference().load_state_dict(state["reference"])
         elif state["reference"] is not None and self._collective.rank == 0:
-            self._kept = KeptReference.of_state(state["reference"])
+            self._kept = KeptReference(self.policy.params(), moves=self._moves)
+            self._kept.load_state_dict(state["reference"])
 
 
 def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
@@ -445,6 +502,11 @@ def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Com
                 raise ConfigError("algorithms", reader, f"its component {name!r} is one of reader {readers[name]!r} too")
             found[name], readers[name] = component, reader
     return found, readers
+
+
+def _own(outputs: Batch) -> Batch:
+    """Outputs in which log-probabilities are the model's own."""
+    return Batch(outputs | {"logprob": outputs["own_logprob"], "entropy": outputs["own_entropy"]})
 
 
 def _mean_of(steps: Sequence[Metrics]) -> Metrics:

@@ -27,9 +27,27 @@ from runnel.ops.credit import best_and_worst
 
 
 def pair_rows(pair: Pair, tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """Prompt and answer of both rows in tokens, the chosen one first, as an engine would have made them (with eos)."""
+    """Prompt and answer of both rows in tokens, the chosen one first, as an engine would have made them (with their end)."""
     prompt = tokenizer.render(messages_of(pair.prompt))
-    return [(prompt, [*tokenizer.encode(answer), tokenizer.eos_id]) for answer in (pair.chosen, pair.rejected)]
+    return [(prompt, tokenizer.answer(answer)) for answer in (pair.chosen, pair.rejected)]
+
+
+def fitting(pairs: Sequence[Pair], tokenizer: Tokenizer, *, context: int | None) -> tuple[list[Pair], int, list[str]]:
+    """The pairs that a model with room for `context` tokens can read, the length of their longest row, and what to tell of
+    those that are left out."""
+    sizes = [max(len(prompt) + len(answer) for prompt, answer in pair_rows(pair, tokenizer)) for pair in pairs]
+    fits = [context is None or size <= context for size in sizes]
+    told: list[str] = []
+    if not all(fits):
+        first = fits.index(False)
+        where = pairs[first].place or f"pair {first}"
+        text = f"{fits.count(False)} of {len(pairs)} pairs are longer than the model's context of {context} tokens"
+        text = f"{text}, the first at {where} ({sizes[first]} tokens)"
+        if not any(fits):
+            raise DataError(f"{text}; shorten them, or use a model with a longer context")
+        told = [f"{text}; they are left out"]
+    kept = [pair for pair, ok in zip(pairs, fits, strict=True) if ok]
+    return kept, max(size for size, ok in zip(sizes, fits, strict=True) if ok), told
 
 
 class PairSampler:

@@ -5,40 +5,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from runnel.core.errors import DataError
 from runnel.core.protocols import ParamSet
 from runnel.core.rng import make_seed
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
-from runnel.nets.causal_lm import model_params
+from runnel.nets.causal_lm import model_params, num_positions
+
+UNLIMITED = 8192
+"""Tokens of a conversation with a model that has no limit of its own."""
 
 
 class ChatPolicy:
     """A model with its tokenizer (core `Policy`): an observation is a prompt or a conversation, an action is text."""
 
     def __init__(
-        self, model: Any, tokenizer: Tokenizer, *, max_tokens: int, temperature: float = 1.0, version: int = 0, seed: int = 0
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        stop: Sequence[str] = (),
+        version: int = 0,
+        seed: int = 0,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self._max_tokens, self._temperature, self._seed = max_tokens, temperature, seed
+        self._max_tokens, self._temperature, self._stop, self._seed = max_tokens, temperature, tuple(stop), seed
         self.engine = NativeEngine(
             model,
             num_slots=1,
-            max_length=int(model.config.max_position_embeddings),
-            eos_id=tokenizer.eos_id,
+            max_length=num_positions(model.config) or UNLIMITED,
+            eos_id=tokenizer.end_ids,
+            decode_text=tokenizer.spell,
         )
         self.engine.load_params(ParamSet(version, model_params(model), shared=True))
         self._num_calls = 0
 
     def chat(self, messages: Sequence[Message], *, max_tokens: int | None = None, deterministic: bool = True) -> str:
         """The assistant's next message in a conversation."""
+        if isinstance(messages, str):
+            raise DataError(f"chat takes a list of messages, not the text {messages[:60]!r}; use complete(text) for one prompt")
+        prompt = self.tokenizer.render(messages_of(messages))
         self._num_calls += 1
         request = make_request(
             self._num_calls,
-            self.tokenizer.render(messages),
+            prompt,
             seed=make_seed(self._seed, "chat", self._num_calls),
-            max_tokens=max_tokens or self._max_tokens,
-            sampling=SamplingConfig(0.0 if deterministic else self._temperature),
+            max_tokens=self._max_tokens if max_tokens is None else max_tokens,
+            sampling=SamplingConfig(0.0 if deterministic else self._temperature, stop=self._stop),
         )
         return self.tokenizer.decode(generate(self.engine, [request])[0].rows["tokens"].tolist())
 

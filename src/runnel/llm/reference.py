@@ -48,25 +48,38 @@ class ReferencePlan:
 
 
 class KeptReference:
-    """The weights of a reference that is asked elsewhere, on the host: the trainer publishes and saves them."""
+    """The weights of a reference that is asked elsewhere, on the host: the trainer publishes and saves them. One that `moves`
+    keeps its average in float32: small steps would be rounded away in half precision."""
 
-    def __init__(self, params: Mapping[str, Tensor]) -> None:
+    def __init__(self, params: Mapping[str, Tensor], *, moves: bool = False) -> None:
         self.params = {name: value.detach().to("cpu", copy=True) for name, value in params.items()}
+        wide = {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in self.params.items()}
+        self._average = {name: value for name, value in wide.items() if moves and value is not self.params[name]}
 
     @torch.no_grad()
     def move_towards(self, policy: Trained, share: float) -> None:
         """Go `share` of the way to the weights of `policy`; 1 copies them."""
+        wide = policy.masters()
         for name, value in policy.params().items():
-            mine = self.params[name]
-            mine.copy_(value) if share == 1.0 else mine.lerp_(value.to(mine.device), share)
+            mine = self._average.get(name, self.params[name])
+            given = wide.get(name, value).to(mine.device, mine.dtype)
+            mine.copy_(given) if share == 1.0 else mine.lerp_(given, share)
+            if mine is not self.params[name]:
+                self.params[name].copy_(mine)
 
     def state_dict(self) -> State:
         """As that of a frozen model."""
-        return {"model": {name: value.clone() for name, value in self.params.items()}}
+        kinds = {"model": self.params, "average": self._average}
+        return {kind: {name: value.clone() for name, value in values.items()} for kind, values in kinds.items() if values}
 
-    @staticmethod
-    def of_state(state: State) -> KeptReference:
-        return KeptReference({name: whole(value) for name, value in state["model"].items()})
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        """Take a state of this reference, or of a model that the trainer computed it with."""
+        for name, value in state["model"].items():
+            self.params[name].copy_(whole(value))
+        kept: State = state["average" if "average" in state else "model"]  # it may have kept none
+        for name, mine in self._average.items():
+            mine.copy_(whole(kept.get(name, self.params[name])))
 
 
 def reference_rows(prompt: Tensor, completion: Tensor) -> Batch:

@@ -62,7 +62,8 @@ class PromptSampler:
         max_failures: int = 32,
     ) -> None:
         self.task, self.tokenizer, self.group_size = task, tokenizer, group_size
-        self._max_tokens, self._seed, self._sampling = max_tokens, seed, sampling
+        self._max_tokens, self._seed, self._sampling = max_tokens, seed, sampling or SamplingConfig()
+        self._greedy = SamplingConfig(0.0, stop=self._sampling.stop, stop_tokens=self._sampling.stop_tokens)
         self._route = route(routes, AGENT)
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="prompts")
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s, ordered=blocking_rewards)
@@ -152,7 +153,7 @@ class PromptSampler:
     def _request(self, client: InferenceClient, group: Group, rows: Sequence[int]) -> None:
         for row in rows:
             seed = make_seed(self._seed, "sample", group.slot.header.sample_id + row)
-            sampling = SamplingConfig(0.0) if self._greedy_first and row == 0 else self._sampling
+            sampling = self._greedy if self._greedy_first and row == 0 else self._sampling
             request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
             group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
 
@@ -212,8 +213,8 @@ class PromptSampler:
         ids = [group.ids(i) for i in range(self.group_size)]
         completions = [self.tokenizer.decode(tokens) for tokens in ids]
         columns = {k: [v] * self.group_size for k, v in group.example.columns.items()}
-        prompts = [group.example.text] * self.group_size
-        self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns, ids))
+        prompts, talks = [group.example.text] * self.group_size, [messages_of(group.example.prompt)] * self.group_size
+        self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns, ids, talks))
 
     def _settle(self, verdict: Verdict, writer: SampleWriter, reference: InferenceClient | None) -> int:
         group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)

@@ -13,8 +13,10 @@ from runnel.core.protocols import EvalResult, InferenceClient, Progress, Reply, 
 from runnel.data.preferences import Pair
 from runnel.llm.engines.one_pass import OnePassEngine
 from runnel.llm.pairs import pair_rows
+from runnel.llm.sizes import check_room
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
 from runnel.llm.trained import ScalarModel
+from runnel.nets.causal_lm import num_positions
 from runnel.nets.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 
@@ -74,10 +76,12 @@ class ScoringPolicy:
 
     def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = ScoreEngine(model), tokenizer
+        self._context = num_positions(model.config)
 
     def score(self, prompt: str | Sequence[Message], answer: str) -> float:
         """What the model thinks of an answer: only differences between answers to one prompt mean something."""
-        tokens = [*self.tokenizer.render(messages_of(prompt)), *self.tokenizer.encode(answer), self.tokenizer.eos_id]
+        tokens = [*self.tokenizer.render(messages_of(prompt)), *self.tokenizer.answer(answer)]
+        check_room(len(tokens), self._context)
         self.engine.submit([Request(0, Batch(tokens=torch.tensor(tokens)))])
         return float(self.engine.step()[0].rows["score"])
 

@@ -23,7 +23,7 @@ from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import ReferencePlan
 from runnel.llm.trained import ShardedTrainedModel
-from runnel.nets.lora import Adapters
+from runnel.nets.lora import LoraConfig
 
 
 def make_learner(
@@ -73,7 +73,7 @@ class ShardedTokenLearner(TokenLearner):
         return found
 
     # ------------------------------------------------------------------------------------------------------------ models
-    def _trained(self, model: Any, adapters: Adapters | None = None) -> ShardedTrainedModel:
+    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedTrainedModel:
         return ShardedTrainedModel(model, mesh=self._collective.mesh, **self._model_settings())
 
     def _critic(self) -> ShardedTrainedModel:

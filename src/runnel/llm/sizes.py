@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
 from runnel.llm.tasks.text import Example, TextTask
 from runnel.llm.tokenize import Tokenizer, check_round_trip, messages_of
+from runnel.nets.causal_lm import num_positions
 
 MEASURED, MEASURED_LAZY = 1024, 128
 """Examples of each split that are measured, of a list and of prompts that are made on demand."""
@@ -38,7 +37,7 @@ def measure(
     count = MEASURED if isinstance(task.train, list | tuple) else MEASURED_LAZY
     examples = [*some(task.train, count), *some(task.eval, MEASURED)]
     prompts = [len(tokenizer.render(messages_of(e.prompt))) for e in examples]
-    answers = [len(tokenizer.encode(e.answer)) + 1 if e.answer is not None else 0 for e in examples]
+    answers = [len(tokenizer.answer(e.answer)) if e.answer is not None else 0 for e in examples]
     more = 1.0 if len(examples) == len(task.train) + len(task.eval) else HEADROOM
     completion, longest = max_tokens or task.max_tokens, max_prompt or int(more * max(prompts))
     demo = int(more * max(p + a for p, a in zip(prompts, answers, strict=True)))
@@ -52,6 +51,20 @@ def measure(
             f"{longest} (the model's context is {context}); lower max_tokens, raise data.max_prompt, or use a longer context",
         )
     return Sizes(prompt=longest, completion=completion, demo=demo)
+
+
+def learner_bytes(num_params: int, *, trained: bool, precision: str, needs: Collection[str] = ()) -> tuple[int, int]:
+    """Bytes of a checkpoint of the token learner, and of the parameters alone, for a model of `num_params`: at least so many.
+
+    Trained weights and their two moments are kept in float32, published ones in the arithmetic of the learner; an algorithm
+    that needs a reference has one more copy of those, one with a critic the weights and moments of that. Where adapters are
+    trained (not `trained`: the weights), nothing is counted.
+    """
+    item = {"bfloat16": 2, "float64": 8}.get(precision, 4)
+    if not trained:
+        return 0, 0
+    parts = 12 + item + (item if "reference_logprob" in needs else 0) + (12 if "value" in needs else 0)
+    return parts * num_params, item * num_params
 
 
 def lost_texts(task: TextTask, tokenizer: Tokenizer) -> list[str]:
@@ -70,7 +83,18 @@ def some(examples: Sequence[Example], count: int) -> list[Example]:
 
 
 def context_of(folder: str) -> int | None:
-    """The longest sequence that the model in `folder` was made for, if its config says."""
-    data = json.loads((Path(folder) / "config.json").read_bytes())
-    found = data.get("max_position_embeddings")
-    return int(found) if found else None
+    """The longest row that the model in `folder` can take, if its config says (`num_positions`)."""
+    from transformers import AutoConfig
+
+    try:
+        return num_positions(AutoConfig.from_pretrained(folder))
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise ConfigError("model", folder, f"its config.json cannot be read ({reason}); give a Hugging Face model") from error
+
+
+def check_room(num_tokens: int, context: int | None) -> None:
+    """Refuse a row that a reward model was not made to read."""
+    if context is not None and num_tokens > context:
+        fix = "shorten it (max_tokens, data.max_prompt), or use a reward model with a longer context"
+        raise DataError(f"a prompt and its answer have {num_tokens} tokens, and the reward model's context is {context}; {fix}")

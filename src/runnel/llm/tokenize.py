@@ -7,15 +7,21 @@ wraps the tokenizer of a model folder; `PlainTokenizer` leaves roles and chat te
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from runnel.core.errors import ConfigError, DataError
+from runnel.core.errors import ConfigError, DataError, RunnelError
+from runnel.data.rows import check_text
+from runnel.nets.pretrained import embedding_rows, generation_ends
 
 Message = Mapping[str, str]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who may speak in a conversation; which of them a model knows is up to its template."""
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>")
 FILE_NAME = "char_tokenizer.json"
+STAND_IN = "0123456789"
+"""An answer that is sought in what a template makes of it."""
 
 
 class Tokenizer(Protocol):
@@ -23,16 +29,29 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     eos_id: int
+    """The tokenizer's own end of a text."""
+    end_ids: tuple[int, ...]
+    """All tokens that end a completion: eos, what the model's generation_config.json calls eos, and what ends `answer`."""
     pad_id: int
     bos_id: int | None
     """What a text without a chat template starts with, if anything."""
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text without special tokens: what rewards and people read."""
+        ...
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """Their text with special tokens as they are written: where stop texts are looked for."""
+        ...
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """A conversation as the prompt of the assistant's next turn."""
+        ...
+
+    def answer(self, text: str) -> list[int]:
+        """An answer of the assistant with what ends its turn: a completion, as a demonstration or a pair has it."""
         ...
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
@@ -43,8 +62,29 @@ class Tokenizer(Protocol):
 
 
 def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
-    """A plain prompt as a conversation of one message; a conversation as it is."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    """A plain prompt as a conversation of one message; a conversation as it is, once it is seen to be one."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if isinstance(prompt, Mapping) or not isinstance(prompt, Iterable):
+        raise DataError(f"a conversation is a list of messages, not {str(prompt)[:80]!r}; put a single message into a list")
+    messages = list(prompt)
+    if not messages:
+        raise DataError("a conversation without messages says nothing; give at least one of the user")
+    for number, message in enumerate(messages):
+        _check_message(number, message)
+    return messages
+
+
+def _check_message(number: int, message: Any) -> None:
+    """A template leaves out what it does not know, without a word: so it must not get there."""
+    place = f"message {number} of the conversation"
+    if not isinstance(message, Mapping):
+        raise DataError(f"{place} is {str(message)[:80]!r}; a message is a dict with role and content")
+    for name in ("role", "content"):
+        if not isinstance(message.get(name), str):
+            raise DataError(f"{place} has {name} = {str(message.get(name))[:80]!r}; it needs a role and a content, both text")
+    if message["role"] not in ROLES:
+        raise DataError(f"{place}: message role {message['role']!r} is unknown; use one of {', '.join(ROLES)}")
 
 
 class CharTokenizer:
@@ -58,16 +98,25 @@ class CharTokenizer:
     """
 
     pad_id, eos_id = 0, 2
+    end_ids: tuple[int, ...] = (2,)
     bos_id: int | None = 1
     vocab_size = len(SPECIALS) + 256
     _roles: Mapping[str, int] = {"system": 3, "user": 4, "assistant": 5}
 
     def encode(self, text: str) -> list[int]:
+        check_text(text, "a text")
         return [len(SPECIALS) + b for b in text.encode()]
+
+    def answer(self, text: str) -> list[int]:
+        return [*self.encode(text), self.eos_id]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the byte tokens; special tokens are left out, bytes that are not UTF-8 become a replacement character."""
         return bytes(t - len(SPECIALS) for t in tokens if t >= len(SPECIALS)).decode(errors="replace")
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        special = len(SPECIALS)
+        return b"".join(SPECIALS[t].encode() if t < special else bytes([t - special]) for t in tokens).decode(errors="replace")
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         return self.extend([1], messages)
@@ -135,15 +184,43 @@ class HFTokenizer:
         if self._inner.eos_token_id is None:
             raise ConfigError("model", str(path), "its tokenizer has no eos token; set eos_token in tokenizer_config.json")
         self.eos_id = int(self._inner.eos_token_id)
+        self._turn_end = self._find_turn_end()
+        self.end_ids = tuple(dict.fromkeys((self.eos_id, *generation_ends(path), self._turn_end[1])))
         self.pad_id = int(self._inner.eos_token_id if self._inner.pad_token_id is None else self._inner.pad_token_id)
         self.bos_id: int | None = None if self._inner.bos_token_id is None else int(self._inner.bos_token_id)
         self.vocab_size = len(self._inner)
+        self._limit = self._checked_limit()
+
+    def _checked_limit(self) -> int | None:
+        """Rows of the model's embedding, where the tokenizer has more; some models come with special tokens that only larger
+        ones of their family know (Gemma 3), and no text has."""
+        rows = embedding_rows(self._path)
+        if rows is None or self.vocab_size <= rows:
+            return None
+        spare = {i for i, token in self._inner.added_tokens_decoder.items() if token.special}
+        spare -= {*self.end_ids, self.pad_id, *([] if self.bos_id is None else [self.bos_id])}
+        if any(i not in spare for i in range(rows, self.vocab_size)):
+            raise _too_large(self._path, self.vocab_size, rows)
+        return rows
 
     def encode(self, text: str) -> list[int]:
-        return [int(t) for t in self._inner.encode(text, add_special_tokens=False)]
+        check_text(text, "a text")
+        tokens = [int(t) for t in self._inner.encode(text, add_special_tokens=False)]
+        if self._limit is not None and tokens and max(tokens) >= self._limit:
+            odd = self._inner.decode([max(tokens)])
+            raise DataError(f"the text {text[:60]!r} has {odd!r}, for which {self._path} has no embedding; leave it out")
+        return tokens
+
+    def answer(self, text: str) -> list[int]:
+        """The answer and the end of the assistant's turn as the chat template writes it, up to the token that ends it."""
+        lead, end = self._turn_end
+        return [*self.encode(text + lead), end]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._inner.decode(list(tokens), skip_special_tokens=True))
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        return str(self._inner.decode(list(tokens), skip_special_tokens=False))
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         return self._template(messages)
@@ -157,25 +234,55 @@ class HFTokenizer:
                 "the chat template rewrites earlier turns, so turns cannot be appended; render the whole conversation"
             )
         tail = full[len(stem) :]
-        ended = [i for i, t in enumerate(stem) if t == self.eos_id]
+        ended = [i for i, t in enumerate(stem) if t == self._turn_end[1]]
         closing = stem[ended[-1] + 1 :] if ended else []
         return [*tokens, *closing, *tail]
 
     def save(self, folder: str | Path) -> None:
         self._inner.save_pretrained(str(folder))
 
+    def _find_turn_end(self) -> tuple[str, int]:
+        """What the chat template writes behind an answer: text, if any, and then the first special token. That may be another
+        than eos (`<|im_end|>`, `<|eot_id|>`). Eos, where there is no template or it has no such turn."""
+        talk: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": STAND_IN}]
+        try:
+            tail = self._text(talk, prompt=False).rpartition(STAND_IN)[2]
+        except RunnelError:
+            return "", self.eos_id
+        special = {*self._inner.all_special_tokens, *(t.content for t in self._specials())}
+        found = [(at, -len(token), token) for token in special if token and (at := tail.find(token)) >= 0]
+        if not found:
+            return "", self.eos_id
+        at, _, token = min(found)
+        return tail[:at], int(self._inner.convert_tokens_to_ids(token))
+
+    def _specials(self) -> list[Any]:
+        return [token for token in self._inner.added_tokens_decoder.values() if token.special]
+
     def _template(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
+        return self.encode(self._text(messages, prompt=prompt))
+
+    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         from jinja2 import TemplateError
 
         if self._inner.chat_template is None:
             fix = "its tokenizer has no chat template; use plain prompts (--data.plain), or put a chat_template.jinja there"
             raise ConfigError("model", self._path, fix)
+        options = {"tokenize": False, "add_generation_prompt": prompt}
         try:
-            text = self._inner.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=prompt)
+            return str(self._inner.apply_chat_template([dict(m) for m in messages], **options))
         except TemplateError as error:
             roles = ", ".join(m["role"] for m in messages)
             raise DataError(f"the chat template of {self._path} refuses a conversation of {roles}: {error}") from error
-        return self.encode(text)
+
+
+def _too_large(folder: str | Path, tokens: int, rows: int) -> ConfigError:
+    return ConfigError(
+        "model",
+        str(folder),
+        f"its tokenizer has {tokens} tokens, but its embedding {rows} rows; use the tokenizer that belongs to the model, or "
+        f"make the model larger: model.resize_token_embeddings({tokens})",
+    )
 
 
 class PlainTokenizer:
@@ -189,12 +296,19 @@ class PlainTokenizer:
     def __init__(self, inner: Tokenizer) -> None:
         self._inner = inner
         self.vocab_size, self.eos_id, self.pad_id, self.bos_id = inner.vocab_size, inner.eos_id, inner.pad_id, inner.bos_id
+        self.end_ids = inner.end_ids
 
     def encode(self, text: str) -> list[int]:
         return self._inner.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._inner.decode(tokens)
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        return self._inner.spell(tokens)
+
+    def answer(self, text: str) -> list[int]:
+        return [*self.encode(text), self.eos_id]
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         start = [] if self.bos_id is None else [self.bos_id]
@@ -237,6 +351,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         data = json.loads((path / FILE_NAME).read_text())
         if data != {"kind": "bytes", "specials": list(SPECIALS)}:
             raise DataError(f"{path / FILE_NAME} describes another tokenizer than this version's CharTokenizer")
+        rows = embedding_rows(path)
+        if rows is not None and rows < CharTokenizer.vocab_size:
+            raise _too_large(path, CharTokenizer.vocab_size, rows)
         return CharTokenizer()
     if not path.is_dir():
         raise ConfigError("model", str(folder), "there is no such folder; give a folder with a model and its tokenizer")

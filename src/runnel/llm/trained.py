@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runnel.core.protocols import Collective, State
 from runnel.llm.batches import MicroBatch
-from runnel.nets.causal_lm import copy_model
+from runnel.nets.causal_lm import body_name, body_of
 from runnel.nets.sharded_model import ShardedModel
 from runnel.nets.token_model import TokenModel
 from runnel.ops.attention import PackedRows
@@ -27,21 +27,16 @@ class ScalarModel(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self._prefix: str = model.base_model_prefix
+        self.base_model_prefix = body_name(model)
         self.config = model.config
-        setattr(self, self._prefix, model.base_model)
+        setattr(self, self.base_model_prefix, body_of(model))
         weight = model.get_input_embeddings().weight
         self.score = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype, device=weight.device)
         nn.init.zeros_(self.score.weight)
 
     @property
     def base_model(self) -> Any:
-        return getattr(self, self._prefix)
-
-    @staticmethod
-    def copy_of(model: Any) -> ScalarModel:
-        """A scalar model that starts from a copy of `model`'s body."""
-        return ScalarModel(copy_model(model))
+        return body_of(self)
 
 
 class Trained(Protocol):
@@ -71,7 +66,17 @@ class Trained(Protocol):
 
     def params(self) -> Mapping[str, Tensor]: ...
 
-    def frozen_copy(self, *, offload: bool = False) -> Trained: ...
+    def masters(self) -> Mapping[str, Tensor]:
+        """What is trained, as precise as it is kept."""
+        ...
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        """Live weights as `start_from` takes them."""
+        ...
+
+    def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Trained:
+        """The same model, fixed as it is now; one that `moves` keeps its average in float32."""
+        ...
 
     def scalar_model(self) -> ScalarModel:
         """A `ScalarModel` on this body, to be trained."""
@@ -107,7 +112,7 @@ class TrainedModel(TokenModel):
 
     def scalar_model(self) -> ScalarModel:
         """A `ScalarModel` that starts from a copy of this model's body."""
-        return ScalarModel.copy_of(self.plain)
+        return ScalarModel(self.merged_copy())
 
 
 class ShardedTrainedModel(ShardedModel):

@@ -61,17 +61,17 @@ def sequence_policy_loss(
         s_i = exp(1/|y_i| sum_t (logprob_it - old_logprob_it))
         L   = -1/N sum_i w_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
 
-    `row` says which of `num_rows` sequences a token is of; weight and advantage of a sequence are the means over its tokens.
+    `row` says which of `num_rows` sequences a token is of. The weight w_i of a sequence is the sum of its tokens' weights, 1
+    where each has 1/|y_i|; its advantage is the mean of theirs.
     """
     length = row_sum(torch.ones_like(logprob), row, num_rows).clamp(min=1.0)
     ratio = torch.exp(row_sum(logprob - old_logprob, row, num_rows) / length)
     gain, hit = _clipped(ratio, row_sum(advantage, row, num_rows) / length, clip_low, clip_high)
-    share = row_sum(weight, row, num_rows) / length
     metrics = {
         "clip_fraction": (hit * length).sum() / count,
         "approx_kl": _k3(logprob.detach() - old_logprob).sum() / count,
     }
-    return Loss(-(share * gain).sum() / denominator, metrics)
+    return Loss(-(row_sum(weight, row, num_rows) * gain).sum() / denominator, metrics)
 
 
 def reinforce_loss(logprob: Tensor, advantage: Tensor, *, weight: Tensor, denominator: float) -> Loss:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.errors import ConfigError
+from runnel.nets.loading import load_whole
 from runnel.nets.pack import pack
+
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
+"""What families call the longest sequence."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,11 @@ class ModelConfig:
             raise ConfigError("lm.kv_heads", self.kv_heads, f"must divide heads = {self.heads}")
 
 
-def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
-    """A causal language model in float32, in training mode with dropout off (a Hugging Face `PreTrainedModel`).
+def build_model(
+    config: ModelConfig, vocab_size: int, *, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Any:
+    """A causal language model, in training mode with dropout off (a Hugging Face `PreTrainedModel`); in float32 where its
+    weights are trained, since what is trained is kept so.
 
     Same config, vocabulary and seed give the same weights; the global random state is left as it was.
     """
@@ -54,11 +60,19 @@ def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
 
         if not Path(config.path).is_dir():
             raise ConfigError("model", config.path, "there is no such folder; give a model folder, or leave it empty")
-        with no_progress_bars():
-            return _packed(AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32))
-    from transformers import LlamaConfig, LlamaForCausalLM
+        return _packed(load_whole(AutoModelForCausalLM, config.path, dtype=dtype, tell=False), dtype, device)
+    from transformers import LlamaForCausalLM
 
-    sizes = LlamaConfig(
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _packed(LlamaForCausalLM(new_config(config, vocab_size)), dtype, device)
+
+
+def new_config(config: ModelConfig, vocab_size: int) -> Any:
+    """The `LlamaConfig` of a new model."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=config.width,
         intermediate_size=config.inner,
@@ -72,27 +86,21 @@ def build_model(config: ModelConfig, vocab_size: int, *, seed: int) -> Any:
         eos_token_id=None,
         pad_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _packed(LlamaForCausalLM(sizes))
 
 
-def _packed(model: Any) -> Any:
+def count_parameters(config: Any) -> int:
+    """Parameters of the model of a transformers config, tied ones once; no memory is taken."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    return sum(p.numel() for p in model.parameters())
+
+
+def _packed(model: Any, dtype: torch.dtype, device: str) -> Any:
     """With all parameters in one vector, so that engine and learner can multiply neighbours at once (`pack.py`)."""
-    pack(model)
+    pack(model, dtype=dtype, device=device)
     return model.eval()
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Transformers without its progress bars: a run has its own view."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    yield
-    if shown:
-        logging.enable_progress_bar()
 
 
 def model_params(model: nn.Module) -> dict[str, Tensor]:
@@ -114,24 +122,90 @@ def load_model_params(model: Any, params: Mapping[str, Tensor], *, bind: bool) -
         torch._foreach_copy_(list(own.values()), [params[name] for name in own])
 
 
+def body_name(model: Any) -> str:
+    """The attribute of a causal language model that holds its body: all but the output head."""
+    names = (model.base_model_prefix, "model", "transformer")
+    return next((name for name in names if name and name in model._modules), "")
+
+
+def body_of(model: Any) -> Any:
+    """All of a causal language model but its output head."""
+    name = body_name(model)
+    return model._modules[name] if name else model.base_model
+
+
 def hidden_states(model: Any, tokens: Tensor, **kwargs: Any) -> Tensor:
     """Last hidden states, before the output head. `[B, L] int64 -> [B, L, width]`"""
-    out: Tensor = model.base_model(input_ids=tokens, use_cache="past_key_values" in kwargs, **kwargs).last_hidden_state
+    cached = "past_key_values" in kwargs
+    out: Tensor = body_of(model)(input_ids=tokens, use_cache=cached, **kwargs).last_hidden_state
     return out
 
 
 def output_head(model: Any) -> Callable[[Tensor], Tensor]:
-    """From last hidden states to logits, with the scaling and the soft cap that some families put behind their output
-    embedding. `[..., width] -> [..., vocabulary]`"""
-    head, config = model.get_output_embeddings(), model.config
-    cap = getattr(config, "final_logit_softcapping", None)
-    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    """From last hidden states to logits, by the model's own forward pass: scales, soft caps and biases are where its family
+    has them. `[..., width] -> [..., vocabulary]`
+
+    The pass runs on a shell that shares everything with `model` but its body, which gives back the hidden states it is handed.
+    """
+    shell, name = copy.copy(model), body_name(model)
+    shell._modules = {**model._modules, name: _Given(body_of(model))}
+    forward = type(model).forward
 
     def logits(hidden: Tensor) -> Tensor:
-        out: Tensor = head(hidden) if scale == 1.0 else head(hidden) * scale
-        return out if cap is None else torch.tanh(out / cap) * cap
+        rows = hidden.reshape(1, -1, hidden.shape[-1])
+        out: Tensor = forward(shell, inputs_embeds=rows, use_cache=False).logits
+        return out.view(*hidden.shape[:-1], out.shape[-1])
 
     return logits
+
+
+class _Given(nn.Module):
+    """Stands for (a part of) the body of a model: its last hidden states are the embeddings that it gets. What a head reads of
+    the body beside them, such as a factor or a tied weight, is the body's."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["_body"] = body  # not as a submodule: it is not this one's to hold
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.__dict__["_body"], name)
+        return _Given(found) if isinstance(found, nn.Module) else found
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Any:
+        return _States(inputs_embeds)
+
+
+class _States(tuple[Tensor]):
+    """The output of a body that has last hidden states and nothing else: whatever else is asked for is None."""
+
+    def __new__(cls, hidden: Tensor) -> _States:
+        return super().__new__(cls, (hidden,))
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def num_positions(config: Any) -> int | None:
+    """The longest row that a model can take, by its configuration (an object, or the data of config.json); None where there is
+    no limit.
+
+    With `longrope` that ends at the original context: behind it transformers changes the angles of all tokens with the length
+    of the longest row beside them.
+    """
+    data: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    if isinstance(text := data.get("text_config"), Mapping):
+        data = text
+    found = next((int(data[name]) for name in POSITIONS if isinstance(data.get(name), int) and data[name] > 0), None)
+    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    for part in (rope, *(x for x in rope.values() if isinstance(x, Mapping))):  # one for all layers, or for each kind of layer
+        if (part.get("rope_type") or part.get("type")) in ("longrope", "su"):
+            original = part.get("original_max_position_embeddings") or data.get("original_max_position_embeddings")
+            found = min(x for x in (found, original) if x) if found or original else None
+    return found
 
 
 def copy_model(model: Any) -> Any:
@@ -143,6 +217,13 @@ def copy_model(model: Any) -> Any:
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         parameter.grad = grad
     return twin
+
+
+def shared_copy(model: Any) -> Any:
+    """Modules of their own over the very parameters of `model`: each side may bind them to other memory, and until it does
+    both read the same."""
+    own = {id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, dict(own))
 
 
 def save_model(model: Any, folder: str | Path) -> None:

@@ -8,7 +8,7 @@ engine, packed rows in a learner. `Decoder.of` compares itself with the model's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal
@@ -20,11 +20,21 @@ from torch.utils.checkpoint import checkpoint
 from runnel.core.errors import RunnelError
 from runnel.nets.pack import is_joined, joined, pack, parameters_of
 from runnel.ops.attention import PackedRows, packed_attention
-from runnel.ops.blocks import Weight, add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
+from runnel.ops.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
+from runnel.ops.weights import LowRank, Up, Weight, is_half
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """`attend(layer, rotated, value)`: queries and keys after rotation `[N, H + K, D]`, values `[N, K, D]` -> `[N, H * D]`."""
 Recompute = Literal["none", "mlp", "block"]
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+"""Names of the two parts of an adapter, behind the name of the module that it stands beside."""
+BESIDE = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""Weights of a layer that may have adapters, and the modules that they are of."""
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 
 
@@ -70,6 +80,9 @@ class Decoder:
         self.layers: list[Layer] = []
         self.embed = self.head = self.norm_out = Weight(torch.empty(0))
         self._cos = self._sin = torch.empty(0)
+        self._learns = False
+        self.adapters: Mapping[str, Tensor] = {}
+        self._adapter_scale = 1.0
         self.refresh()
 
     @staticmethod
@@ -90,7 +103,7 @@ class Decoder:
         With `recompute`, the backward pass computes inner states of each block's gated part ("mlp"; CUDA), or of the whole
         block ("block") again, instead of keeping them.
         """
-        x = embed(tokens, self.embed)
+        x = embed(tokens, self.embed, trains=self.trains)
         cos, sin = self.angles(positions)
         y = rms_norm(x, self.layers[0].norm_in, eps=self.eps)
         again = recompute == "mlp"
@@ -131,8 +144,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token, in float32. `[N, width] -> [N, vocabulary]`"""
-        if hidden.is_cuda and hidden.dtype != torch.float32:
-            return torch.mm(hidden, self.head.value.t(), out_dtype=torch.float32)
+        if hidden.is_cuda and is_half(hidden):
+            return self.head.scores(hidden)
         return project(hidden, self.head).float()
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,27 +165,81 @@ class Decoder:
         head = self.model.get_output_embeddings().weight.data
         self.head = self.embed if head.data_ptr() == self.embed.value.data_ptr() else Weight(head)
         self.layers = [_layer(layer) for layer in inner.layers]
+        self._learns = False
+        self._attach()
         if self._cos.device != self.embed.value.device or not self._cos.numel():
             self._cos, self._sin = self._table()
 
-    def require_grad(self, grad: Tensor) -> None:
-        """From now on gradients add up in `grad`, float32 and laid out like the packed parameters `[P]`."""
-        base, made = min(p.data_ptr() for p in self.model.parameters()), dict[int, Weight]()
+    def adapt(self, adapters: Mapping[str, Tensor], scale: float) -> None:
+        """From now on these adapters stand beside the weights (`q_proj.lora_A.weight`, ..., under the names of their modules),
+        where they lie in memory; none: the weights are alone. What is joined must lie side by side (`nets/lora.py`)."""
+        self.adapters, self._adapter_scale = dict(adapters), scale
+        self._attach()
 
-        def train(weight: Weight) -> Weight:
-            value = weight.value
-            at = (value.data_ptr() - base) // value.element_size()
-            if at not in made:
-                made[at] = Weight(value, grad[at : at + value.numel()].view(value.shape))
-            return made[at]
+    def join_adapters(self) -> None:
+        """Multiply by copies in which neighbouring adapters are one matrix, until they are put elsewhere."""
+        for layer in self.layers:
+            for field in BESIDE:
+                weight: Weight = getattr(layer, field)
+                if weight.low is not None:
+                    weight.low.join(weight.value.shape[0])
 
-        self.embed, self.head, self.norm_out = train(self.embed), train(self.head), train(self.norm_out)
-        self.layers = [layer.each(train) for layer in self.layers]
+    def renew_adapters(self) -> None:
+        """After `join_adapters`: the adapters have changed where they lie."""
+        for layer in self.layers:
+            for field in BESIDE:
+                if (low := getattr(layer, field).low) is not None:
+                    low.renew()
+
+    def _attach(self) -> None:
+        for index, layer in enumerate(self.layers):
+            for field, names in BESIDE.items():
+                getattr(layer, field).low = self._low(f"model.layers.{index}.", names)
+        if self.head is not self.embed:
+            self.head.low = self._low("", ("lm_head",))
+
+    def _low(self, prefix: str, names: Sequence[str]) -> LowRank | None:
+        """The adapters beside modules that are multiplied as one."""
+        downs, ups, row, rank = list[Tensor](), list[Up](), 0, 0
+        for name in names:
+            module = prefix + name
+            size = self.model.get_submodule(module).weight.shape[0]
+            if (down := self.adapters.get(module + LORA_A)) is not None:
+                ranks = slice(rank, rank + down.shape[0])
+                ups.append(Up(Weight(self.adapters[module + LORA_B]), slice(row, row + size), ranks))
+                downs.append(down)
+                rank += down.shape[0]
+            row += size
+        if not ups:
+            return None
+        if not is_joined(downs):
+            raise RunnelError(f"adapters of {prefix}{names[0]} and its neighbours do not lie side by side")
+        return LowRank(Weight(joined(downs)), tuple(ups), self._adapter_scale)
 
     @property
-    def address(self) -> tuple[int, ...]:
-        """Where the weights lie: what recorded work depends on."""
-        return (self.embed.value.data_ptr(), *(layer.qkv.value.data_ptr() for layer in self.layers))
+    def trains(self) -> bool:
+        """Whether a pass that is made now is differentiated."""
+        return self._learns and torch.is_grad_enabled()
+
+    def require_grad(self, vector: Tensor, grad: Tensor) -> None:
+        """From now on gradients of what lies in `vector` (the packed parameters, or the adapters) add up in `grad`, float32 and
+        laid out like it `[P]`. What lies elsewhere stays as it is."""
+        base, size, made = vector.data_ptr(), vector.element_size(), dict[int, Weight]()
+
+        def train(weight: Weight) -> Weight:
+            value, low = weight.value, None if weight.low is None else weight.low.each(train)
+            at = (value.data_ptr() - base) // size
+            if not 0 <= at < vector.numel():
+                return Weight(value, low=low)
+            if at not in made:
+                made[at] = Weight(value, grad[at : at + value.numel()].view(value.shape), low)
+            return made[at]
+
+        tied = self.head is self.embed
+        self.embed, self.norm_out = train(self.embed), train(self.norm_out)
+        self.head = self.embed if tied else train(self.head)
+        self.layers = [layer.each(train) for layer in self.layers]
+        self._learns = True
 
     def is_packed(self) -> bool:
         """Whether the model's parameters lie as the decoder reads them."""
@@ -200,14 +267,19 @@ class Decoder:
         if gap > bound or (math.isnan(gap) and bool(torch.isfinite(expected).all())):
             raise RunnelError(
                 f"the built-in decoder and {type(self.model).__name__} differ by {gap:.2g} (bound {bound:g}): this model has "
-                "something that the decoder does not know; use engine.forward modules"
+                "something that the decoder does not know; use another model, and report this one's config.json"
             )
 
 
 def supported(model: Any) -> bool:
     """Whether the decoder knows this model: its family, full attention in every layer, silu, default or scaled rotary."""
     config = model.config
-    if type(model).__name__ not in FAMILIES or config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
+    if (
+        type(model).__name__ not in FAMILIES
+        or getattr(config, "is_heterogeneous", False)
+        or config.hidden_act != "silu"
+        or getattr(config, "mlp_bias", False)
+    ):
         return False
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if type(model).__name__ == "MistralForCausalLM" else None

@@ -7,7 +7,7 @@ learner's new version is used by an engine beside it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -30,18 +30,37 @@ def pack(
     names = [name for name in packed_order(model) if names is None or name in names]
     first = next(iter(own.values()))
     kind, place = dtype or first.dtype, torch.device(device) if device is not None else first.device
-    vector = torch.empty(sum(own[name].numel() for name in names), dtype=kind, device=place)
-    start = 0
-    with torch.no_grad():
-        for name in names:
-            parameter = own[name]
-            part = vector[start : start + parameter.numel()].view(parameter.shape)
-            part.copy_(parameter)
-            parameter.data = part
-            start += parameter.numel()
+    vector = pack_tensors({name: own[name] for name in names}, dtype=kind, device=place)
     if device is not None:
         model.to(place)  # buffers; the parameters are there
     return vector
+
+
+def packed(model: nn.Module, *, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """`pack`, where the parameters do not lie so already: then nothing is copied, and others that read them still do. `[P]`"""
+    own, first = dict(model.named_parameters()), next(iter(model.parameters()))
+    parts, place = [own[name].data for name in packed_order(model)], torch.device(device)
+    same_place = first.device.type == place.type and place.index in (None, first.device.index)
+    if same_place and first.dtype == dtype and is_joined(parts):
+        whole: Tensor = torch.as_strided(parts[0], (sum(p.numel() for p in parts),), (1,))
+        return whole
+    return pack(model, dtype=dtype, device=device)
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], *, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """Named tensors one after the other in one vector; their memory is there from now on. `[P]`"""
+    vector = torch.empty(sum(t.numel() for t in tensors.values()), dtype=dtype, device=device)
+    with torch.no_grad():
+        for tensor, part in zip(tensors.values(), split_like(vector, tensors).values(), strict=True):
+            part.copy_(tensor)
+            tensor.data = part
+    return vector
+
+
+def split_like(vector: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parts of a vector in the shapes of `tensors`, which lie in it one after the other, by their names."""
+    parts = torch.split(vector, [t.numel() for t in tensors.values()])
+    return {name: part.view(t.shape) for (name, t), part in zip(tensors.items(), parts, strict=True)}
 
 
 def packed_order(model: nn.Module) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.nets.loading import check_weights, load_whole
 
 SMOLLM2 = "smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,7 +39,14 @@ def model_folder(name: str) -> str:
         fix = f"there is no such folder; give a model folder, a hub id such as org/name, or {SMOLLM2}"
         raise ConfigError("model", name, fix)
     check_model_folder(folder)
+    _check_causal_lm(folder)
     return str(folder)
+
+
+def _check_causal_lm(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    check_weights(AutoModelForCausalLM, folder)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -107,6 +115,26 @@ def _check_weights(file: Path) -> None:
         raise DataError(f"the weight file {file} holds no tensors; copy or download it again")
 
 
+# ---------------------------------------------------------------------------------------------------------------- tokens
+def embedding_rows(folder: str | Path) -> int | None:
+    """How many tokens the model in `folder` knows, if its config.json says."""
+    file = Path(folder) / "config.json"
+    data = _json(file) if file.is_file() else {}
+    found = data.get("vocab_size", (data.get("text_config") or {}).get("vocab_size"))
+    return found if isinstance(found, int) else None
+
+
+def generation_ends(folder: str | Path) -> list[int]:
+    """The tokens at which transformers' `generate` ends a completion of the model in `folder`: `eos_token_id`, one or several,
+    of its generation_config.json; where there is no such file, of its config.json."""
+    found = [file for name in ("generation_config.json", "config.json") if (file := Path(folder) / name).is_file()]
+    given = _json(found[0]).get("eos_token_id") if found else None
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if any(type(i) is not int for i in ids):
+        raise DataError(f"{found[0]}: eos_token_id = {given!r} is not a token's number, nor a list of them; correct it")
+    return ids
+
+
 # --------------------------------------------------------------------------------------------------------------- smollm2
 def cache_folder() -> Path:
     """Where converted models are kept: `RUNNEL_CACHE`, else the user's cache."""
@@ -151,7 +179,7 @@ def _write_plain(package: Path, work: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(package), gguf_file=GGUF_FILE)
-    quantised = AutoModelForCausalLM.from_pretrained(str(package), gguf_file=GGUF_FILE, dtype=torch.float32)
+    quantised = load_whole(AutoModelForCausalLM, package, gguf_file=GGUF_FILE, dtype=torch.float32)
     sizes = quantised.config.to_dict()
     sizes.pop("quantization_config", None)
     model = type(quantised)(type(quantised.config).from_dict(sizes))

@@ -109,7 +109,7 @@ class RecordedDecoder:
 
     def __call__(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         """Last hidden states. `[n] -> [n, width]`"""
-        shape, trains = Shape.of(lengths), self._decoder.embed.trains
+        shape, trains = Shape.of(lengths), self._decoder.trains
         key = (shape, trains)
         if key not in self._seen:
             self._seen.add(key)

@@ -36,7 +36,8 @@ class ShardedModel:
 
     It is taken apart at the first pass, when ranks meet; up to then this rank has all of it, and a state that it is given
     waits. Passes go through the model's own modules, padded to the longest row. `recompute` (other than none) keeps of a block
-    its input alone. `offload` keeps moments on the host, or of a frozen model its rows.
+    its input alone. `offload` keeps moments on the host, or of a frozen model its rows. A frozen model that `moves` is kept in
+    float32: small steps would be rounded away in half precision.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class ShardedModel:
         recompute: Recompute = "none",
         frozen: bool = False,
         offload: bool = False,
+        moves: bool = False,
     ) -> None:
+        self._moves = moves
         self.device, self.precision, self.frozen = torch.device(device), precision, frozen
         self._mesh, self._recompute, self._offload = mesh, recompute, offload
         self._settings: Any = {"betas": betas, "weight_decay": weight_decay, "device": self.device, "offload": offload}
@@ -86,7 +89,7 @@ class ShardedModel:
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
         kind = DTYPES[self.precision]
-        kept = torch.float32 if self.precision == "bfloat16" and not self.frozen else kind
+        kept = torch.float32 if self.precision == "bfloat16" and (self._moves or not self.frozen) else kind
         for parameter in model.parameters():
             parameter.data = parameter.data.to(kept)
             parameter.requires_grad_(not self.frozen)
@@ -171,10 +174,16 @@ class ShardedModel:
     def params(self) -> Mapping[str, Tensor]:
         raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
 
-    def frozen_copy(self, *, offload: bool = False) -> Self:
+    def masters(self) -> Mapping[str, Tensor]:
+        raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
+
+    def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Self:
         """The same model, fixed as it is now, in the same precision and over the same ranks."""
         settings: Any = {"mesh": self._mesh, "device": str(self.device), "precision": self.precision, "offload": offload}
-        twin = type(self)(self.empty_copy(), frozen=True, **settings)
+        twin = type(self)(self.empty_copy(), frozen=True, moves=moves, **settings)
         twin.take(self)
         return twin
 

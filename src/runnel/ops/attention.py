@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.ops.blocks import run
 from runnel.ops.loops import loops
+from runnel.ops.weights import is_half
 
 LOOP_LENGTH = 512
 """Tokens of a row up to which the compiled loop is faster than torch's blocks."""
@@ -105,7 +106,7 @@ def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: 
     num_kv = value.shape[1]
     heads = turned.shape[1] - num_kv
     query, key = turned[:, :heads], turned[:, heads:]
-    if query.is_cuda and query.dtype != torch.float32:
+    if query.is_cuda and is_half(query):
         return flash_rows(turned, value, rows.bounds, rows.longest, scale=scale)
     if rows.longest <= LOOP_LENGTH and loops(turned, value):
         return cast(Tensor, run(_PackedLoop, turned, value, rows, scale))

@@ -9,7 +9,6 @@ of the products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from torch.nn import functional
 from runnel.ops import block_host, block_kernels
 from runnel.ops.block_host import wide
 from runnel.ops.loops import loops
+from runnel.ops.weights import Weight
 
 HOST_ROWS = 512
 """Rows that the host takes through a gated part at a time."""
@@ -41,55 +41,32 @@ def _loops() -> Any:
     return block_loops
 
 
-@dataclass(eq=False)
-class Weight:
-    """A weight, and where it is trained the sum of its gradients (`sink`, at least float32)."""
-
-    value: Tensor
-    sink: Tensor | None = None
-
-    @property
-    def trains(self) -> bool:
-        return self.sink is not None and torch.is_grad_enabled()
-
-    def add(self, grad: Tensor) -> None:
-        """Add to the sum of gradients."""
-        assert self.sink is not None
-        self.sink.add_(grad.view(self.sink.shape))
-
-    def add_product(self, a: Tensor, b: Tensor) -> None:
-        """Add `a^T b`, summed in float32. `[N, out], [N, in]`"""
-        assert self.sink is not None
-        if a.dtype == self.sink.dtype:
-            self.sink.addmm_(a.t(), b)
-        elif a.is_cuda:
-            torch.addmm(self.sink, a.t(), b, out_dtype=torch.float32, out=self.sink)
-        else:
-            self.sink.add_(torch.mm(a.t(), b))
-
-
 def anchor(device: torch.device) -> Tensor:
     """What autograd starts from where gradients of weights go to their sums: an empty leaf. A new one for each pass: a leaf
     remembers the stream of its first pass, which a recording must not wait for."""
     return torch.empty(0, device=device, requires_grad=True)
 
 
-def embed(tokens: Tensor, weight: Weight) -> Tensor:
+def embed(tokens: Tensor, weight: Weight, *, trains: bool) -> Tensor:
     """Rows of `weight`, in at least float32: the start of the residual stream. `[N] -> [N, W]`
+
+    With `trains`, gradients come back to here: of this weight, or on their way to what is trained behind it.
 
     The stream stays in float32 whatever the precision of the products: rounding it at every sum would make an engine and a
     learner, which sum in different orders, drift apart.
     """
-    if weight.trains:
+    if trains:
         return cast(Tensor, run(_Embed, anchor(tokens.device), tokens, weight))
     return wide(functional.embedding(tokens, weight.value))
 
 
 def project(x: Tensor, weight: Weight, bias: Weight | None = None) -> Tensor:
-    """`x weight^T + bias`. `[N, in] -> [N, out]`"""
-    if weight.trains:
+    """`x weight^T + bias`, with the adapters of `weight`. `[N, in] -> [N, out]`"""
+    if differentiates(x, weight):
         return cast(Tensor, run(_Project, x, weight, bias))
     given = None if bias is None else bias.value
+    if weight.low is not None:
+        return weight.product(x, given)
     if x.is_cpu and x.dtype == torch.float32 and x.shape[0] in SKINNY:
         out = torch.mm(weight.value, x.t()).t().contiguous()
         return out if given is None else out.add_(given)
@@ -133,7 +110,7 @@ def gated_mlp(x: Tensor, gate_up: Weight, down: Weight, *, recompute: bool = Fal
 
     With `recompute`, the backward pass computes the inner states again instead of keeping them.
     """
-    if gate_up.trains:
+    if differentiates(x, gate_up, down):
         return cast(Tensor, run(_GatedMlp, x, gate_up, down, recompute))
     return project(swiglu(project(x, gate_up)), down)
 
@@ -146,6 +123,11 @@ def swiglu(x: Tensor) -> Tensor:
 def _parts(x: Tensor) -> list[slice]:
     """Rows that go through a gated part at a time: on the host, what lies between its products then stays in the cache."""
     return [slice(None)] if x.is_cuda else [slice(i, i + HOST_ROWS) for i in range(0, x.shape[0], HOST_ROWS)]
+
+
+def differentiates(x: Tensor, *weights: Weight) -> bool:
+    """Whether a backward pass will come: to one of the weights, or through them to what lies before."""
+    return any(w.trains for w in weights) or (x.requires_grad and torch.is_grad_enabled())
 
 
 def run(function: Any, *args: Any) -> Any:
@@ -161,7 +143,8 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        ctx.weight.sink.index_add_(0, ctx.tokens, grad.to(ctx.weight.sink.dtype))
+        if ctx.weight.sink is not None:
+            ctx.weight.sink.index_add_(0, ctx.tokens, grad.to(ctx.weight.sink.dtype))
         return None, None, None
 
 
@@ -170,16 +153,17 @@ class _Project(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Weight, bias: Weight | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weights = weight, bias
-        return functional.linear(x, weight.value, None if bias is None else bias.value)
+        return weight.product(x, None if bias is None else bias.value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x,), (weight, bias) = ctx.saved_tensors, ctx.weights
         grad = grad.contiguous()
-        weight.add_product(grad, x)
-        if bias is not None:
+        pulled = weight.pulled(grad)
+        weight.learn(grad, pulled, x)
+        if bias is not None and bias.sink is not None:
             bias.add(grad.sum(dim=0, dtype=bias.sink.dtype))
-        return torch.mm(grad, weight.value), None, None
+        return weight.pull(grad, pulled), None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -228,8 +212,8 @@ class _GatedMlp(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gate_up: Weight, down: Weight, recompute: bool) -> Tensor:
         inner, out = x.new_empty((x.shape[0], gate_up.value.shape[0])), torch.empty_like(x)
         for part in _parts(x):
-            torch.mm(x[part], gate_up.value.t(), out=inner[part])
-            torch.mm(swiglu(inner[part]), down.value.t(), out=out[part])
+            gate_up.product(x[part], out=inner[part])
+            down.product(swiglu(inner[part]), out=out[part])
         ctx.save_for_backward(x, None if recompute else inner)
         ctx.weights = gate_up, down
         return out
@@ -239,10 +223,12 @@ class _GatedMlp(torch.autograd.Function):
         (x, inner), (gate_up, down) = ctx.saved_tensors, ctx.weights
         grad, dx = grad.contiguous(), torch.empty_like(x)
         for part in _parts(x):
-            mine = functional.linear(x[part], gate_up.value) if inner is None else inner[part]
-            dinner, out = kernels(grad).swiglu_backward(torch.mm(grad[part], down.value), mine)
-            down.add_product(grad[part], out)
+            mine = gate_up.product(x[part]) if inner is None else inner[part]
+            pulled = down.pulled(grad[part])
+            dinner, out = kernels(grad).swiglu_backward(down.pull(grad[part], pulled), mine)
+            down.learn(grad[part], pulled, out)
             del mine, out
-            gate_up.add_product(dinner, x[part])
-            torch.mm(dinner, gate_up.value, out=dx[part])
+            pulled = gate_up.pulled(dinner)
+            gate_up.learn(dinner, pulled, x[part])
+            gate_up.pull(dinner, pulled, out=dx[part])
         return dx, None, None, None

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runnel.ops import logprob_kernels
-from runnel.ops.blocks import Weight, run
+from runnel.ops.blocks import run
 from runnel.ops.loops import loops
+from runnel.ops.weights import Weight
 
 WHOLE = 1 << 24
 """Up to so many logits on the host are kept for the backward pass."""
@@ -71,7 +72,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = None
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
-            logits = _logits(hidden[part], value)
+            logits = weight.scores(hidden[part])
             logprob[part], entropy[part], total[part] = _summarise(logits, targets[part], temperature)
             kept = logits if whole else None
         ctx.save_for_backward(hidden, targets, value, entropy, total, kept)
@@ -82,23 +83,18 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Any, ...]:
         hidden, targets, value, entropy, total, kept = ctx.saved_tensors
         temperature, size = ctx.numbers
-        own = ctx.weight if ctx.weight.sink is not None else Weight(value, torch.zeros_like(value))
+        asked = ctx.weight.sink is None and ctx.needs_input_grad[2]
+        own = Weight(value, torch.zeros_like(value)) if asked else ctx.weight
         dhidden = torch.empty_like(hidden)
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
-            logits = _logits(hidden[part], value) if kept is None else kept
+            logits = own.scores(hidden[part]) if kept is None else kept
             grads = (dlogprob[part], dentropy[part], entropy[part], total[part])
             dlogits = _differentiate(logits, targets[part], grads, temperature, hidden.dtype)
-            torch.mm(dlogits, value, out=dhidden[part])
-            own.add_product(dlogits, hidden[part])
-        return dhidden, None, own.sink if own is not ctx.weight else None, None, None, None
-
-
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """In float32, also from half precision. `[C, D], [V, D] -> [C, V]`"""
-    if hidden.is_cuda and hidden.dtype != torch.float32:
-        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    return torch.mm(hidden, weight.t()).float()
+            pulled = own.pulled(dlogits)
+            own.pull(dlogits, pulled, out=dhidden[part])
+            own.learn(dlogits, pulled, hidden[part])
+        return dhidden, None, own.sink if asked else None, None, None, None
 
 
 def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,22 @@ def has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
+_plain: list[bool] = []
+
+
+@contextmanager
+def without_loops() -> Iterator[None]:
+    """Inside it torch does what loops would: for a little work, where compiling would take longer."""
+    _plain.append(True)
+    try:
+        yield
+    finally:
+        _plain.pop()
+
+
 def loops(*tensors: Tensor) -> bool:
     """Whether compiled loops serve these tensors: float32 on the CPU, with Numba."""
-    return all(x.dtype == torch.float32 and x.is_cpu for x in tensors) and has_numba()
+    return not _plain and all(x.dtype == torch.float32 and x.is_cpu for x in tensors) and has_numba()
 
 
 def split(rows: int, size: int, *, work: int = 65536) -> int:

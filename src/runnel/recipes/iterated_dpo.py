@@ -35,19 +35,29 @@ class Config(rl.PipelineConfig):
     """Unseen prompts on which each model is measured."""
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
     learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    """`sft_lr` is the learning rate of the supervised stage, `lr` that of DPO."""
     dpo: rl.DPOConfig = field(default_factory=lambda: rl.DPOConfig(chosen_coef=1.0))
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts; the stages check their own settings."""
+        super().check()
+        why = "DPO learns from pairs, not from what an engine says while it samples"
+        rl.refuse_unused(self, {"learner.critic_lr": "no stage has a critic", "learner.max_mismatch": why})
 
 
 def stages(c: Config) -> list[rl.Stage]:
     """`sft`, then `pairs-1`, `dpo-1`, `pairs-2`, ... Weights and pairs go from stage to stage by their folders."""
-    shared = {"task": c.task, "seed": c.seed, "device": c.device, "learner": rl.to_data(c.learner)}
+    shared = {"task": c.task, "seed": c.seed, "device": c.device}
     measured = {**shared, "eval": {"episodes": c.eval_prompts}}
     sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
+    sft["learner"] = {**rl.learner_settings(c.learner), "lr": c.learner.sft_lr}
     out, model = [rl.Stage("sft", "sft", {**measured, **sft})], "{sft}/model"
     for i in range(1, c.rounds + 1):
         pairs = {"model": model, "pairs_out": "{self}/pairs.jsonl", "total_updates": c.pair_batches}
+        pairs["learner"] = {"temperature": c.learner.temperature}
         out.append(rl.Stage(f"pairs-{i}", "make_pairs", {**shared, **pairs, "seed": c.seed + i}))
         dpo = {"model": model, "pairs": f"{{pairs-{i}}}/pairs.jsonl", "num_pairs": c.num_pairs, "dpo": rl.to_data(c.dpo)}
+        dpo["learner"] = rl.learner_settings(c.learner, reference=True)
         out.append(rl.Stage(f"dpo-{i}", "dpo", {**measured, **dpo, "total_updates": c.dpo_updates}))
         model = f"{{dpo-{i}}}/model"
     return out

@@ -5,7 +5,7 @@ runnel train make_pairs --model path/to/model --task reverse --pairs-out pairs.j
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import runnel as rl
@@ -22,6 +22,12 @@ class Config(rl.PromptConfig):
     total_updates: int | None = 10
     """Batches to write."""
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=0))
+
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        of_training = [f"learner.{f.name}" for f in fields(self.learner) if f.name != "temperature"]
+        others = ("warmup_updates", "demo_rows", "record.groups_every", "placement.reference_workers", "placement.trainers")
+        return {**super().unused(), **dict.fromkeys([*of_training, *others], "this recipe trains nothing")}
 
 
 def build(c: Config) -> rl.Experiment:

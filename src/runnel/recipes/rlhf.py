@@ -38,18 +38,28 @@ class Config(rl.PipelineConfig):
     """Unseen prompts (or pairs) on which each model is measured."""
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
     learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    """`sft_lr` is the learning rate of the supervised stage, `lr` that of the others."""
     ppo: rl.TokenPPOConfig = field(default_factory=lambda: rl.TokenPPOConfig(kl_coef=0.05, kl_in="reward", critic_warmup=5))
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts; the stages check their own settings."""
+        super().check()
+        if self.pairs:
+            rl.refuse_unused(self, {"pair_batches": "pairs are given"})
 
 
 def stages(c: Config) -> list[rl.Stage]:
     """`sft`, perhaps `pairs`, `reward`, `rl`. The last one is evaluated by the task's own reward, which it never trained on."""
-    shared = {"task": c.task, "seed": c.seed, "device": c.device, "learner": rl.to_data(c.learner)}
-    shared["eval"] = {"episodes": c.eval_prompts}
+    shared = {"task": c.task, "seed": c.seed, "device": c.device, "eval": {"episodes": c.eval_prompts}}
+    data = rl.learner_settings(c.learner)
     sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
+    sft["learner"] = {**data, "lr": c.learner.sft_lr}
     judged = {"model": "{sft}/model", "pairs_out": "{self}/pairs.jsonl", "total_updates": c.pair_batches}
+    judged["learner"] = {"temperature": c.learner.temperature}
     pairs = c.pairs or "{pairs}/pairs.jsonl"
-    reward = {"model": "{sft}/model", "pairs": pairs, "total_updates": c.reward_updates}
+    reward = {"model": "{sft}/model", "pairs": pairs, "total_updates": c.reward_updates, "learner": data}
     ppo = {"model": "{sft}/model", "reward_model": "{reward}/model", "total_updates": c.rl_updates, "ppo": rl.to_data(c.ppo)}
+    ppo["learner"] = rl.learner_settings(c.learner, rollouts=True, reference=True, critic=True)
     batch = {"num_prompts": c.num_prompts, "group_size": c.group_size}
     return [
         rl.Stage("sft", "sft", {**shared, **sft}),

@@ -6,6 +6,7 @@ runnel train sac --env Pendulum-v1 --total-steps 20000 --min-fill 1000
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
 
@@ -14,6 +15,7 @@ import runnel as rl
 class Config(rl.ReplayEnvConfig):
     """SAC (agents/sac.py): uniformly random actions until `min_fill` steps, then `update_ratio` updates for each step."""
 
+    recurrent: ClassVar[bool] = False
     env: str = "HalfCheetah-v5"
     """Gymnasium id, module:Class, or path/to/file.py:factory."""
     num_steps: int = 8

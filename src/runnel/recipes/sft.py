@@ -26,13 +26,19 @@ class Config(rl.RunConfig):
     """Budget in updates of the learner."""
     data: rl.DataConfig = field(default_factory=rl.DataConfig)
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
-    learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    learner: rl.TokenLearnerConfig = field(default_factory=lambda: rl.TokenLearnerConfig(lr=1e-3))
     placement: rl.PlacementConfig = field(default_factory=lambda: rl.PlacementConfig(threads=2))
+
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        learner = rl.unused_by_learner(self.learner, needs=())
+        recording = {"record.groups_every": "demonstrations are no groups of completions"}
+        return {**super().unused(), **rl.unused_on_data(self), **learner, **recording}
 
 
 def build(c: Config) -> rl.Experiment:
     """One actor reads demonstrations; the trainer takes a segment of them an update."""
-    task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data)
+    task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data, lora=c.learner.lora)
     policy = c.lag_policy(1)
     return rl.Experiment(
         config=c,
@@ -44,7 +50,9 @@ def build(c: Config) -> rl.Experiment:
         learner=lambda ranks: task.learner(c.learner, {"demos": rl.SupervisedFineTuning()}, ranks),
         phases=(rl.Phase({"demos": 1}),),
         evaluation=task.evaluation(),
-        policy=lambda: task.policy(temperature=c.learner.temperature),
+        policy=task.policy,
         token_streams=("demos",),
         export=task.export,
+        look=task.check_demos,
+        disk=lambda: task.disk(c.learner),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -14,20 +16,23 @@ from typing import Any
 
 from runnel.core.clock import WallClock
 from runnel.core.config import differences, override, to_data
-from runnel.core.errors import CheckpointError, ConfigError, RunnelError
-from runnel.core.protocols import EvalResult, Policy, Progress
+from runnel.core.errors import CheckpointError, ConfigError, DiskFullError, RunnelError
+from runnel.core.protocols import EvalResult, ParamSet, Policy, Progress
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
+from runnel.nets.lora import SCALE
 from runnel.nets.policy import EnvPolicy
 from runnel.run import registry
-from runnel.run.checkpoint import Checkpoints
+from runnel.run.checkpoint import Checkpoints, told_if_full
 from runnel.run.dataflow import dataflow
 from runnel.run.experiment import BUDGETS, EvaluationSpec, Experiment, RunConfig, describe, one_budget
 from runnel.run.export import EXPORTS, check_model_folder, export_policy
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
+from runnel.run.room import check_disk
 from runnel.run.session import Session, catch_signals
 from runnel.run.tracing import LauncherTrace
+from runnel.run.warm import MODEL, check_same_model
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder, run_name
 from runnel.track.live import LiveView
@@ -35,8 +40,6 @@ from runnel.track.media import EpisodeFiles
 from runnel.track.report import write_report
 from runnel.track.sinks import GuardedSink, find_sink, open_sinks
 
-MODEL = "model"
-"""Where in its folder a run leaves a model that other programs load."""
 FRESH_ROUND = 1 << 20
 """Evaluations during a run count up from 0; those by hand start here, so that their episodes are others."""
 
@@ -114,13 +117,23 @@ def train_config(
         config, told = config.settle()
         experiment = registry.build(recipe, config)
         _check_recording(experiment)
-        warm = Checkpoints(RunFolder.open(config.init_from).checkpoints).newest_params() if config.init_from else None
+        check_disk(experiment)
+        told = [*told, *_look(experiment)]
+        warm = _warm_params(config)
         folder = _create_folder(recipe, experiment, command)
         with folder.held():
             session = _open_session(experiment, folder, callbacks)
             session.warm_params = None if warm is None else dict(warm.params)
             session.notes = told
             return _run(session, live=live)
+
+
+def _look(experiment: Experiment) -> list[str]:
+    """What is odd about the data, if anything: warned of at once, and told in the run's events."""
+    told = experiment.look()
+    for text in told:
+        warnings.warn(text, stacklevel=4)
+    return told
 
 
 def resume(
@@ -145,6 +158,7 @@ def resume(
         _check_unspent(found[1], config)
         experiment = registry.build(module.name, config)
         _check_recording(experiment)
+        check_disk(experiment, held=sum(size for _, size in folder.checkpoint_sizes()))
         session = _open_session(experiment, folder, callbacks)
         folder.write_config(to_data(config))
         graph = folder.change_run_info(**_graph(session.experiment))
@@ -248,7 +262,7 @@ def record(
         if out is None:
             stack.enter_context(folder.held())
         client = stack.enter_context(_newest_client(folder, spec))
-        steps = Checkpoints(folder.checkpoints).newest()[1]["steps"]
+        steps = Checkpoints(folder.checkpoints).newest(("params",))[1]["steps"]
         made = spec.recorder().run(client, round_index=FRESH_ROUND + seed, progress=progress)
         rows = [files.add(event, version=client.version, steps=steps, again=True) for event in made]
     return [files.folder / row["file"] for row in rows]
@@ -275,6 +289,19 @@ def _open_run(run: str | Path) -> tuple[RunFolder, registry.Recipe, dict[str, An
         if not path.is_file():
             raise ConfigError("run", str(run), f"its {path.name} is missing; restore that file")
     return folder, registry.load_recipe(folder.read_run_info()["recipe"]), folder.read_config()
+
+
+def _warm_params(config: RunConfig) -> ParamSet | None:
+    """What `init_from` starts a run with."""
+    if not config.init_from:
+        return None
+    source = RunFolder.open(config.init_from)
+    check_same_model(config, source)
+    found = Checkpoints(source.checkpoints).newest_params()
+    if SCALE in found.params:
+        fix = f"its checkpoints hold adapters alone; start from its merged model: --model {source.path / MODEL}"
+        raise ConfigError("init_from", config.init_from, fix)
+    return found
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:
@@ -342,7 +369,7 @@ def _run(session: Session, *, live: bool) -> Run:
         with catch_signals(session.interrupted):
             status = LAUNCHERS[config.launcher](session)
         if experiment.export is not None and status != "interrupted":
-            experiment.export(session.checkpoints.newest_params().params, folder.path / MODEL)
+            _export_own(session)
     except BaseException as error:
         ledger.note(f"{type(error).__name__}: {error}", level="error")
         raise
@@ -351,8 +378,24 @@ def _run(session: Session, *, live: bool) -> Run:
         seconds = time.perf_counter() - start
         ledger.end(status, seconds)
         ledger.close()
-        write_report([folder.path])
+        try:
+            write_report([folder.path])
+        except ConfigError as error:  # a full disk: what was learned is worth more than its picture
+            print(f"runnel: warning: {error}", file=sys.stderr)
     return Run(folder.path, status, ledger.version, ledger.steps, ledger.tokens, ledger.last_eval, seconds)
+
+
+def _export_own(session: Session) -> None:
+    """The run's model as a folder that other programs load. Without room for it, its checkpoint still has the parameters."""
+    export, folder = session.experiment.export, session.folder.path
+    assert export is not None
+    try:
+        with told_if_full(folder, f"the model was not exported (`runnel export {folder} FOLDER` does it elsewhere)"):
+            export(session.checkpoints.newest_params().params, folder / MODEL)
+    except DiskFullError as error:
+        shutil.rmtree(folder / f"{MODEL}.new", ignore_errors=True)
+        session.ledger.note(str(error), level="warning")
+        print(f"runnel: warning: {error}", file=sys.stderr)
 
 
 def _open_control(session: Session) -> None:

@@ -9,12 +9,14 @@ already, the new one links to it. Tensors go to disk from where they lie, so a l
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.errors import CheckpointError
+from runnel.core.errors import CheckpointError, DiskFullError
 from runnel.core.frozen import Frozen
 from runnel.core.protocols import ParamSet, State
 
 MANIFEST = "manifest.json"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 BLOCK, PIECE = 1 << 20, 1 << 26
 """Bytes that are read at once, and in one piece of a large file."""
 
@@ -84,20 +87,43 @@ def decode(value: Any, tensors: Mapping[str, Tensor], frozen: Callable[[str], Fr
 def write_parts(folder: Path, parts: Mapping[str, State]) -> dict[str, str]:
     """Write `parts` into `folder`; returns the SHA-256 of each file."""
     files: dict[str, str] = {}
-    for part, state in parts.items():
-        tensors: dict[str, Tensor] = {}
-        frozen: dict[str, Frozen] = {}
-        if part == "params":
-            tensors = {k: v.detach().cpu().contiguous() for k, v in state.items()}
-        else:
-            text = json.dumps(encode(state, tensors, frozen)).encode()
-            files[f"{part}.json"] = _write(folder / f"{part}.json", text)
-        if tensors:
-            files[f"{part}.safetensors"] = _write_tensors(folder / f"{part}.safetensors", tensors)
-        for name, piece in frozen.items():
-            path = folder / _piece_name(part, name)
-            files[path.name] = _link(path) or _write_tensors(path, dict(piece.read()))
+    with told_if_full(folder.parent):
+        for part, state in parts.items():
+            files |= _write_part(folder, part, state)
     return files
+
+
+def _write_part(folder: Path, part: str, state: State) -> dict[str, str]:
+    files: dict[str, str] = {}
+    tensors: dict[str, Tensor] = {}
+    frozen: dict[str, Frozen] = {}
+    if part == "params":
+        tensors = {k: v.detach().cpu().contiguous() for k, v in state.items()}
+    else:
+        text = json.dumps(encode(state, tensors, frozen)).encode()
+        files[f"{part}.json"] = _write(folder / f"{part}.json", text)
+    if tensors:
+        files[f"{part}.safetensors"] = _write_tensors(folder / f"{part}.safetensors", tensors)
+    for name, piece in frozen.items():
+        path = folder / _piece_name(part, name)
+        files[path.name] = _link(path) or _write_tensors(path, dict(piece.read()))
+    return files
+
+
+@contextmanager
+def told_if_full(folder: Path, what: str = "no checkpoint was written") -> Iterator[None]:
+    """A `DiskFullError` where writing into `folder` fails because there is no room."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number not in FULL and not any(f"os error {n}" in str(error) for n in FULL):
+            raise
+        free = shutil.disk_usage(folder).free / 2**30
+        fix = "free some, lower --checkpoint.keep, or use --checkpoint.every never"
+        raise DiskFullError(f"{what}: {folder} is full ({free:.1f} GiB are left); {fix}") from error
 
 
 def _piece_name(part: str, name: str) -> str:
@@ -186,7 +212,8 @@ class Checkpoints:
         A second checkpoint of one version gets a number behind it, and the first goes only when the second is there. A later
         version than this one is damaged (the run fell back behind it): it goes too.
         """
-        _write(path / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
+        with told_if_full(path.parent):
+            _write(path / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
         target = self.folder / f"{manifest['version']:09d}"
         number = 0
         while target.exists():
@@ -207,14 +234,18 @@ class Checkpoints:
         return sorted(p for p in self.folder.glob("[0-9]*") if (p / MANIFEST).exists()) if self.folder.exists() else []
 
     def newest(self, parts: Collection[str] | None = None) -> tuple[Path, dict[str, Any], list[str]]:
-        """The newest checkpoint that verifies (or whose `parts` do), its manifest, and what was wrong with newer ones (say it
-        loudly)."""
+        """The newest checkpoint of the whole run that verifies (or of which `parts` do), its manifest, and what was wrong with
+        newer ones (say it loudly)."""
         problems: list[str] = []
         for path in reversed(self.finished()):
             try:
-                return path, verify(path, parts), problems
+                manifest = verify(path, parts)
             except CheckpointError as error:
                 problems.append(str(error))
+                continue
+            if parts is not None or manifest.get("whole", True):
+                return path, manifest, problems
+            problems.append(f"checkpoint {path} holds parameters alone; start a new run from them with init_from")
         detail = "; ".join(problems) or "the run ended before its first checkpoint"
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {detail}")
 

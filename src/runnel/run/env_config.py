@@ -14,6 +14,7 @@ from runnel.nets.compiled import has_numba, is_cached
 from runnel.nets.mlp import NetConfig
 from runnel.run.experiment import RunConfig
 from runnel.run.registry import resolve_live
+from runnel.run.unused import ON_ENVIRONMENTS
 
 COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
 """Steps of a run that pay for compiling kernels for its network; a shorter run is over sooner without."""
@@ -52,6 +53,17 @@ class EnvConfig(RunConfig):
         choice = choose_backend(target, self.num_envs // self.ring, config=self.vector, kwargs=self.env_kwargs)
         return replace(self, vector=choice.config), [*told, choice.text]
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        found = super().unused() | ON_ENVIRONMENTS
+        if self.compiled and not self.compiles:
+            found["compiled"] = "this recipe has no compiled kernels"
+        if is_tensor_env(self.env):
+            found["vector"] = "a tensor environment steps all its copies at once"
+        if getattr(self, "network", ""):
+            found["net"] = "the network of your own is made by `network` alone"
+        return found
+
     def _about_compiling(self) -> list[str]:
         """What a user should know of it before it takes its time, or why it does not happen."""
         if not self.fuses or self.device != "cpu":
@@ -74,8 +86,6 @@ class EnvConfig(RunConfig):
                 raise ConfigError(name, value, "use at least 1")
         if self.num_envs % self.ring:
             raise ConfigError("ring", self.ring, f"must divide num_envs ({self.num_envs}); use a divisor of it")
-        if self.compiled and not self.compiles:
-            raise ConfigError("compiled", True, "this recipe has no compiled kernels; leave it open")
         if self.compiled and self.device == "cpu" and not has_numba():
             raise ConfigError("compiled", True, "needs Numba: pip install 'runnel[compiled]'; or leave it open")
 
@@ -107,6 +117,8 @@ class EnvConfig(RunConfig):
 class ReplayEnvConfig(EnvConfig):
     """Actors fill a replay buffer, which gives out `update_ratio` batches for each step."""
 
+    recurrent: ClassVar[bool] = True
+    """Whether the recipe's networks may have a recurrent core."""
     num_envs: int = 1
     """Environments of each actor."""
     num_steps: int = 32
@@ -118,6 +130,16 @@ class ReplayEnvConfig(EnvConfig):
     log_every: int = 50
     """Write a row of metrics for each this many updates, with the means of their numbers."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        why = "this algorithm learns from single transitions"
+        return {
+            **super().unused(),
+            "staleness.max_concurrent": "update_ratio paces actors and learner",
+            "net.shared": "actor and critics have layers of their own",
+            **({} if self.recurrent else {"net.core": why, "net.core_size": why}),
+        }
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """As for any environment; tells of a window in which actors could only take turns."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Evaluation, Inferencer, Learner, Policy, Recorder, Sampler, Store
 from runnel.core.records import StreamSpec
@@ -20,6 +21,7 @@ from runnel.core.shares import check_shares
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.run.record_config import RecordConfig
+from runnel.run.unused import IN_ONE_PROCESS, OF_SAMPLES, OF_VIDEOS
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,16 @@ class EvalConfig:
 class CheckpointConfig:
     """When the whole run is saved."""
 
-    every: int = 50
-    """Save every so many updates; 0 saves only at the end."""
+    every: int | Literal["never"] = 50
+    """Save every so many updates; 0 saves only at the end. never: no checkpoint, only the parameters of the end. They can be
+    loaded, evaluated, exported and started from (init_from), but the run cannot be resumed."""
     keep: int = 3
     """Checkpoints kept; a damaged newest one falls back to the one before."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether what is saved is the whole run, so that it can be resumed."""
+        return self.every != "never"
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class RunConfig:
     """Actors that play at the same time; each has its own environments."""
     deterministic: bool = False
     """Refuse settings under which two runs of one seed could differ. `inproc` never differs; across processes this excludes
-    the asynchronous window and merged inference batches."""
+    the asynchronous window, merged inference batches (language models decode in fixed shapes) and vLLM."""
     init_from: str = ""
     """Folder of a finished run whose parameters this one starts from."""
     log_every: int = 1
@@ -185,8 +193,17 @@ class RunConfig:
         """Choose what the user left open, once, when a run is made: the config that is kept, and what to tell about it."""
         return self, []
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why; changed ones are refused (`run/unused.py`)."""
+        found = IN_ONE_PROCESS if self.launcher == "inproc" else {}
+        found = found | ({} if self.launcher == "ray" else {"cluster.place": "is for launcher ray"})
+        found = found | ({} if self.trace else {"trace_mb": "is of a trace; set trace"})
+        found = found | ({} if self.eval.samples else OF_SAMPLES)
+        return found | ({} if self.record.videos else OF_VIDEOS)
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
+        refuse_unused(self, self.unused())
         self.staleness.check()
         self.record.check()
         if self.total_steps is None and self.total_updates is None and self.total_tokens is None:
@@ -208,8 +225,8 @@ class RunConfig:
             if value is not None and value < 1:
                 raise ConfigError(name, value, "use at least 1")
         for name, value in (("eval.every", self.eval.every), ("checkpoint.every", self.checkpoint.every)):
-            if value < 0:
-                raise ConfigError(name, value, "use 0 for never, or a number of updates")
+            if value != "never" and value < 0:
+                raise ConfigError(name, value, "use 0 (at the end only), or a number of updates")
         for name, value in (
             ("eval.episodes", self.eval.episodes),
             ("eval.samples", self.eval.samples),
@@ -329,6 +346,18 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True)
+class DiskNeed:
+    """Bytes that a run writes, as far as they are known before it starts; at least so many."""
+
+    each: int = 0
+    """Of each checkpoint: parameters, moments and other copies of them."""
+    params: int = 0
+    """Of the parameters alone, as checkpoint.every = never keeps them."""
+    once: int = 0
+    """Of what checkpoints share (replay), and of the exported model."""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One run, described: what `run/wiring.py` assembles."""
 
@@ -349,6 +378,11 @@ class Experiment:
     """Readers whose segments count as tokens, not environment steps."""
     export: Callable[[Mapping[str, Tensor], Path], None] | None = None
     """Writes parameters as a folder that other programs load; the run's own is made when it ends."""
+    look: Callable[[], list[str]] = list
+    """Called once, before a run is made, to look at what takes a while (demonstrations): raises for what cannot work, and
+    returns what to tell."""
+    disk: Callable[[], DiskNeed] | None = None
+    """What it will write; compared with the free space before it starts."""
 
     @property
     def budget(self) -> Budget:

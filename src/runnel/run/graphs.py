@@ -13,6 +13,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Learner
 from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import trajectory_stream
+from runnel.data.leaves import leaf_bytes
 from runnel.data.replay import ReplayStore, replay_stream
 from runnel.data.sequences import SequenceStore, sequence_stream
 from runnel.envs.vector.memory import check_memory
@@ -21,7 +22,7 @@ from runnel.flow.workers.trainer import Phase
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.run.env_config import EnvConfig, ReplayEnvConfig
 from runnel.run.env_task import EnvTask
-from runnel.run.experiment import BufferSpec, Experiment, InferenceStream
+from runnel.run.experiment import BufferSpec, DiskNeed, Experiment, InferenceStream
 
 
 def on_policy_graph(
@@ -119,7 +120,15 @@ def replay_graph(
         ),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
+        disk=lambda: DiskNeed(once=_replay_bytes(c, task)),
     )
+
+
+def _replay_bytes(c: ReplayEnvConfig, task: EnvTask) -> int:
+    """What the observations of a full replay memory take in a checkpoint; checkpoints share what has not changed."""
+    steps = min(c.replay.capacity, c.total_steps or c.replay.capacity)
+    rows = -(-steps // c.num_steps)
+    return leaf_bytes(task.spec.obs, rows, c.num_steps + 1, compress=c.replay.compress_frames)
 
 
 def _check_memory(c: EnvConfig, task: EnvTask, *, num_segments: int) -> None:

@@ -89,7 +89,7 @@ class Group:
         trainer = next((w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer)), None)
         if trainer is None:
             return
-        own: Any = trainer.learner.pieces() if isinstance(trainer.learner, Sharded) else trainer.learner.params()
+        own: Any = trainer.learner.pieces() if isinstance(trainer.learner, Sharded) else _started(trainer.learner)
         wrong = [k for k in own if k not in params or params[k].shape != own[k].shape]
         if wrong:
             raise CheckpointError(f"init_from {source!r}: {wrong[0]!r} is missing or has another shape; use the same network")
@@ -161,11 +161,14 @@ class Group:
     def waits(self) -> dict[str, str]:
         return {w.name: w.waits_for() for w in self.workers}
 
-    def snapshot(self, *, without: str = "") -> dict[str, State]:
-        """The parts of a checkpoint that this group owns, by file name; a lost worker is left out."""
-        parts: dict[str, State] = {f"worker-{w.name}": w.snapshot() for w in self.workers if w.name != without}
-        parts |= {f"stream-{name}": table.snapshot() for name, table in self.tables.items()}
-        parts |= {f"channel-{name}": channel.snapshot() for name, channel in self.channels.items()}
+    def snapshot(self, *, without: str = "", whole: bool = True) -> dict[str, State]:
+        """The parts of a checkpoint that this group owns, by file name; a lost worker is left out. Unless `whole`, only what
+        acting needs."""
+        parts: dict[str, State] = {}
+        if whole:
+            parts |= {f"worker-{w.name}": w.snapshot() for w in self.workers if w.name != without}
+            parts |= {f"stream-{name}": table.snapshot() for name, table in self.tables.items()}
+            parts |= {f"channel-{name}": channel.snapshot() for name, channel in self.channels.items()}
         if isinstance(trainer := self.trainer, LeadingTrainer) and isinstance(trainer.learner, Sharded):
             parts["params"] = dict(split(trainer.publisher.views(trainer.version))[0])  # all ranks have written there
         elif trainer is not None:
@@ -179,6 +182,11 @@ class Group:
                 stack.callback(self._recorder.close)
             for worker in reversed(self.workers):
                 stack.callback(worker.close)
+
+
+def _started(learner: Any) -> Mapping[str, torch.Tensor]:
+    """The parameters that a start is for: what the learner publishes, or what it says itself."""
+    return learner.base_params() if isinstance(learner, StartsFrom) else learner.params()
 
 
 def _joined(states: Mapping[str, State]) -> Mapping[str, State]:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Inferencer, Policy
 from runnel.core.rng import make_seed
-from runnel.data.preferences import Pair, read_pairs
+from runnel.data.preferences import Pair, read_pairs, split_pairs
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.export import save_scorer
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.pairs import PairSampler, pair_rows
+from runnel.llm.pairs import PairSampler, fitting
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
 from runnel.llm.sharded import make_learner
 from runnel.llm.streams import pair_stream
@@ -23,9 +24,16 @@ from runnel.llm.trained import ScalarModel
 from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import ActorSpec, EvaluationSpec, Experiment, PlacementConfig, RunConfig
 from runnel.run.prompt_task import PromptTask
+from runnel.run.unused import all_of, unused_by_learner, unused_on_data
 
-HELD_OUT = 10
-"""One pair in so many of a file is kept for evaluation."""
+SCORING = {
+    **all_of("eval", ("samples", "pass_reward"), "a reward model completes nothing"),
+    "max_tokens": "a reward model completes nothing",
+    "data.max_prompt": "rows are as long as the model's context allows",
+    "lm.tie_embeddings": "a reward model has no output embedding",
+    "data.reward_timeout_s": "pairs train a reward model; no other reward judges here",
+}
+"""Settings that a reward model has no use for."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,10 @@ class PairConfig(RunConfig):
     learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
     placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        return super().unused() | unused_on_data(self)
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
@@ -58,22 +70,26 @@ class PairConfig(RunConfig):
 
 def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
     """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
-    if num := c.placement.reference_workers:
-        fix = "pairs are read, not sampled, so nothing could overlap with the reference; the trainer computes it: use 0"
-        raise ConfigError("placement.reference_workers", num, fix)
-    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data)
-    train, held = _pairs(c, task)
+    refuse_unused(c, unused_by_learner(c.learner, needs=algorithm.needs) | (SCORING if scores else {}))
+    completion = 1 if scores else c.max_tokens  # a reward model needs no room for one
+    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=completion, data=c.data, lora=c.learner.lora)
+    train, held, told = _pairs(c, task, scores=scores)
     policy = c.lag_policy(1)
-    longest = max(len(p) + len(a) for pair in train for p, a in pair_rows(pair, task.tokenizer))
+    train, longest, left_out = fitting(train, task.tokenizer, context=task.context)
+    if scores and held:
+        held, _, more = fitting(held, task.tokenizer, context=task.context)
+        left_out += more
     spec = pair_stream(num_pairs=c.num_pairs, max_length=longest, capacity=policy.lag + 1, reader="trainer")
 
     def sampler(incarnation: int) -> PairSampler:
         return PairSampler(train, task.tokenizer, seed=make_seed(c.seed, "pairs", incarnation))
 
     def learner(ranks: Collective) -> TokenLearner:
-        model = ScalarModel(task.model()) if scores else task.model()
+        body = task.trained_model(c.learner)
+        model = ScalarModel(body) if scores else body
         rest: dict[str, Any] = {"algorithms": {"pairs": algorithm}, "collective": ranks, "recorder": task.recorder()}
-        return make_learner(c.learner, model, device=c.device, **rest)
+        made = make_learner(c.learner, model, device=c.device, **rest)
+        return made if scores else task.checked(made)
 
     return Experiment(
         config=c,
@@ -85,19 +101,30 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
         learner=learner,
         phases=(Phase({"pairs": 1}),),
         evaluation=_score_evaluation(c, task, held) if scores else task.evaluation(),
-        policy=(lambda: _scoring_policy(task)) if scores else (lambda: task.policy(temperature=c.learner.temperature)),
+        policy=(lambda: _scoring_policy(task)) if scores else task.policy,
         token_streams=("pairs",),
         export=(lambda params, folder: save_scorer(task.model(), params, task.tokenizer, folder)) if scores else task.export,
+        look=lambda: [*told, *left_out],
+        disk=lambda: task.disk(c.learner, algorithm.needs),
     )
 
 
-def _pairs(c: PairConfig, task: PromptTask) -> tuple[list[Pair], list[Pair]]:
-    """Pairs to train on, and pairs kept apart."""
+def _pairs(c: PairConfig, task: PromptTask, *, scores: bool) -> tuple[list[Pair], list[Pair], list[str]]:
+    """Pairs to train on; for a reward model, which is evaluated on pairs, others of prompts that it never sees; what to tell.
+
+    A policy is evaluated on the task's held-out prompts, so it trains on all pairs but those."""
     if not c.pairs:
-        return _from_answers(task.task.train), _from_answers(task.task.eval)
+        return _from_answers(task.task.train), _from_answers(task.task.eval), []
     found = read_pairs(c.pairs)
-    held = found[HELD_OUT - 1 :: HELD_OUT]
-    return [p for i, p in enumerate(found) if i % HELD_OUT != HELD_OUT - 1], held or found[:1]
+    if scores:
+        return *split_pairs(found), []
+    seen = {e.text for e in task.task.eval}
+    train = [p for p in found if p.text not in seen]
+    if not train:
+        raise ConfigError("pairs", c.pairs, f"all its prompts are held out by the task {c.task!r}; give pairs of other prompts")
+    lost = len(found) - len(train)
+    told = [f"{lost} of {len(found)} pairs have prompts that the task holds out; they are not trained on"] if lost else []
+    return train, [], told
 
 
 def _from_answers(examples: Sequence[Example]) -> list[Pair]:

@@ -11,7 +11,7 @@ import importlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,9 +19,11 @@ from typing import Any
 from runnel.core.config import differences, to_data
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import load_module
+from runnel.llm.learner import TokenLearnerConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
-from runnel.run.experiment import BUDGETS
+from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.run.warm import MODEL
 from runnel.track.folder import RunFolder
 
 PIPELINES = {
@@ -57,6 +59,19 @@ class PipelineConfig:
             raise ConfigError("out", self.out, "give the pipeline a folder")
 
 
+def learner_settings(
+    config: TokenLearnerConfig, *, rollouts: bool = False, reference: bool = False, critic: bool = False
+) -> dict[str, Any]:
+    """Settings of a learner for a stage that has rollouts, a reference policy, a critic: what it has no use for, and so would
+    refuse, is left out."""
+    found: dict[str, Any] = to_data(config)
+    without = ["sft_lr"] + ([] if rollouts else ["temperature", "max_mismatch"]) + ([] if critic else ["critic_lr"])
+    if not reference:
+        without += ["reference_every", "reference_decay"]
+        found["offload"] = [part for part in found["offload"] if part != "reference"]
+    return {name: value for name, value in found.items() if name not in without}
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A pipeline that has been found: a module with `Config` (over `PipelineConfig`) and `stages(config)`."""
@@ -87,17 +102,17 @@ def load_pipeline(name: str) -> Pipeline:
 
 
 def run_pipeline(stages: Sequence[Stage], *, out: str | Path, live: bool = False) -> list[api.Run]:
-    """Run `stages` one after another under `out`; returns their runs. Ends early if one of them is interrupted."""
+    """Run `stages` one after another under `out`; returns their runs. Ends early if one of them is interrupted. The settings
+    of all of them are checked before the first one trains."""
     _check(stages)
+    folders = {s.name: Path(out).resolve() / f"{number:02}-{s.name}" for number, s in enumerate(stages, start=1)}
+    for stage in stages:
+        _check_stage(stage, stages, folders)
     runs: list[api.Run] = []
-    folders: dict[str, str] = {}
-    for number, stage in enumerate(stages, start=1):
-        folder = Path(out).resolve() / f"{number:02}-{stage.name}"
-        settings = _filled(stage.settings, {**folders, "self": str(folder)})
-        runs.append(_stage(stage, folder, settings, live=live))
+    for stage in stages:
+        runs.append(_stage(stage, folders, live=live))
         if runs[-1].status not in DONE:
             break
-        folders[stage.name] = str(folder)
     return runs
 
 
@@ -108,7 +123,7 @@ def _check(stages: Sequence[Stage]) -> None:
         if stage.name in known or not re.fullmatch(r"[\w.-]+", stage.name):
             raise ConfigError("stages", stage.name, "each stage needs a name of its own, of letters, digits, - and _")
         for value in _texts(stage.settings):
-            for name in re.findall(r"\{([\w.-]+)\}", value):
+            for name in _names(value):
                 if name not in known:
                     raise ConfigError(f"{stage.name}.settings", value, f"no earlier stage is called {name!r}")
         known.add(stage.name)
@@ -130,18 +145,77 @@ def _filled(settings: Mapping[str, Any], folders: Mapping[str, str]) -> dict[str
     return {key: fill(value) for key, value in settings.items()}
 
 
-def _stage(stage: Stage, folder: Path, settings: Mapping[str, Any], *, live: bool) -> api.Run:
+def _configured(stage: Stage, folders: Mapping[str, Path]) -> RunConfig:
+    """The config of a stage, in its folder."""
+    folder = folders[stage.name]
+    names = {name: str(path) for name, path in folders.items()} | {"self": str(folder)}
+    settings = {**_filled(stage.settings, names), "out": str(folder.parent), "name": folder.name}
+    return registry.configure(registry.load_recipe(stage.recipe), settings)
+
+
+def _check_stage(stage: Stage, stages: Sequence[Stage], folders: Mapping[str, Path]) -> None:
+    """Raise a `ConfigError` that names the stage for settings that cannot work, as far as that can be known before the stages
+    before it have run. What was begun keeps its settings."""
+    try:
+        config = _configured(stage, folders)
+        config.check()
+        if _begun(folders[stage.name]):
+            _check_same(folders[stage.name], to_data(config))
+        elif (stand_in := _stand_in(stage, stages, folders)) is not None:
+            registry.build(stage.recipe, _configured(stand_in, folders))
+    except ConfigError as error:
+        raise ConfigError(f"{stage.name}.{error.field}", error.value, error.fix) from error
+
+
+def _stand_in(stage: Stage, stages: Sequence[Stage], folders: Mapping[str, Path]) -> Stage | None:
+    """The stage as it can be built now. Where it takes its model from an earlier stage that has not run, it takes what that one
+    starts from, which has the same tokenizer and sizes, and it goes without a reward model that is not there yet. None if it
+    needs something else that is not there."""
+    settings = dict(stage.settings)
+    for key, value in stage.settings.items():
+        missing = [n for text in _texts({key: value}) for n in _names(text) if n != "self" and not _over(folders[n])]
+        if not missing:
+            continue
+        if key == "model" and value == f"{{{missing[0]}}}/{MODEL}":
+            source = _stand_in(next(s for s in stages if s.name == missing[0]), stages, folders)
+            if source is None:
+                return None
+            del settings["model"]
+            settings |= {name: source.settings[name] for name in ("model", "lm") if name in source.settings}
+        elif key == "reward_model":
+            del settings["reward_model"]
+        else:
+            return None
+    return replace(stage, settings=settings)
+
+
+def _names(text: str) -> list[str]:
+    """Stages that a setting refers to."""
+    return re.findall(r"\{([\w.-]+)\}", text)
+
+
+def _stage(stage: Stage, folders: Mapping[str, Path], *, live: bool) -> api.Run:
     """The run of a stage: as it was left if it is done, resumed if it was begun, else from its start."""
-    settings = {**settings, "out": str(folder.parent), "name": folder.name}
-    recipe = registry.load_recipe(stage.recipe)
-    config = registry.configure(recipe, settings)
+    folder, config = folders[stage.name], _configured(stage, folders)
+    if _begun(folder):
+        return _done(folder) or _resume(folder, live=live)
     if folder.is_dir():
-        done = _done(folder)
-        if done is not None or Checkpoints(RunFolder(folder).checkpoints).finished():
-            _check_same(stage.name, folder, to_data(config))
-            return done or _resume(folder, live=live)
-        shutil.rmtree(folder)  # it ended before its first checkpoint: there is nothing to go on from
-    return api.train_config(recipe.name, config, live=live)
+        with RunFolder(folder).held():  # not from under another process
+            shutil.rmtree(folder)  # it ended before its first update, or its first checkpoint: nothing to go on from
+    return api.train_config(stage.recipe, config, live=live)
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a stage is done, or has a checkpoint with at least one update to go on from."""
+    if not folder.is_dir():
+        return False
+    saved = Checkpoints(RunFolder(folder).checkpoints).finished()
+    return _over(folder) or any(int(path.name[:9]) > 0 for path in saved)
+
+
+def _over(folder: Path) -> bool:
+    """Whether a stage is done, and has left what others take from it."""
+    return folder.is_dir() and _done(folder) is not None
 
 
 def _done(folder: Path) -> api.Run | None:
@@ -164,14 +238,14 @@ def _resume(folder: Path, *, live: bool) -> api.Run:
     except ConfigError as error:
         if error.field not in BUDGETS:
             raise
-    api.export(folder, folder / api.MODEL)
+    api.export(folder, folder / MODEL)
     version = Checkpoints(RunFolder(folder).checkpoints).newest_params().version
     return api.Run(folder, "finished", version, 0, 0, None, 0.0)
 
 
-def _check_same(name: str, folder: Path, config: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, config: Mapping[str, Any]) -> None:
     """A stage that was begun keeps its settings; else later stages would build on something else than they say."""
     changed = differences(RunFolder(folder).read_config(), config)
     if changed:
         field_, (old, new) = next(iter(changed.items()))
-        raise ConfigError(f"{name}.{field_}", new, f"{folder} was made with {old!r}; keep it, or give the pipeline another out")
+        raise ConfigError(field_, new, f"{folder} was made with {old!r}; keep it, or give the pipeline another out")

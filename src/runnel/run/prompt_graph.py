@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Learner
 from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
+from runnel.llm.algorithms.policy import PolicyAlgorithm
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
@@ -23,6 +25,7 @@ from runnel.llm.tasks import DataConfig, DifficultyConfig
 from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import Experiment, InferenceStream, PlacementConfig, RunConfig
 from runnel.run.prompt_task import PromptTask
+from runnel.run.unused import ON_TEXT, of_model, unused_by_learner
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class PromptConfig(RunConfig):
         """How completions are drawn."""
         return SamplingConfig(self.learner.temperature, self.top_k, self.top_p, self.min_p, self.stop)
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        engine = {f"engine.{name}": why for name, why in self.engine.unused().items()}
+        return super().unused() | ON_TEXT | of_model(self.model) | engine
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
@@ -101,9 +109,14 @@ def prompt_graph(
     """
     if learner is not None and c.placement.trainers > 1:
         raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
-    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, engine=c.engine, data=c.data)
+    given: dict[str, Any] = {"max_tokens": c.max_tokens, "engine": c.engine, "data": c.data, "stop": c.stop}
+    task = PromptTask(c.task, c, model=c.model, lm=c.lm, lora=c.learner.lora, **given)
     if c.reward_model:
         task.judge_by(c.reward_model)
+    if algorithm is not None:
+        chosen = algorithm(task)
+        refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
+        _check_fresh(c, chosen)
     reference = _reference_plan(c, task, algorithm)
     rollouts = c.lag_policy(c.num_prompts, start=c.warmup_updates)
     shape = {"group_size": c.group_size, "num_prompts": c.num_prompts, "lag": rollouts.lag}
@@ -129,7 +142,8 @@ def prompt_graph(
     room = task.message_bytes(c.sampling)
     inference = [InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots, max_bytes=room)]
     if reference is not None:
-        inference.append(task.reference(c.learner, depth=slots))
+        assert algorithm is not None
+        inference.append(task.reference(c.learner, depth=slots, temperature=c.learner.temperature_for(algorithm(task))))
     return Experiment(
         config=c,
         title=task.task.name,
@@ -143,6 +157,8 @@ def prompt_graph(
         policy=lambda: task.policy(temperature=c.learner.temperature),
         token_streams=("rollouts", "demos"),
         export=task.export,
+        look=task.check_demos if c.warmup_updates else list,
+        disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
     )
 
 
@@ -155,6 +171,21 @@ def _token_learner(
 ) -> Learner:
     assert algorithm is not None, "a recipe gives prompt_graph an algorithm or a learner"
     return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}, ranks, reference)
+
+
+def _check_fresh(c: PromptConfig, algorithm: Algorithm) -> None:
+    """An algorithm without an importance weight takes one step on each batch, of samples that the newest weights made."""
+    if not (isinstance(algorithm, PolicyAlgorithm) and algorithm.fresh_only):
+        return
+    used = {"learner.num_epochs": c.learner.num_epochs, "learner.num_minibatches": c.learner.num_minibatches}
+    again: dict[str, Any] = {name: value for name, value in used.items() if value > 1}
+    if c.staleness.mode != "sync":
+        again["staleness.mode"] = c.staleness.mode
+    if again:
+        name, value = next(iter(again.items()))
+        use = f"use {'sync' if name == 'staleness.mode' else 1}, or a recipe that weighs its samples, such as aipo or grpo"
+        fix = f"{type(algorithm).__name__} has no importance weight for samples of older weights; {use}"
+        raise ConfigError(name, value, fix)
 
 
 def _reference_plan(

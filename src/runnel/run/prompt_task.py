@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,30 @@ from runnel.llm.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.policy import ChatPolicy
 from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
+from runnel.llm.rewarded import check_demonstrations
 from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.rewards.scorers import check_scorer
 from runnel.llm.sampler import PromptSampler
 from runnel.llm.sharded import make_learner
-from runnel.llm.sizes import context_of, lost_texts, measure
+from runnel.llm.sizes import context_of, learner_bytes, lost_texts, measure, some
+from runnel.llm.start_check import check_engine, check_folder, check_learner
 from runnel.llm.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
-from runnel.llm.tokenize import Tokenizer, make_tokenizer
-from runnel.nets.causal_lm import ModelConfig, build_model
+from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
+from runnel.nets.architecture import model_config
+from runnel.nets.causal_lm import ModelConfig, build_model, count_parameters, shared_copy
+from runnel.nets.lora import LoraConfig, check_adapters
 from runnel.nets.pretrained import model_folder
-from runnel.run.experiment import PARAMS, ActorSpec, EvaluationSpec, InferenceStream, RunConfig
+from runnel.nets.token_model import DTYPES, Precision, TokenModel
+from runnel.run.experiment import PARAMS, ActorSpec, DiskNeed, EvaluationSpec, InferenceStream, RunConfig
 from runnel.run.registry import resolve_live
 
 
 class PromptTask:
     """`task` (a name, data, or `file.py:make_task`) for `model` (a folder, a hub id or smollm2; empty starts a new one of the
-    sizes in `lm`)."""
+    sizes in `lm`). Evaluations and the policy end completions behind the texts `stop`, as the sampling of actors does. With
+    `lora` (of rank above 0) the learner trains adapters: all who work with the model in one process read the weights beside
+    them in one place."""
 
     def __init__(
         self,
@@ -50,6 +58,8 @@ class PromptTask:
         max_tokens: int = 0,
         engine: EngineConfig | None = None,
         data: DataConfig | None = None,
+        stop: Sequence[str] = (),
+        lora: LoraConfig | None = None,
     ) -> None:
         data, folder = data or DataConfig(), model_folder(model)
         self.task: TextTask = make_task(resolve_live(task, "task"), data)
@@ -57,10 +67,23 @@ class PromptTask:
         """What evaluations judge by."""
         self.tokenizer: Tokenizer = make_tokenizer(folder, plain=data.plain)
         self._config, self._lm, self._engine = config, replace(lm, path=folder), engine or EngineConfig()
-        self._reward_timeout_s = data.reward_timeout_s
+        if config.deterministic:
+            self._engine = self._engine.deterministic()
+        self._lora = lora if lora is not None and lora.rank else None
+        self._bases: dict[tuple[str, Precision], Any] = {}
+        if self._lora is not None:
+            check_adapters(model_config(self._lm, self.tokenizer.vocab_size), self._lora)
+        self._stop, self._reward_timeout_s = tuple(stop), data.reward_timeout_s
         self._overlap = not config.deterministic and (data.background_rewards or config.launcher != "inproc")
-        context = context_of(folder) if folder else lm.max_positions
-        self.sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=data.max_prompt, context=context)
+        self.context = context_of(folder) if folder else lm.max_positions
+        """The longest row that the model can read, in tokens, if it says."""
+        if folder:
+            check_folder(folder, engine=self._engine.kind, device=config.device)
+        self._unchecked = {"engine", "learner"} if folder else set[str]()
+        for part in self.task.components:
+            if part.fn == "reward_model" and "model" in part.options:
+                self._check_scorer(str(part.options["model"]), "reward.model")
+        self.sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=data.max_prompt, context=self.context)
         if lost := lost_texts(self.task, self.tokenizer):
             warnings.warn(f"the tokenizer changes {len(lost)} texts of the task, e.g. {lost[0][:60]!r}", stacklevel=2)
 
@@ -74,22 +97,53 @@ class PromptTask:
         own = [replace(part, weight=0.0, channels=dict.fromkeys(part.channels, 0.0)) for part in self.task.components]
         judge = RewardComponent("reward_model", "reward_model", options={"model": folder, "device": self._config.device})
         self.task = replace(self.task, reward=[judge, *own])
+        self._check_scorer(folder, "reward_model")
+
+    def _check_scorer(self, folder: str, field: str) -> None:
+        """A reward model that could not judge is refused here; one with another tokenizer than the policy's is told."""
+        asked = [(messages_of(e.prompt), e.answer or "") for e in some(self.task.train, 4)]
+        ours = [[*self.tokenizer.render(messages), *self.tokenizer.answer(answer)] for messages, answer in asked]
+        if check_scorer(folder, asked, field=field) != ours:
+            text = f"{field} {folder} has another tokenizer than the policy, or another chat template: it judges text"
+            warnings.warn(text, stacklevel=2)
 
     def model(self) -> Any:
         """The model at the start of the run: the same in every worker."""
         return build_model(self._lm, self.tokenizer.vocab_size, seed=self._config.seed)
 
+    def model_on(self, device: str, precision: Precision) -> Any:
+        """The model for whoever takes its parameters over a channel, or trains adapters beside them: then it is built once for
+        each device and precision, and what is given out are modules over the same weights."""
+        if self._lora is None:
+            return self.model().to(device)
+        key = (device, precision)
+        if key not in self._bases:
+            seed = self._config.seed
+            place: Any = {"dtype": DTYPES[precision], "device": device}
+            self._bases[key] = build_model(self._lm, self.tokenizer.vocab_size, seed=seed, **place)
+        return shared_copy(self._bases[key])
+
+    def trained_model(self, config: TokenLearnerConfig) -> Any:
+        """The model for a learner: in float32 where it is trained, shared where adapters are trained beside it."""
+        device = self._config.device
+        return self.model_on(device, config.precision_on(device)) if config.lora.rank else self.model()
+
     def engine(self, num_slots: int) -> Engine:
-        """A decoding engine over a model of its own, as configured; parameters come over the channel."""
-        return make_engine(
+        """A decoding engine, as configured; parameters come over the channel."""
+        device = self._config.device
+        engine = make_engine(
             self._engine,
-            lambda: self.model().to(self._config.device),
+            lambda: self.model_on(device, self._engine.precision_on(device)),
             folder=self._lm.path,
             num_slots=num_slots,
             max_length=self.sizes.prompt + self.sizes.completion,
-            eos_id=self.tokenizer.eos_id,
-            decode_text=self.tokenizer.decode,
+            eos_id=self.tokenizer.end_ids,
+            decode_text=self.tokenizer.spell,
         )
+        if "engine" in self._unchecked:
+            check_engine(engine)
+            self._unchecked.remove("engine")
+        return engine
 
     def message_bytes(self, sampling: SamplingConfig) -> int:
         """Bytes that a request for a completion, or the reply to it, may take."""
@@ -106,7 +160,21 @@ class PromptTask:
         """The learner of one rank of the trainer, with an algorithm for each reader."""
         rest: dict[str, Any] = {"algorithms": algorithms, "collective": ranks, "reference": reference}
         rest["recorder"] = self.recorder(self.channels)
-        return make_learner(config, self.model(), device=self._config.device, **rest)
+        return self.checked(make_learner(config, self.trained_model(config), device=self._config.device, **rest))
+
+    def checked(self, learner: TokenLearner) -> TokenLearner:
+        """A learner that was held against a given model's own forward pass; one in parts runs that very pass."""
+        if "learner" in self._unchecked and isinstance(learner.policy, TokenModel):
+            check_learner(learner.policy)
+            self._unchecked.remove("learner")
+        return learner
+
+    def disk(self, config: TokenLearnerConfig, needs: Collection[str] = ()) -> DiskNeed:
+        """What a run that trains the model writes; the exported model is in float32."""
+        num = count_parameters(model_config(self._lm, self.tokenizer.vocab_size))
+        precision = config.precision_on(self._config.device)
+        each, params = learner_bytes(num, trained=not config.lora.rank, precision=precision, needs=needs)
+        return DiskNeed(each=each, params=params, once=4 * num)
 
     def recorder(self, channels: Mapping[str, float] | None = None) -> GroupRecorder | None:
         """What writes groups as the learner sees them, as `config.record` says; None where it says none."""
@@ -123,15 +191,15 @@ class PromptTask:
             source=self.task.name,
         )
 
-    def reference(self, config: TokenLearnerConfig, *, depth: int) -> InferenceStream:
-        """The stream of a reference model on workers of its own. Where runs must not depend on timing or on where they were
-        resumed, each request is answered by itself."""
+    def reference(self, config: TokenLearnerConfig, *, depth: int, temperature: float) -> InferenceStream:
+        """The stream of a reference model on workers of its own, with log-probabilities at `temperature`. Where runs must not
+        depend on timing or on where they were resumed, each request is answered by itself."""
         c = self._config
 
         def make() -> ReferenceEngine:
             return ReferenceEngine(
-                self.model(),
-                temperature=config.temperature,
+                self.model_on(c.device, config.precision_on(c.device)),
+                temperature=temperature,
                 device=c.device,
                 precision=config.precision_on(c.device),
                 max_tokens=config.micro_batch_tokens,
@@ -168,9 +236,14 @@ class PromptTask:
         """An actor without inference: it reads demonstrations."""
 
         def make(incarnation: int) -> DemoSampler:
-            return DemoSampler(self.task, self.tokenizer, seed=make_seed(self._config.seed, "demos", incarnation))
+            seed = make_seed(self._config.seed, "demos", incarnation)
+            return DemoSampler(self.task, self.tokenizer, seed=seed, max_length=self.context)
 
         return ActorSpec("demos-0", make, writes=("demos",), asks=())
+
+    def check_demos(self) -> list[str]:
+        """What to tell of demonstrations that the task's reward does not like; raises where it likes none."""
+        return check_demonstrations(self.measured, self.tokenizer, timeout_s=self._reward_timeout_s)
 
     def actors(
         self,
@@ -223,6 +296,7 @@ class PromptTask:
                 seed=make_seed(self._config.seed, "evaluation"),
                 samples=c.samples,
                 temperature=c.temperature,
+                stop=self._stop,
                 pass_k=c.pass_k,
                 pass_reward=c.pass_reward,
                 max_prompt=self.sizes.prompt,
@@ -235,7 +309,8 @@ class PromptTask:
         """Save the model with the weights `params`, and its tokenizer."""
         save_policy(self.model(), params, self.tokenizer, folder)
 
-    def policy(self, *, temperature: float) -> tuple[Policy, Inferencer]:
+    def policy(self, *, temperature: float = 1.0) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
-        policy = ChatPolicy(self.model(), self.tokenizer, max_tokens=self.sizes.completion, temperature=temperature)
+        sampling: dict[str, Any] = {"max_tokens": self.sizes.completion, "temperature": temperature, "stop": self._stop}
+        policy = ChatPolicy(self.model(), self.tokenizer, **sampling)
         return policy, policy.engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import threading
@@ -115,14 +116,26 @@ class Session:
 
     def checkpoint_due(self, last: int) -> bool:
         every = self.experiment.config.checkpoint.every
-        return every > 0 and self.ledger.version // every > last // every
+        return every != "never" and every > 0 and self.ledger.version // every > last // every
 
     def begin_checkpoint(self) -> Path:
         """A folder for the parts of a checkpoint."""
         self._saving = self.clock.now()
         return self.checkpoints.begin(self.ledger.version)
 
-    def finish_checkpoint(self, path: Path, files: dict[str, str], *, left_out: list[str]) -> Path:
+    def checkpoint_kinds(self, *, last: bool) -> list[bool]:
+        """Whether what is saved is the whole run, as the run is set; the last one is tried without its state if that is too
+        large for the disk: what was learned must not be lost."""
+        whole = self.experiment.config.checkpoint.whole
+        return [True, False] if whole and last else [whole]
+
+    def drop_checkpoint(self, path: Path, problem: str) -> None:
+        """There is no room for a checkpoint: take back what was written of it, say so, and go on."""
+        shutil.rmtree(path, ignore_errors=True)
+        self.ledger.note(problem, level="warning")
+        print(f"runnel: warning: {problem}", file=sys.stderr)
+
+    def finish_checkpoint(self, path: Path, files: dict[str, str], *, left_out: list[str], whole: bool) -> Path:
         """Add the manifest; tell the user."""
         ledger = self.ledger
         manifest: dict[str, Any] = {
@@ -131,9 +144,12 @@ class Session:
             "tokens": ledger.tokens,
             "epoch": self.epoch,
             "left_out": left_out,
+            "whole": whole,
             "files": files,
         }
         done = self.checkpoints.finish(path, manifest)
+        if self.experiment.config.checkpoint.whole and not whole:
+            ledger.note(f"{done} has the parameters alone, so that what was learned is not lost", level="warning")
         ledger.checkpoint(done, ledger.version, seconds=self.clock.now() - self._saving)
         return done
 

@@ -1,6 +1,6 @@
 """The processes of trials: started on demand, listened to, told to stop; one that dies fails its own trial only.
 
-On this machine a small process (`nursery.py`) that has everything imported forks one child for each job, so that a trial starts
+On this machine a job is the fork of a process that has everything imported (`run/launchers/nursery.py`), so that a trial starts
 in milliseconds. On a Ray cluster a job is an actor (`ray_crew.py`).
 """
 
@@ -10,17 +10,16 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Collection, Hashable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from runnel.core.errors import WorkerFailure
 from runnel.run.launchers.line import Line, Message
+from runnel.run.launchers.nursery import Fork, Nursery
 
-ENTRY = "import sys; from runnel.tune.nursery import main; sys.exit(main(int(sys.argv[1])))"
+EARLY = ("gymnasium", "safetensors.torch")
+END_TIMEOUT_S = 10.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -56,8 +55,8 @@ class Host(Protocol):
 class LocalSeat:
     """A forked process and the line to it."""
 
-    def __init__(self, line: Line, pid: int, nursery: Nursery) -> None:
-        self.line, self.pid, self._nursery = line, pid, nursery
+    def __init__(self, line: Line, fork: Fork) -> None:
+        self.line, self._fork = line, fork
 
     @property
     def closed(self) -> bool:
@@ -70,66 +69,16 @@ class LocalSeat:
         return self.line.receive()
 
     def died(self) -> str:
-        code = self._nursery.code_of(self.pid)
-        if code is None:
+        if not self._fork.wait(END_TIMEOUT_S) or self._fork.code is None:
             return "its process was lost"
-        name = signal.Signals(-code).name if code < 0 else ""
-        memory = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"its process was killed by {name}{memory}" if name else f"its process ended with code {code}"
+        memory = " (out of memory?)" if self._fork.code == -signal.SIGKILL else ""
+        return f"its process {self._fork.how()}{memory}"
 
     def end(self) -> None:
         if not self.line.closed:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self._fork.signal(signal.SIGKILL)
         self.line.close()
-        self._nursery.code_of(self.pid)
-
-
-class Nursery:
-    """This end of the process that forks jobs; it ends when this one does."""
-
-    def __init__(self, log: Path, threads: int) -> None:
-        ours, theirs = socket.socketpair()
-        limits = {name: str(threads) for name in THREADS if name not in os.environ}
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", ENTRY, str(theirs.fileno())],
-                env={**os.environ, **limits, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-        theirs.close()
-        self._control, self._codes = ours, dict[int, int]()
-
-    def fork(self, line: socket.socket) -> int:
-        """A child at the other end of `line`; its process id."""
-        socket.send_fds(self._control, [b"f"], [line.fileno()])
-        return int.from_bytes(self._read(8), "big")
-
-    def code_of(self, pid: int) -> int | None:
-        """How a child that has ended did so: as of `subprocess`; None if nobody knows."""
-        if pid not in self._codes:
-            try:
-                self._control.sendall(b"w" + pid.to_bytes(8, "big"))
-                self._codes[pid] = int.from_bytes(self._read(8), "big", signed=True)
-            except OSError:
-                return None
-        return self._codes[pid]
-
-    def _read(self, num: int) -> bytes:
-        data = b""
-        while len(data) < num:
-            more = self._control.recv(num - len(data))
-            if not more:
-                raise ConnectionResetError("the process that starts trials is gone")
-            data += more
-        return data
-
-    def close(self) -> None:
-        self._control.close()
-        self._process.wait()
+        self._fork.wait(END_TIMEOUT_S)
 
 
 class LocalHost:
@@ -140,24 +89,22 @@ class LocalHost:
         self._nursery: Nursery | None = None
 
     def start(self, order: Message) -> LocalSeat:
-        for attempt in range(2):
-            nursery = self._nursery or Nursery(self._log, self._threads)
-            self._nursery = nursery
-            ours, theirs = socket.socketpair()
-            try:
-                pid = nursery.fork(theirs)
-            except OSError as error:
-                nursery.close()
-                self._nursery = None
-                if attempt:
-                    raise WorkerFailure("nursery", f"does not start ({error}); see {self._log}") from error
-                continue
-            finally:
-                theirs.close()
-            seat = LocalSeat(Line(ours), pid, nursery)
-            seat.send(order)
-            return seat
-        raise AssertionError("unreachable")
+        ours, theirs = socket.socketpair()
+        seat = LocalSeat(Line(ours), self._living().fork(theirs.fileno()))
+        theirs.close()
+        seat.send(order)
+        return seat
+
+    def _living(self) -> Nursery:
+        """The process that forks; another one if it is gone."""
+        if self._nursery is not None and self._nursery.gone():
+            if not self._nursery.births:
+                raise WorkerFailure("nursery", f"does not start; see {self._log}")
+            self.close()
+        if self._nursery is None:
+            limits = {name: str(self._threads) for name in THREADS if name not in os.environ}
+            self._nursery = Nursery("runnel.tune.process:live", self._log, early=EARLY, env=limits)
+        return self._nursery
 
     def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
         lines = [s.line for s in seats if isinstance(s, LocalSeat) and not s.closed]

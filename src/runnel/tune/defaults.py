@@ -65,7 +65,7 @@ SPACES: dict[str, dict[str, str]] = {
     "remax": {"learner.lr": LM_RATE, "remax.kl_coef": KL},
     "token_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo.kl_coef": KL},
     "dpo": {"learner.lr": LM_RATE, "dpo.beta": "log(0.01, 1)"},
-    "sft": {"learner.sft_lr": LM_RATE},
+    "sft": {"learner.lr": LM_RATE},
 }
 """By the name of the algorithm: that of the recipe, or of a group of fields that it has."""
 

@@ -132,14 +132,16 @@ class _Sitting:
         return "finished" if done.status in DONE else "interrupted"
 
     def _newest(self) -> dict[str, Any] | None:
-        """The manifest of the checkpoint to go on from. One whose budget is spent and that was never judged is of no use."""
+        """The manifest of the checkpoint to go on from. Of no use is one whose budget is spent and that was never
+        judged, or that holds parameters alone."""
         if not (self._folder.config.is_file() and self._folder.info.is_file()):
             return None
         try:
-            manifest = Checkpoints(self._folder.checkpoints).newest()[1]
+            manifest = Checkpoints(self._folder.checkpoints).newest(("params",))[1]
         except CheckpointError:
             return None
-        return None if spent(self._config, manifest) >= 1.0 and not self._is_there(manifest) else manifest
+        useless = spent(self._config, manifest) >= 1.0 or not manifest.get("whole", True)
+        return None if useless and not self._is_there(manifest) else manifest
 
     def _is_there(self, manifest: Row) -> bool:
         rows = self._folder.read_rows()[0]

@@ -209,6 +209,8 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
     config.check()
     if options.metric == "eval" and not config.eval.episodes:
         raise ConfigError("metric", "eval", "evaluation is off (eval.episodes 0); turn it on, or use --metric return")
+    if not config.checkpoint.whole and options.scheduler == "pbt":
+        raise ConfigError("checkpoint.every", "never", "members of a population take over each other's checkpoints; use 0")
     if options.summary != "last" and options.scheduler == "pbt":
         raise ConfigError("summary", options.summary, "members of a population are judged by their last number; use last")
     if options.summary != "last" and options.metric == "eval" and not config.eval.every:

@@ -127,3 +127,28 @@ def test_the_list_names_every_row_and_unknown_rows_are_refused(capsys):
     assert "grpo, decode, or all" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no Python at 'nowhere/python'"):
         run.main(["--row", "grpo", "--our-python", "nowhere/python"])
+
+
+def test_a_page_of_families_says_what_was_found():
+    from benchmarks.llm import families
+
+    found = [*families.rows(["gemma2"]), *families.rows(["bert", "dbrx"])]
+    assert [(r.kind, r.path) for r in found] == [
+        ("gemma2", "modules"),
+        ("bert", "refused"),
+        ("bert", "modules"),
+        ("dbrx", "not built"),
+    ]
+    text = families.page(found, "1.2.3")
+    assert "transformers 1.2.3" in text
+    assert "| modules | 2 |" in text
+    assert "| `bert` |  | refused | " in text
+    assert "| `bert` | is_decoder: True | modules | 5/5 | " in text
+
+
+def test_the_page_of_families_has_every_causal_type_of_transformers():
+    from benchmarks.llm.families import PAGE
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    named = {line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    assert named >= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

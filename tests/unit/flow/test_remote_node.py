@@ -109,3 +109,26 @@ def test_memory_of_a_process_that_is_gone_names_the_fix(memory: NodeMemory) -> N
     gone = NodeMemory(process.pid, memory.fds, memory.pipes, memory.marks)
     with pytest.raises(ConfigError, match="processes of one node must see each other under /proc"):
         NodeBells(gone, 1)
+
+
+def test_a_bell_whose_maker_has_died_is_rung_in_vain_and_nobody_fails() -> None:
+    """An agent is killed while others of its node run: the supervisor deals with that, and not who happens to ring."""
+    code = (
+        "import json, sys, time; from runnel.flow.transports.node import make_memory; "
+        "print(json.dumps(make_memory({}, [], {}, places=4).to_data()), flush=True); time.sleep(60)"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert agent.stdout is not None
+        memory = NodeMemory.from_data(json.loads(agent.stdout.readline()))
+        bells, other = NodeBells(memory, 1), NodeBells(memory, 2)
+        bells.ring()
+        assert other.wait(5.0), "it is rung where somebody listens"
+        other._marks[3] = 1  # one that was never rung from here
+    finally:
+        agent.kill()
+        agent.wait()
+    os.close(other._own)
+    assert len(bells._writers) == 1
+    for _ in range(3):
+        bells.ring()

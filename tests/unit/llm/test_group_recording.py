@@ -111,10 +111,12 @@ def test_recording_changes_nothing_that_is_learned() -> None:
     found = []
     for recorder in (None, recorder_of()):
         learner = learner_of(recorder, num_minibatches=2, num_epochs=2)
+        start = torch.cat([p.flatten() for p in learner.params().values()]).clone()
         for seed in range(3):
             learner.update(learner.prepare({"rollouts": [rollout(seed, [1.0, 0.0]), rollout(9, [0.0, 2.0])]}, progress=0.0))
         found.append(torch.cat([p.flatten() for p in learner.params().values()]))
     assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], start), "something was learned"
 
 
 def test_groups_take_turns_and_only_some_versions_record() -> None:
@@ -125,13 +127,23 @@ def test_groups_take_turns_and_only_some_versions_record() -> None:
     assert events_of(learner_of(recorder_of(every=0)), rollouts=batch) == []
 
 
-def test_a_group_without_signal_has_no_learner() -> None:
-    """Nothing is computed for it; what the engine said and the rewards are told all the same."""
-    segment = rollout(1, [1.0, 1.0])
-    segment.arrays["rewards/style"][:] = 0.0
-    (event,) = events_of(learner_of(recorder_of()), rollouts=[segment])
-    assert [r["advantage"] for r in event["rows"]] == [0.0, 0.0]
-    assert all("logprob" in r and "learner_logprob" not in r for r in event["rows"])
+def test_a_group_without_signal_is_told_whole_where_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no gradient, but statistics read it. Beyond their bound some groups are not read: then the engine's word and the
+    rewards are told all the same."""
+
+    def told() -> list[dict[str, Any]]:
+        segments = [rollout(seed, [1.0, 1.0]) for seed in (1, 2)]
+        for segment in segments:
+            segment.arrays["rewards/style"][:] = 0.0
+        (event,) = events_of(learner_of(recorder_of()), rollouts=segments)
+        assert [r["advantage"] for r in event["rows"]] == [0.0, 0.0]
+        assert all("logprob" in r for r in event["rows"])
+        return list(event["rows"])
+
+    assert all(len(r["learner_logprob"]) == len(r["entropy"]) == len(r["ids"]) for r in told())
+    monkeypatch.setattr("runnel.llm.learner.READ_LEAST", 1)
+    monkeypatch.setattr("runnel.llm.learner.READ_SHARE", 0.0)
+    assert sum("learner_logprob" in r for r in told()) <= 1
 
 
 def test_a_pair_is_a_group_of_two_and_demonstrations_are_none() -> None:

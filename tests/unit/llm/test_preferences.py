@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +14,15 @@ from made_tokens import group
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import Inferencer, Learner, ParamSet, Request, Sampler
-from runnel.data.preferences import Pair, append_pairs, read_pairs
-from runnel.llm.pairs import PairSampler, PairWriter, pair_rows
+from runnel.data.preferences import Pair, append_pairs, read_pairs, split_pairs
+from runnel.llm.pairs import PairSampler, PairWriter, fitting, pair_rows
 from runnel.llm.scoring import ScoreEngine, ScoringPolicy
 from runnel.llm.streams import pair_stream
-from runnel.llm.tasks import Example, TextTask
+from runnel.llm.tasks import Example, TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
 from runnel.llm.trained import ScalarModel
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.run.experiment import EvalConfig
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 TOKENIZER = CharTokenizer()
@@ -44,12 +46,13 @@ def test_answers_may_be_messages(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "line 1 is not JSON"),
+        ("{", "line 1: not JSON"),
         ('{"prompt": "a", "chosen": "b"}', "needs the fields"),
         ('{"prompt": "", "chosen": "b", "rejected": "c"}', "prompt is ''"),
         ('{"prompt": "a", "chosen": "", "rejected": "c"}', "chosen has no text"),
         ('{"prompt": "a", "chosen": "b", "rejected": 3}', "rejected has no text"),
         ('{"prompt": "a", "chosen": "b", "rejected": "b"}', "the same answer"),
+        ('{"prompt": "a", "chosen": "b", "rejected": "\\ud83d"}', "line 1: the column 'rejected' has half a character"),
         ("", "has no pairs"),
     ],
 )
@@ -59,6 +62,106 @@ def test_bad_files_are_named(tmp_path, text, says):
         read_pairs(tmp_path / "p.jsonl")
     with pytest.raises(ConfigError, match="no such file"):
         read_pairs(tmp_path / "q.jsonl")
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"chosen": [user("q"), said("a"), user("thx")], "rejected": [user("q"), said("b")]}, "chosen ends with the turn of"),
+        ({"prompt": "q", "chosen": "a", "rejected": [user("b")]}, "rejected ends with the turn of 'user'"),
+        ({"chosen": [user("q"), said("a")], "rejected": [user("p"), said("b")]}, "different turns before"),
+        ({"prompt": "x", "chosen": [user("q"), said("a")], "rejected": [user("q"), said("b")]}, "prompt is another than"),
+        ({"prompt": [user("q"), said("a")], "chosen": "b", "rejected": "c"}, "prompt ends with the assistant's turn"),
+        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "needs a role and a content"),
+        ({"prompt": "q", "chosen": {"from": "gpt"}, "rejected": "c"}, "needs a role and a content"),
+    ],
+)
+def test_pairs_that_are_none_are_refused_by_their_line(tmp_path, line, says):
+    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(line))
+    with pytest.raises(DataError, match=r"p\.jsonl, line 2.*" + says):
+        read_pairs(tmp_path / "p.jsonl")
+
+
+def test_pairs_of_other_kinds_are_taken(tmp_path):
+    human, gpt = {"from": "human", "value": "q"}, [{"from": "gpt", "value": v} for v in "ab"]
+    system = {"role": "system", "content": "s"}
+    kinds = [
+        {"conversations": [human], "chosen": gpt[0], "rejected": gpt[1]},
+        {"chosen": [human, gpt[0]], "rejected": [human, gpt[1]]},
+        {"prompt": "q", "chosen": [user("q"), said("a")], "rejected": [user("q"), said("b")]},
+        {"prompt": "q", "chosen": [system, user("q"), said("a")], "rejected": [system, user("q"), said("b")]},
+        {"prompt": "q\u2028r", "chosen": "a", "rejected": "b"},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(k, ensure_ascii=False) for k in kinds), encoding="utf-8")
+    shared = Pair([user("q")], "a", "b")
+    assert read_pairs(tmp_path / "p.jsonl") == [
+        *[shared] * 3,
+        Pair([system, user("q")], "a", "b"),
+        Pair("q\u2028r", "a", "b"),
+    ]
+    (tmp_path / "p.jsonl").write_bytes('{"prompt": "é", "chosen": "a", "rejected": "b"}'.encode("latin-1"))
+    with pytest.raises(DataError, match="line 1: not UTF-8"):
+        read_pairs(tmp_path / "p.jsonl")
+
+
+def test_a_prompt_is_trained_on_or_held_out_and_never_both():
+    pairs = [Pair(f"p{i % 40}", f"a{i}", f"b{i}") for i in range(200)]
+    train, held = split_pairs(pairs)
+    assert len(train) + len(held) == 200
+    assert len({p.text for p in held}) == 4
+    assert not {p.text for p in train} & {p.text for p in held}
+    again = split_pairs(pairs[::-1])
+    assert {p.text for p in again[1]} == {p.text for p in held}
+    assert len(split_pairs(pairs[:2])[1]) == 1
+    assert split_pairs(pairs[:1]) == (pairs[:1], [])
+
+
+def test_pairs_beyond_the_context_are_left_out_and_told(tmp_path):
+    lines = [{"prompt": f"p{i}", "chosen": "a" * (60 if i == 1 else 1), "rejected": "b"} for i in range(4)]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(k) for k in lines))
+    pairs = read_pairs(tmp_path / "p.jsonl")
+    kept, longest, (text,) = fitting(pairs, TOKENIZER, context=40)
+    assert ([p.text for p in kept], longest) == (["p0", "p2", "p3"], 7)
+    assert text.startswith("1 of 4 pairs are longer than the model's context of 40 tokens, the first at ")
+    assert text.endswith("p.jsonl, line 2 (66 tokens); they are left out")
+    assert fitting(pairs, TOKENIZER, context=None) == (pairs, 66, [])
+    with pytest.raises(DataError, match=r"1 of 1 pairs are longer .*use a model with a longer context"):
+        fitting(pairs[1:2], TOKENIZER, context=40)
+
+
+def test_dpo_trains_on_all_pairs_but_of_prompts_that_its_task_holds_out(tmp_path):
+    """And a reward model keeps prompts apart, with which it is evaluated."""
+    from runnel.recipes import dpo, reward_model
+
+    held = make_reverse().eval[0].text
+    append_pairs(tmp_path / "p.jsonl", [Pair(f"p{i}", "a", "b") for i in range(20)] + [Pair(held, "a", "b")])
+    small = {"pairs": str(tmp_path / "p.jsonl"), "num_pairs": 1, "lm": SIZES, "eval": EvalConfig(episodes=4)}
+    experiment = dpo.build(dpo.Config(**small))
+    assert experiment.look() == ["1 of 21 pairs have prompts that the task holds out; they are not trained on"]
+    assert prompts_of(experiment, steps=20) == {f"p{i}" for i in range(20)}
+    experiment = reward_model.build(reward_model.Config(**small))
+    seen = prompts_of(experiment, steps=20)
+    evaluation = experiment.evaluation.make()
+    assert {p.text for p in evaluation._pairs} == {*(f"p{i}" for i in range(20)), held} - seen
+    assert len(evaluation._pairs) == 2
+
+
+def prompts_of(experiment, steps):
+    """The prompts that the experiment's sampler writes."""
+    sampler, stream = experiment.actors[0].make(0), FakeStream(replace(experiment.streams[0], capacity=steps + 1))
+    for _ in range(steps):
+        sampler.step({}, {"pairs": stream})
+    rows = [s.arrays["tokens"][: s.arrays["row_length"][0]].tolist() for s in stream.committed]
+    return {TOKENIZER.parse(row)[0]["content"] for row in rows}
 
 
 def test_the_sampler_writes_chosen_then_rejected_and_goes_on_where_it_was():

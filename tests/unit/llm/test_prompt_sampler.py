@@ -235,6 +235,28 @@ def test_chat_policy_speaks_and_is_deterministic():
     policy.reset()
 
 
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ("hello", r"chat takes a list of messages, not the text 'hello'; use complete\(text\)"),
+        ([], "a conversation without messages"),
+        ({"role": "user", "content": "x"}, "a conversation is a list of messages, not .* put a single message into a list"),
+        (7, "a conversation is a list of messages, not '7'"),
+        (["hello"], "message 0 of the conversation is 'hello'; a message is a dict with role and content"),
+        ([{"role": "user"}], "message 0 of the conversation has content = 'None'; it needs a role and a content, both text"),
+        ([{"content": "x"}], "message 0 of the conversation has role = 'None'"),
+        ([{"role": "user", "content": "x"}, {"role": "user", "content": ["x"]}], r"message 1 .* has content = \"\['x'\]\""),
+        ([{"role": "robot", "content": "x"}], "message role 'robot' is unknown; use one of system, developer, user"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_by_name(messages, reason):
+    policy = ChatPolicy(model(), TOKENIZER, max_tokens=6)
+    with pytest.raises(DataError, match=reason):
+        policy.chat(messages)
+    with pytest.raises(DataError, match="max_tokens = 0"):
+        policy.complete("x", max_tokens=0)
+
+
 def test_groups_without_signal_are_replaced_within_a_bound():
     def flat(prompts, completions, word):
         return [0.0 for _ in completions]

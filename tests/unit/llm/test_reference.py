@@ -24,6 +24,7 @@ from runnel.llm.streams import rollout_stream
 from runnel.llm.tasks import TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.nets.lora import LoraConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes_llm import FakeClient, FakeStream
@@ -265,3 +266,33 @@ def test_a_baseline_row_is_not_asked_about():
     run(sampler, policy(), reference, stream, 1)
     a = stream.take(1)[0].arrays
     assert torch.equal(a["reference_logprob"], -a["tokens"].float() * a["loss_mask"])
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_moving_reference_that_is_asked_elsewhere_is_the_average_that_numpy_makes(lora):
+    settings = {"reference_every": 1, "reference_decay": 0.99, "precision": "bfloat16", "lora": LoraConfig(rank=lora)}
+    learner = learner_of(ReferencePlan(every=1), **settings)
+    kept = learner.frozen()["reference"].params
+    expected = {name: kept[name].float().numpy().copy() for name in learner.policy.masters()}
+    start = {name: value.copy() for name, value in expected.items()}
+    learner.policy._master.add_(0.2)
+    for _ in range(200):
+        for name, value in learner.policy.masters().items():
+            expected[name] = 0.99 * expected[name] + 0.01 * value.numpy()
+        learner._kept.move_towards(learner.policy, 0.01)
+    for name, value in expected.items():
+        np.testing.assert_allclose(kept[name].float().numpy(), value, atol=0.004, rtol=0.004)
+        assert 0.15 < float((kept[name].float().numpy() - start[name]).mean()) < 0.19
+        assert kept[name].dtype == torch.bfloat16, "it is published as the policy is"
+    state = learner.state_dict()
+    other = learner_of(ReferencePlan(every=1), **settings)
+    other.load_state_dict(state)
+    for one in (learner, other):
+        one._kept.move_towards(learner.policy, 0.01)
+    assert all(torch.equal(v, learner._kept._average[n]) for n, v in other._kept._average.items())
+    inside = learner_of(**settings)  # the same checkpoint, by a learner that computes it itself
+    inside.load_state_dict(state)
+    inside.reference.move_towards(learner.policy, 0.01)
+    found = inside.reference.params()
+    assert all(torch.equal(found[n], v) for n, v in learner._kept.params.items())
+    learner_of(ReferencePlan(every=1), **settings).load_state_dict(inside.state_dict())

@@ -135,6 +135,7 @@ def test_every_rank_writes_its_rows_where_engines_read_them(here: tuple[bool, ..
     assert not torch.equal(channel.views(1)["model.norm.weight"], channel.views(2)["model.norm.weight"])
 
 
+SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=24)
 LARGE = ModelConfig(layers=4, width=512, heads=4, kv_heads=4, inner=1408)
 """Some 52 MB in float32."""
 
@@ -182,3 +183,27 @@ def test_weights_go_from_two_ranks_to_three_without_a_full_copy_on_any() -> None
     for grown, _ in taken:
         assert grown < 0.34 * size + 4e6, f"{grown / 1e6:.0f} MB of {size / 1e6:.0f}"
     assert sum(found for _, found in taken) == pytest.approx(sum(float(p.double().sum()) for p in whole.parameters()), rel=1e-9)
+
+
+def follow(ranks: Any) -> Any:
+    """A moving average of a model in half precision, after 50 steps of 1 %: where it began, the model, and where it is."""
+    model = ShardedModel(build_model(SIZES, 40, seed=1), mesh=ranks.mesh, precision="bfloat16")
+    average = model.frozen_copy(moves=True)
+    assert model.root is not None
+    assert average.root is not None, "from here on it has values"
+    start = numbers(average.pieces())
+    with torch.no_grad():
+        for parameter in model.root.parameters():
+            parameter.add_(0.2)
+    for _ in range(50):
+        average.move_towards(model, 0.01)
+    return start, numbers(model.pieces()), numbers(average.pieces())
+
+
+def test_a_moving_average_in_half_precision_is_the_one_that_numpy_makes() -> None:
+    ((start, model, found),) = apart(1, follow)
+    for name, begun in start.items():
+        share = 1.0 - 0.99**50
+        expected = begun["piece"] + share * (model[name]["piece"] - begun["piece"])
+        np.testing.assert_allclose(found[name]["piece"], expected, atol=1e-5)
+        assert found[name]["piece"].dtype == np.float32

@@ -59,10 +59,18 @@ def test_a_prompt_longer_than_the_context():
 
 
 def test_context_and_lost_texts(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 77}))
-    assert context_of(str(tmp_path)) == 77
+    for config, context in (
+        ({"model_type": "llama", "max_position_embeddings": 77}, 77),
+        ({"model_type": "gpt2", "n_positions": 66}, 66),
+        ({"model_type": "mpt", "max_seq_len": 55}, 55),
+        ({"model_type": "gemma3", "text_config": {"max_position_embeddings": 44}}, 44),
+        ({"model_type": "mamba"}, None),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert context_of(str(tmp_path)) == context
     (tmp_path / "config.json").write_text("{}")
-    assert context_of(str(tmp_path)) is None
+    with pytest.raises(ConfigError, match=r"its config\.json cannot be read"):
+        context_of(str(tmp_path))
     assert lost_texts(task_of(["añ", "b"]), TOKENIZER) == []
 
 
@@ -74,6 +82,13 @@ def test_demonstrations_that_do_not_fit_are_passed_over():
         sampler.step({}, {"demos": stream})
     assert len(stream.committed) == 4
     assert any("passed over a demonstration: 55 tokens" in e["text"] for e in sampler.events())
+    long = DemoSampler(task_of([*train, Example("e" * 9, "f")]), TOKENIZER, seed=0, max_length=10)
+    stream = FakeStream(demo_stream(rows=4, max_length=30, capacity=8))
+    for _ in range(8):
+        long.step({}, {"demos": stream})
+    assert len(stream.committed) == 8
+    assert max(int(s.arrays["row_length"].max()) for s in stream.committed) == 6
+    assert any(e["text"].endswith("14 tokens, room for 10 (train example 3)") for e in long.events())
     with pytest.raises(DataError, match="100 demonstrations in a row do not fit"):
         DemoSampler(task_of([Example("e" * 50, "f")]), TOKENIZER, seed=0).step({}, {"demos": stream_of()})
 

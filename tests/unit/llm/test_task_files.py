@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
+import runnel as rl
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.rewarded import check_demonstrations
+from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.judging import RewardJob
 from runnel.llm.rewards.pool import RewardPool
-from runnel.llm.tasks import DataConfig, Example, make_task
+from runnel.llm.tasks import DataConfig, Example, TextTask, make_task
 from runnel.llm.tasks.files import split_off
 from runnel.llm.tasks.gym import gym_tasks
+from runnel.llm.tokenize import CharTokenizer
 
 
 def write(path, rows):
@@ -43,6 +48,8 @@ def test_system_prompt_and_suffix_and_messages(tmp_path):
     assert example.prompt[1]["content"].endswith("? Think.")
     chat = [{"prompt": [{"role": "user", "content": f"hi {i}"}], "answer": "x"} for i in range(40)]
     task = make_task(write(tmp_path / "b.jsonl", chat), DataConfig(suffix="!"))
+    shared = [{"prompt": [{"from": "human", "value": f"hi {i}"}], "answer": "x"} for i in range(40)]
+    assert make_task(write(tmp_path / "c.jsonl", shared), DataConfig(suffix="!")).train == task.train
     assert task.train[0].prompt == [{"role": "user", "content": task.train[0].text}]
     assert task.train[0].text.endswith("!")
 
@@ -70,9 +77,14 @@ def test_rewards_by_name_with_weights(tmp_path):
     [
         ({}, DataConfig(), "has no column 'prompt'; it has question, solution, topic; set data.prompt"),
         ({}, DataConfig(prompt="question"), "has no column 'answer' for the reward 'exact'"),
-        ({"question": None}, CONFIG, "row 0: the column 'question' is missing or empty"),
-        ({"question": 3}, CONFIG, "row 0: a prompt is text or a list of messages, not int"),
-        ({"question": [{"role": "user"}]}, CONFIG, "row 0: a message needs a role and a content"),
+        ({"question": None}, CONFIG, r"a\.jsonl, line 1: the column 'question' is missing or empty"),
+        ({"question": 3}, CONFIG, r"a\.jsonl, line 1: a prompt is text or a list of messages, not int"),
+        ({"question": [{"role": "user"}]}, CONFIG, r"a\.jsonl, line 1: a message needs a role and a content"),
+        (
+            {"question": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]},
+            CONFIG,
+            "the prompt ends with the assistant's turn",
+        ),
         ({"prompts": 1}, CONFIG, "a column cannot be called 'prompts'"),
     ],
 )
@@ -145,6 +157,42 @@ def test_a_parquet_file_made_for_verl(tmp_path):
     pool.close()
 
 
+def test_of_a_list_of_answers_the_first_is_imitated_and_any_is_right(tmp_path):
+    data = [{"prompt": f"{i}?", "answer": [f"yes{i}", f"si{i}"]} for i in range(40)]
+    task = make_task(write(tmp_path / "a.jsonl", data), DataConfig())
+    example = task.train[0]
+    first, second = example.columns["answer"]
+    assert example.answer == first
+    fn = task.components[0].function()
+    assert fn([example.text] * 3, [first, second, str([first, second])], answer=[[first, second]] * 3) == [1.0, 1.0, 0.0]
+    for other in ([], {"text": "x"}, [["x"]]):
+        odd = [{"prompt": f"{i}?", "answer": other} for i in range(40)]
+        assert make_task(write(tmp_path / "b.jsonl", odd), DataConfig()).train[0].answer is None
+
+
+@pytest.mark.parametrize(
+    ("config", "answer", "shown"),
+    [
+        (DataConfig(extract="tag:answer"), "7", "<answer>7</answer>"),
+        (DataConfig(extract="boxed"), "7", r"\boxed{7}"),
+        (DataConfig(extract="after:####|all"), "7", "#### 7"),
+        (DataConfig(extract="last_number"), "7", "7"),
+        (DataConfig(reward=("exact",), options=("exact.extract=tag:a",)), "7", "<a>7</a>"),
+        (DataConfig(reward=("math",)), "(1, 2)", r"\boxed{(1, 2)}"),
+        (DataConfig(reward=("math",)), "so it is $4$", "so it is $4$"),
+        (DataConfig(reward=("python_tests",)), "def f(): ...", "```python\ndef f(): ...\n```"),
+        (DataConfig(), "7", "7"),
+    ],
+)
+def test_a_demonstration_has_the_form_that_the_reward_looks_for(tmp_path, config, answer, shown):
+    data = [{"prompt": f"{i}?", "answer": answer} for i in range(40)]
+    task = make_task(write(tmp_path / "a.jsonl", data), config)
+    example = task.train[0]
+    assert (example.answer, example.columns["answer"]) == (shown, answer)
+    if task.components[0].fn == "exact":
+        assert task.components[0].function()([example.text], [shown], answer=[answer]) == [1.0]
+
+
 class TestReasoningGym:
     @pytest.fixture(autouse=True)
     def installed(self):
@@ -202,3 +250,105 @@ class TestReasoningGym:
             if min(scores, default=1.0) < 0.99:
                 wrong[name] = f"scores {scores}"
         assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"options": ("length.taget=4",), "reward": ("length",)}, r"data\.options = 'length\.taget': .*no such option.*target"),
+        ({"options": ("exact.answer=4",)}, r"data\.options = 'exact\.answer': .*no such option; it has extract, ignore_case"),
+        ({"extract": "boxed", "reward": ("format",)}, r"data\.extract = 'boxed': of format none looks for an answer"),
+        (
+            {"system": "Be brief.", "prompt": "chat"},
+            r"data\.system = 'Be brief\.': .*a\.jsonl.* a system message of its own",
+        ),
+        ({"num_train": 5}, r"data\.num_train = 5: is of a generated task; leave it at 10000"),
+        ({"settings": ("a=1",)}, r"data\.settings"),
+    ],
+)
+def test_what_data_from_files_would_not_use_is_refused(tmp_path, config, message):
+    some = [
+        {**row, "chat": [{"role": "system", "content": "s"}, {"role": "user", "content": row["question"]}]} for row in rows()
+    ]
+    with pytest.raises(ConfigError, match=message):
+        make_task(write(tmp_path / "a.jsonl", some), dataclasses.replace(CONFIG, **config))
+
+
+def test_a_share_is_refused_where_held_out_prompts_come_apart(tmp_path):
+    held = write(tmp_path / "held.jsonl", [{"question": "why?", "solution": "so"}])
+    with pytest.raises(ConfigError, match=r"data\.eval_share = 0\.25: held-out prompts come apart"):
+        make_task(write(tmp_path / "a.jsonl", rows()), dataclasses.replace(CONFIG, eval_path=held))
+
+
+@pytest.mark.parametrize("task", ["reverse", lambda: None])
+@pytest.mark.parametrize("name", ["reward", "extract", "system", "eval_path", "num_eval"])
+def test_a_task_in_python_refuses_what_it_makes_itself(task, name):
+    value = {"reward": ("math",), "num_eval": 3}.get(name, "boxed")
+    with pytest.raises(ConfigError, match=rf"data\.{name} = .*a task in Python makes its examples and its reward itself"):
+        make_task(task, DataConfig(**{name: value}))
+
+
+@pytest.mark.parametrize("name", ["reward", "options", "eval_path", "eval_share", "prompt", "answer"])
+def test_reasoning_gym_refuses_what_it_makes_itself(name):
+    value = {"reward": ("math",), "options": ("math.a=1",), "eval_share": 0.5}.get(name, "x.jsonl")
+    with pytest.raises(ConfigError, match=rf"data\.{name} = .*reasoning_gym makes its prompts and scores itself"):
+        make_task("reasoning_gym:leg_counting", DataConfig(**{name: value}))
+
+
+class TestDemonstrationsAgainstTheReward:
+    """What a run does before it starts, with demonstrations to which its own reward gives 0."""
+
+    def told(self, task):
+        return check_demonstrations(task, CharTokenizer())
+
+    def test_worked_solutions_as_the_expected_answer_are_refused(self, tmp_path):
+        data = [{"prompt": f"{i}?", "answer": f"half of {2 * i} is it #### {i}"} for i in range(40)]
+        task = make_task(write(tmp_path / "a.jsonl", data), DataConfig(extract="after:####"))
+        with pytest.raises(ConfigError, match=r"the reward \(exact\) gives 0 to 16 of 16 demonstrations, e\.g\. 'half of"):
+            self.told(task)
+
+    def test_some_that_are_wrong_are_told(self):
+        examples = [Example(f"{i}?", "x" if i % 4 == 0 else str(i), {"answer": str(i)}) for i in range(16)]
+        task = TextTask("t", examples, [Example("e")], {"right": "exact", "brief": lambda p, c: [0.0]})
+        (text,) = self.told(task)
+        assert text.startswith("the reward (right) gives 0 to 4 of 16 demonstrations, e.g. 'x' where '0' is expected")
+
+    def test_right_ones_and_those_without_a_verdict_are_silent(self):
+        examples = [Example(f"{i}?", str(i), {"answer": str(i) if i % 2 else None}) for i in range(16)]
+        task = TextTask("t", examples, [Example("e")], {"right": "exact"})
+        assert self.told(task) == []
+        assert self.told(make_task("reverse")) == []
+
+    def test_own_rewards_are_told_and_never_refused(self):
+        examples = [Example(f"{i}?", str(i)) for i in range(4)]
+
+        def zero(prompts, completions):
+            return [0.0] * len(prompts)
+
+        def broken(prompts, completions):
+            raise ValueError("no such service")
+
+        (text,) = self.told(TextTask("t", examples, [Example("e")], zero))
+        assert text.startswith("the reward (reward) gives 0 to 4 of 4 demonstrations")
+        assert self.told(TextTask("t", examples, [Example("e")], lambda p, c: [-1.0] * len(p))) == []
+        (text,) = self.told(TextTask("t", examples, [Example("e")], broken))
+        assert text.endswith("which failed: ValueError: no such service")
+        judged = RewardComponent("judge", "judge", options={"base_url": "http://127.0.0.1:9/v1", "model": "m"})
+        assert self.told(TextTask("t", examples, [Example("e")], [judged])) == []
+
+    def test_a_run_is_refused_before_it_has_a_folder(self, tmp_path):
+        data = [{"prompt": f"{i}?", "answer": f"it is #### {i}"} for i in range(40)]
+        path, sizes = write(tmp_path / "a.jsonl", data), {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "inner": 32}
+        settings = {"task": path, "data": {"extract": "after:####"}, "lm": sizes, "out": str(tmp_path / "runs"), "track": ()}
+        for recipe, more in (("sft", {}), ("grpo", {"warmup_updates": 1})):
+            with pytest.raises(ConfigError, match="a policy would learn to fail"):
+                rl.train(recipe, total_updates=2, **settings, **more)
+        assert not (tmp_path / "runs").exists()
+
+    def test_what_is_odd_is_warned_of_and_kept_with_the_run(self, tmp_path):
+        sizes = {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "inner": 32}
+        examples = [Example(f"{i}?", "x" if i % 4 == 0 else str(i), {"answer": str(i)}) for i in range(16)]
+        settings = {"lm": sizes, "out": str(tmp_path), "track": (), "demo_rows": 4, "eval": {"episodes": 0}}
+        with pytest.warns(UserWarning, match="gives 0 to 4 of 16 demonstrations"):
+            run = rl.train("sft", task=lambda: TextTask("t", examples, [Example("e")], "exact"), total_updates=1, **settings)
+        assert any("gives 0 to 4 of 16 demonstrations" in event["text"] for event in run.rows("event"))

@@ -36,6 +36,7 @@ from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
 from runnel.llm.trained import ScalarModel
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.nets.lora import LoraConfig
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 BOTH = {"channels": {"exact": 1.0}, "max_tokens": 6}
@@ -400,3 +401,26 @@ def test_the_first_row_of_a_greedy_group_is_greedy_and_not_trained():
     first = int(rows["row_length"][0])
     assert rows["tokens"][len(prompt) : first].tolist() == greedy.rows["tokens"].tolist()
     sampler.close()
+
+
+def test_adapters_of_policy_critic_and_moving_reference_come_back():
+    """With adapters, a critic has its own beside a copy of the policy's body, and its head is trained whole."""
+    changes = {"lora": LoraConfig(rank=2), "precision": "bfloat16", "reference_every": 1, "reference_decay": 0.9, "lr": 1e-2}
+    rng = np.random.default_rng(0)
+    made = [segments_of("ppo", rng, 2) for _ in range(3)]
+    one, other = (learner_of("ppo", made[0], critic_lr=1e-2, warmup_updates=1, **changes) for _ in range(2))
+
+    def advance(learner, some):
+        return learner.update(learner.prepare(some, progress=0.0)).metrics
+
+    advance(one, made[0])
+    start = {n: v.clone() for n, v in one.critic.masters().items()}
+    advance(one, made[1])
+    other.load_state_dict(one.state_dict())
+    assert advance(one, made[2]) == advance(other, made[2])
+    trained = one.critic.masters()
+    assert all("lora" in name or name == "score.weight" for name in trained)
+    assert any(not torch.equal(trained[n], start[n]) for n in trained if "lora_B" in n)
+    for kind in ("policy", "critic"):
+        mine, theirs = getattr(one, kind).masters(), getattr(other, kind).masters()
+        assert all(torch.equal(v, theirs[n]) for n, v in mine.items())

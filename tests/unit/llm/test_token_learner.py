@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_tokens import VOCAB, demos, group
+from made_tokens import VOCAB, demos, group, pairs
 
+import runnel.llm.learner as learner_module
 from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
 from runnel.core.protocols import Learner, OneProcess
 from runnel.llm.algorithms.base import POLICY, SFT
+from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.batches import MicroBatch, join_rows
@@ -104,7 +106,7 @@ def test_gradient_equals_a_plain_row_by_row_loss():
             for row in range(s.num_rows):
                 at = slice(int(a["row_start"][row]), int(a["row_start"][row] + a["row_length"][row]))
                 tokens, mask = a["tokens"][at], a["loss_mask"][at]
-                logp = torch.log_softmax(model(tokens[None]).logits[0] / 0.7, dim=-1)
+                logp = torch.log_softmax(model(tokens[None]).logits[0] / (0.7 if reader == "rollouts" else 1.0), dim=-1)
                 logp = logp[:-1].gather(1, tokens[1:, None])[:, 0][mask[1:]]
                 if reader == "demos":
                     sft.append(-logp.sum())
@@ -187,7 +189,66 @@ def test_groups_without_signal_leave_the_weights_alone():
     update = learner.update(learner.prepare({"rollouts": [group(np.random.default_rng(0), [1.0, 1.0])]}, progress=0.0))
     assert all(torch.equal(v, before[k]) for k, v in learner.params().items())
     assert update.metrics["groups_zero_signal"] == 1.0
+    assert "grad_norm" not in update.metrics
     assert learner.version == 1
+
+
+def plain_statistics(segments):
+    """Entropy, k3 of policy and behaviour, and effective sample size over every completion token, by transformers."""
+    model, entropy, gap = build_model(SIZES, VOCAB, seed=0), [], []
+    for a in (s.arrays for s in segments):
+        for start, length in zip(a["row_start"].tolist(), a["row_length"].tolist(), strict=True):
+            at = slice(start, start + length)
+            tokens, mask = a["tokens"][at], a["loss_mask"][at]
+            with torch.no_grad():
+                logp = torch.log_softmax(model(tokens[None]).logits[0].double(), dim=-1)[:-1][mask[1:]]
+            entropy.append(-(logp.exp() * logp).sum(-1))
+            gap.append(logp.gather(1, tokens[mask][:, None])[:, 0] - a["logprob"][at][mask])
+    gaps = torch.cat(gap)
+    ratio = gaps.exp()
+    ess = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+    found = {"entropy": torch.cat(entropy).mean(), "approx_kl": (ratio - gaps - 1).mean(), "ess": ess}
+    return {k: float(v) for k, v in found.items()} | {"mismatch/mean_abs": float(gaps.abs().mean())}
+
+
+@pytest.mark.parametrize("rewards", [[[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 0.0]]])
+@pytest.mark.parametrize("budget", [1_000_000, 12])
+def test_statistics_are_over_every_completion_whether_it_has_signal_or_not(rewards, budget):
+    rng = np.random.default_rng(0)
+    segments = [group(rng, some) for some in rewards]
+    for segment, shift in zip(segments, (0.0, 0.4, -0.7), strict=False):
+        segment.arrays["logprob"] += shift * segment.arrays["loss_mask"]
+    learner = learner_of(micro_batch_tokens=budget)
+    metrics = learner.update(learner.prepare({"rollouts": segments}, progress=0.0)).metrics
+    expected = plain_statistics(segments)
+    assert {k: metrics[k] for k in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_sample_stands_for_many_completions_without_signal(monkeypatch):
+    """Beyond a bound, statistics are estimates: those of completions without signal are weighed by how many they stand for."""
+    monkeypatch.setattr(learner_module, "READ_LEAST", 40)
+    rng = np.random.default_rng(0)
+    segments = [group(rng, [1.0, 0.0]), *(group(rng, [1.0] * 4) for _ in range(10))]
+    learner = learner_of(lr=0.0)
+    batch = learner.prepare({"rollouts": segments}, progress=0.0)
+    read, parts = [], learner._parts
+
+    def spy(batch, rows):
+        read.append(int(batch["row_length"][rows].sum()))
+        return parts(batch, rows)
+
+    learner._parts = spy
+    found = []
+    for _ in range(60):
+        learner.version += 1  # another sample
+        found.append(learner.update(batch).metrics)
+    most = max(40, int(batch["row_length"].sum()) // 8)
+    assert all(n < most + 12 for n in read)
+    expected = plain_statistics(segments)
+    for name in ("entropy", "approx_kl"):
+        values = [m[name] for m in found]
+        assert len(set(values)) > 10
+        assert np.mean(values) == pytest.approx(expected[name], rel=0.1), name
 
 
 def test_the_reference_is_the_model_at_its_first_rollouts():
@@ -213,10 +274,12 @@ def test_state_dict_goes_on_bit_for_bit(kl_coef):
         one.update(one.prepare(segments, progress=0.0))
     other = learner_of(seed=9, kl_coef=kl_coef)
     other.load_state_dict(one.state_dict())
+    saved = {k: v.clone() for k, v in one.params().items()}
     for segments in batches[2:]:
         a, b = (x.update(x.prepare(segments, progress=0.5)).metrics for x in (one, other))
         assert a == b
     assert all(torch.equal(v, other.params()[k]) for k, v in one.params().items())
+    assert all(not torch.equal(v, saved[k]) for k, v in one.params().items()), "they went on"
 
 
 def test_published_parameters_are_live_and_tied_once():
@@ -255,3 +318,47 @@ def test_a_start_from_another_run_outlives_the_first_step(precision):
     learner.update(learner.prepare({"rollouts": [group(rng, [1.0, 0.0])]}, progress=0.0))
     for name, value in learner.params().items():
         assert torch.equal(value, given[name].to(value.dtype)), name
+
+
+def test_alone_demonstrations_are_no_warm_up():
+    """Without rollouts to come, the learning rate, passes and minibatches are the learner's own."""
+    config = TokenLearnerConfig(lr=1e-2, sft_lr=1e-5, warmup_updates=1, num_epochs=2, num_minibatches=2)
+    learner = TokenLearner(config, build_model(SIZES, VOCAB, seed=0), algorithms={"demos": SupervisedFineTuning()})
+    steps = []
+    original = learner.policy.step
+    learner.policy.step = lambda *args, **rest: steps.append(args) or original(*args, **rest)
+    update = learner.update(learner.prepare({"demos": [demos(np.random.default_rng(0), 8)]}, progress=0.0))
+    assert update.metrics["lr"] == pytest.approx(1e-2)
+    assert len(steps) == 4
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_supervised_gradients_do_not_know_the_sampling_temperature(beside):
+    """Alone, and in one batch with rollouts, whose own gradient does."""
+    rng = np.random.default_rng(0)
+    segments = {"demos": [demos(rng, 4)]} | ({"rollouts": [group(rng, [1.0, 0.0])]} if beside else {})
+    sft, nothing = [{t: gradient_of(segments, temperature=t, sft_coef=coef) for t in (1.0, 0.5)} for coef in (1.0, 0.0)]
+    own = {t: sft[t] - nothing[t] for t in (1.0, 0.5)}
+    torch.testing.assert_close(own[0.5], own[1.0])
+    assert own[1.0].norm() > 0
+    assert beside != torch.equal(nothing[1.0], nothing[0.5])
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_dpo_compares_the_models_own_log_probabilities(online):
+    """Policy, reference and so the loss are those of temperature 1; engine and learner are compared at the rollouts'."""
+    rng = np.random.default_rng(0)
+    segments = {"rollouts": [group(rng, [1.0, 0.0])]} if online else {"pairs": [pairs(rng, 2)]}
+
+    def update(temperature):
+        algorithm = OnlineDPO(DPOConfig(), channels={"exact": 1.0}) if online else DPO(DPOConfig())
+        config = TokenLearnerConfig(max_mismatch=1e9, temperature=temperature, warmup_updates=1, lr=1e-2, precision="float64")
+        learner = TokenLearner(config, build_model(SIZES, VOCAB, seed=0), algorithms={next(iter(segments)): algorithm})
+        for _ in range(2):
+            metrics = learner.update(learner.prepare(segments, progress=0.0)).metrics
+        return metrics, torch.cat([p.flatten() for p in learner.params().values()])
+
+    (plain, weights), (hot, same) = update(1.0), update(2.0)
+    assert hot["preference/margin"] == plain["preference/margin"] != 0.0
+    assert torch.equal(weights, same)
+    assert online == ("ess" in plain) == (plain.get("ess") != hot.get("ess"))

@@ -25,6 +25,7 @@ def made(name):
 def test_ranks_take_the_step_of_one(name):
     ((reader, segments),) = made(name).items()
 
+    start = torch.cat([p.flatten() for p in learner_of(name, {reader: segments}).params().values()])
     learners = [learner_of(name, {reader: segments}, warmup_updates=1) for _ in range(3)]  # a model is made by a global seed
 
     def work(ranks):
@@ -40,5 +41,6 @@ def test_ranks_take_the_step_of_one(name):
     found = together(2, work)
     assert torch.equal(found[0][0], found[1][0]), "the same bits on every rank"
     torch.testing.assert_close(found[0][0], weights, rtol=1e-5, atol=1e-6)
+    assert (weights - start).abs().max() > 1e-5, "the step is larger than what it may differ by"
     for key in ("grad_norm", *(k for k in metrics if k.startswith("loss/"))):
         assert found[1][1][key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-7), key

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_tokenizers import family
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.tokenize import CharTokenizer, HFTokenizer, check_round_trip, load_tokenizer, make_tokenizer
@@ -91,6 +94,47 @@ def test_hugging_face_folder(hf_folder):
     assert t.pad_id == t.eos_id
 
 
+@pytest.mark.parametrize(
+    ("name", "end", "behind"),
+    [
+        ("smollm2", "<|im_end|>", "\n"),
+        ("qwen-base", "<|im_end|>", "\n"),
+        ("llama3", "<|eot_id|>", ""),
+        ("spaced", " </s>", ""),
+    ],
+)
+def test_an_answer_ends_as_the_chat_template_ends_a_turn(tmp_path, name, end, behind):
+    """Against the template's own rendering of the whole conversation."""
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(str(family(tmp_path, name))), load_tokenizer(tmp_path)
+    prompt = [{"role": "user", "content": "2 + 2?"}]
+    for answer in ("4", "it is\nfour", "0123456789"):
+        whole = theirs.apply_chat_template([*prompt, {"role": "assistant", "content": answer}], tokenize=False)
+        row = [*ours.render(prompt), *ours.answer(answer)]
+        assert row == theirs.encode(whole.removesuffix(behind), add_special_tokens=False)
+        assert theirs.decode(row).endswith(answer + end)
+        assert ours.decode(ours.answer(answer)).strip() == answer
+        assert row[-1] in ours.end_ids
+    more = [{"role": "user", "content": "more"}]
+    talk = [*prompt, {"role": "assistant", "content": "4"}, *more]
+    assert ours.extend([*ours.render(prompt), *ours.answer("4")], more) == ours.render(talk)
+
+
+@pytest.mark.parametrize("name", ["no-end", "no-template"])
+def test_an_answer_ends_with_eos_where_no_template_ends_it(tmp_path, name):
+    tokenizer = load_tokenizer(family(tmp_path, name))
+    assert tokenizer.answer("4") == [*tokenizer.encode("4"), tokenizer.eos_id]
+    plain = make_tokenizer(family(tmp_path / "plain", "qwen-base"), plain=True)
+    assert plain.answer("4") == [*plain.encode("4"), plain.eos_id]
+
+
+def test_half_a_character_is_refused(hf_folder):
+    for tokenizer in (CharTokenizer(), load_tokenizer(hf_folder)):
+        with pytest.raises(DataError, match=r"a text has half a character \(.ud83d, a lone surrogate\) at place 4"):
+            tokenizer.encode("cut \ud83d")
+
+
 def without_template(folder, tmp_path):
     from transformers import AutoTokenizer
 
@@ -139,3 +183,35 @@ def test_round_trip(hf_folder, tmp_path):
     assert check_round_trip(lossy, ["a b"] * 40 + ["A"]) == ["A"]
     with pytest.raises(ConfigError, match="does not give this text back"):
         check_round_trip(lossy, ["a b", "a c"])
+
+
+def test_a_tokenizer_that_is_larger_than_its_model_is_refused_with_both_numbers(hf_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    inner = AutoTokenizer.from_pretrained(str(hf_folder))
+    inner.save_pretrained(str(tmp_path))
+    config, size = tmp_path / "config.json", len(inner)
+    config.write_text(json.dumps({"vocab_size": size}))
+    HFTokenizer(tmp_path)
+    config.write_text(json.dumps({"text_config": {"vocab_size": size - 4}}))
+    fix = rf"its tokenizer has {size} tokens, but its embedding {size - 4} rows; .*resize_token_embeddings\({size}\)"
+    with pytest.raises(ConfigError, match=fix):
+        HFTokenizer(tmp_path)
+    CharTokenizer().save(tmp_path)
+    with pytest.raises(ConfigError, match=r"its tokenizer has 262 tokens, but its embedding 255 rows"):
+        load_tokenizer(tmp_path)
+
+
+def test_special_tokens_that_the_model_does_not_know_are_refused_where_a_text_has_them(hf_folder, tmp_path):
+    """Gemma 3 of 1B: the tokenizer has one token for images, the model has none."""
+    from transformers import AutoTokenizer
+
+    inner = AutoTokenizer.from_pretrained(str(hf_folder))
+    rows = len(inner)
+    inner.add_special_tokens({"additional_special_tokens": ["<image>"]}, replace_extra_special_tokens=False)
+    inner.save_pretrained(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": rows}))
+    t = HFTokenizer(tmp_path)
+    assert t.decode(t.encode("hi")) == "hi"
+    with pytest.raises(DataError, match=r"the text 'a <image>' has '<image>', for which .* has no embedding; leave it out"):
+        t.encode("a <image>")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.rewards.adapters import from_verl, verl_score
@@ -16,7 +18,7 @@ from runnel.llm.rewards.components import BUILTIN, RewardComponent
 from runnel.llm.rewards.extract import extract
 from runnel.llm.rewards.judging import RewardJob
 from runnel.llm.rewards.pool import RewardPool
-from runnel.llm.rewards.scorers import judge, reward_model
+from runnel.llm.rewards.scorers import judge, reward_model, score_of
 from runnel.llm.rewards.verifiers import exact_match, length, regex_match, tag_format
 from runnel.testing.rewards import check_reward
 
@@ -38,6 +40,132 @@ def test_extraction():
     assert extract("just text", "code") is None
     with pytest.raises(ConfigError, match="tag:NAME"):
         extract("x", "tags")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("42,", "42"), ("so 42.", "42"), ("$42.", "42"), (".5", ".5"), ("-.5", "-.5"), ("x=-7", "-7"), ("-7", "-7"),
+        ("5-3", "3"), ("5 - 3", "3"),
+        ("(2)-1", "1"), ("GPT-4", "4"), ("1,234.5", "1,234.5"), ("1,2,3", "3"), ("12,34", "34"), ("1,234,5678", "5678"),
+        ("3/4", "4"),
+        ("1e-3", "1e-3"), ("50%", "50"), ("1.2.3", "3"), ("\N{MINUS SIGN}7", "\N{MINUS SIGN}7"), ("none", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_last_number(text, number):
+    assert extract(text, "last_number") == number
+
+
+def read_numbers(text: str) -> list[str]:
+    """All numbers of a text, letter by letter: a reading that shares nothing with the pattern."""
+    found, i = [], 0
+    while i < len(text):
+        start = i
+        if text[i] == "-" and not (i and (text[i - 1].isalnum() or text[i - 1] in "_)]}")):
+            i += 1
+        whole = len(text[i:]) - len(text[i:].lstrip("0123456789"))
+        before = text[i - 1] if i else ""
+        fraction = text[i + 1 :] if text[i : i + 1] == "." else ""
+        if whole == 0 and not (fraction[:1].isdigit() and not before.isdigit()):
+            i = start + 1
+            continue
+        i += whole
+        while 1 <= whole <= 3 and text[i : i + 1] == "," and text[i + 1 : i + 4].isdigit() and len(text[i + 1 : i + 4]) == 3:
+            if text[i + 4 : i + 5].isdigit():
+                break
+            i += 4
+        if text[i : i + 1] == "." and text[i + 1 : i + 2].isdigit():
+            i += 1
+            while text[i : i + 1].isdigit():
+                i += 1
+        if text[i : i + 1] == "e":
+            end = i + 1 + (text[i + 1 : i + 2] in ("-", "+"))
+            digits = len(text[end:]) - len(text[end:].lstrip("0123456789"))
+            if 1 <= digits <= 4 and not text[end + digits : end + digits + 1].isalnum():
+                i = end + digits
+        found.append(text[start:i])
+    return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(alphabet="0123456789,.-e+ )x/", max_size=14))
+def test_the_last_number_against_a_reading_letter_by_letter(text):
+    numbers = read_numbers(text)
+    assert extract(text, "last_number") == (numbers[-1] if numbers else None)
+
+
+def test_numbers_are_compared_as_numbers():
+    texts = ["42,", ".5", "5-3", "1,200", "so 1200", "42.0", "-3", "1e-3"]
+    answers = ["42", "0.5", "-3", "1200", "1,200", "42", "3", 0.001]
+    assert exact_match([""] * 8, texts, answer=answers, extract="last_number") == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0]
+    assert exact_match([""], [".5"], answer=["0.5"]) == [0.0]
+
+
+def test_which_block_is_the_code():
+    python, output = "```python\nx = 1\n```\n", "```\n6\n```\n"
+    assert extract(python + "It prints:\n" + output, "code") == "x = 1\n"
+    assert extract(python + "better:\n```py\nx = 2\n```\nwhich prints\n" + output, "code") == "x = 2\n"
+    assert extract("```\ndef f():\n    pass\n```\nIt prints:\n" + output, "code") == "def f():\n    pass\n"
+    assert extract("```\nprint(1)\n```\n```\nprint(2)\n```", "code") == "print(2)\n"
+    assert extract("```bash\npip install x\n```\n" + output, "code") == "6\n"
+    assert extract("```bash\npip install x\n```", "code") is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "answer"),
+    [
+        ("tag:answer", "<answer>4</answer> or so</answer>", "4"),
+        ("tag:answer", "<answer>maybe <answer>4</answer>", "4"),
+        ("tag:answer", "<answer>4</answer> <answer>5", "4"),
+        ("tag:answer", "</answer><answer>", None),
+        ("tag:answer", "</answer>", None),
+        ("tag:answer", "<answer></answer>", ""),
+        ("boxed", r"\boxed {4}", "4"),
+        ("boxed", r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        ("boxed", r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        ("boxed", r"\boxed{\boxed{4}}", "4"),
+        ("boxed", r"\boxed{4} and \boxed{5", None),
+        ("boxed", r"boxed{4}", None),
+        ("boxed", r"\boxed{}", ""),
+        ("last_line", "a\n\n b \n \n", "b"),
+        ("after:####", "#### 3 #### 4", "4"),
+        ("after:####", "3", None),
+        ("all", " \n4 ", "4"),
+    ],
+)
+def test_what_each_rule_finds(rule, text, answer):
+    found = extract(text, rule)
+    assert (found if found is None else found.strip()) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("<think>a</think><answer>4</answer>", 1.0),
+        ("\n<think>\na < b\n</think>\n\n<answer>4</answer>\n", 1.0),
+        ("<think>I close with <answer> soon</think><answer>4</answer>", 0.0),
+        ("<think>a</think></think><answer>4</answer>", 0.0),
+        ("<think>a</think><answer>4</answer><answer>5</answer>", 0.0),
+        ("<think>a<answer>4</answer></think>", 0.0),
+        ("<think>a</think>4", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_format_has_each_tag_once(text, right):
+    assert tag_format([""], [text]) == [right]
+
+
+def test_expected_numbers_are_compared_as_numbers():
+    pairs = [
+        ("7", 7.0, 1.0),
+        ("7.0", 7, 1.0),
+        ("1,200", 1200, 1.0),
+        ("7", "7.0", 0.0),
+        ("7 apples", 7, 0.0),
+        ("True", True, 1.0),
+        ("1", True, 0.0),
+    ]
+    assert exact_match([""] * 7, [t for t, _, _ in pairs], answer=[a for _, a, _ in pairs]) == [r for _, _, r in pairs]
 
 
 def test_exact_match():
@@ -73,17 +201,9 @@ def test_a_regex_that_backtracks_for_ever_is_stopped():
     assert judged(component, "a" * 40 + "b").failure == "timeout after 0.5 s"
 
 
-def test_mathematics():
+def test_mathematics_where_no_answer_is_expected():
     pytest.importorskip("math_verify")
-    answers = ["1/2", "1/2", "2", "$x^2+1$", None]
-    texts = [r"so $\boxed{\frac{1}{2}}$", "it is 0.5", "3", "$1 + x^2$", "anything"]
-    part = RewardComponent("math", "math")
-    other = RewardComponent("any", "exact")
-    pool = RewardPool([part, other])
-    pool.submit(RewardJob(0, [""] * 5, texts, {"answer": [*answers[:4], None]}))
-    pool.close()
-    assert judged(part, *texts[:4], answer=answers[:4]).rewards == {"math": [1.0, 1.0, 0.0, 1.0]}
-    assert "no component applies" in judged(part, "x", answer=[None]).failure
+    assert "no component applies" in judged(RewardComponent("math", "math"), "x", answer=[None]).failure
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
@@ -182,12 +302,64 @@ def judge_url():
 def test_a_judge_behind_an_address(judge_url, monkeypatch):
     monkeypatch.setenv("MY_KEY", "k")
     options = {"base_url": judge_url, "model": "m", "template": "{completion}{topic}", "high": 100.0, "api_key_env": "MY_KEY"}
+    options["pattern"] = r"I say (\d+)"
     assert judge(["p"] * 2, ["abc", "busy"], topic=["!", "!"], **options) == [4.0, 5.0]
     last = FakeJudge.seen[0]
     assert (last["path"], last["key"], last["model"]) == ("/v1/chat/completions", "Bearer k", "m")
-    with pytest.raises(DataError, match="gave no number from 0 to 100: 'no idea'"):
+    with pytest.raises(DataError, match="gave no score from 0 to 100 in the form asked for: 'no idea'"):
         judge(["p"], ["odd"], topic=["!"], **options)
     with pytest.raises(DataError, match="judge at http"):
         judge(["p"], ["a"], base_url="http://127.0.0.1:9", model="m", retries=0)
     verdict = judged(RewardComponent("judge", "judge", options=options), "abc", "odd", topic=["", ""])
-    assert "no number" in verdict.failure
+    assert "no score" in verdict.failure
+
+
+def reply_of(text, finish="stop"):
+    return {"choices": [{"message": {"content": text}, "finish_reason": finish}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("7", 7.0), (" 7.5\n", 7.5), ("7/10", 7.0), ("7 / 10.", 7.0), ("7 out of 10", 7.0), ("**7**", 7.0),
+        ("Score: 7", 7.0), ("Rating: **7/10**", 7.0),
+        ("10", 10.0), ("0", 0.0), ("10/10", 10.0), ("The answer has 3 faults.\nScore: 4", 4.0),
+        ("Score: 3\n\nOn reflection:\nFinal score: 5/10", 5.0),
+        ("<think>maybe 3</think>\n6", 6.0), ("<score>8</score>", 8.0), (r"\boxed{9}", 9.0), ("Grade = 2", 2.0),
+        ("My score is 7.", 7.0),
+    ],
+)  # fmt: skip
+def test_a_score_is_read_in_the_form_that_was_asked_for(text, score):
+    assert score_of(reply_of(text), "", 0.0, 10.0) == score
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Step 1", "Step 1: the answer names 3 planets", "The answer is 42, which is wrong.", "7/5", "7/100", "11", "-1",
+        "10/7", "", "no idea", "1. It is short",
+        "between 6 and 7", "7 or 8", "<think>score: 3", "Score: 3 of 4 facts are right", "Score: ten",
+        "Score: 3 and Score: 4", "7-8", "1e1000", "nan", "Score: 7%",
+        "100%", "I would not say the score is 7 here",
+    ],
+)  # fmt: skip
+def test_a_reply_without_a_score_in_that_form_is_a_failure(text):
+    with pytest.raises(DataError, match="no score"):
+        score_of(reply_of(text), "", 0.0, 10.0)
+
+
+def test_a_reply_that_was_cut_off_is_a_failure():
+    with pytest.raises(DataError, match=r"cut off.*max_tokens"):
+        score_of(reply_of("1", "length"), "", 0.0, 10.0)
+    with pytest.raises(DataError, match="no choices"):
+        score_of({"choices": []}, "", 0.0, 10.0)
+    with pytest.raises(DataError, match="no text"):
+        score_of(reply_of(None), "", 0.0, 10.0)
+
+
+def test_a_form_of_ones_own():
+    assert score_of(reply_of("[[3]] no: [[4]]"), r"\[\[(\d+)\]\]", 0.0, 10.0) == 4.0
+    with pytest.raises(DataError, match="no score"):
+        score_of(reply_of("[[x]] 4"), r"\[\[(\w)\]\]", 0.0, 10.0)
+    with pytest.raises(ConfigError, match="one group"):
+        score_of(reply_of("1 2"), r"(\d) (\d)", 0.0, 10.0)

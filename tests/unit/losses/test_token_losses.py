@@ -66,7 +66,7 @@ def test_sequence_policy_loss_by_hand():
         torch.tensor([2.0, 2.0, 1.0]),
         row=torch.tensor([0, 0, 1]),
         num_rows=2,
-        weight=torch.ones(3),
+        weight=torch.tensor([0.5, 0.5, 1.0]),
         clip_low=0.1,
         clip_high=0.2,
         denominator=2.0,

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import warnings
+from dataclasses import replace
 
 import pytest
+import torch
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.nets.causal_lm import ModelConfig, build_model
@@ -47,6 +50,76 @@ def test_a_part_that_is_missing(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(DataError, match=r"model-2\.safetensors is missing"):
         check_model_folder(folder)
+
+
+def change(folder, **tensors):
+    """Put tensors into the weights of a folder; None takes one out."""
+    from safetensors.torch import load_file, save_file
+
+    found = load_file(str(folder / "model.safetensors"))
+    found = {k: v for k, v in (found | tensors).items() if v is not None}
+    save_file(found, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+UP, DOWN = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
+
+
+def test_tensors_that_are_missing_are_refused_by_name_and_not_made_up(folder):
+    change(folder, **{UP: None})
+    reason = rf"1 tensor is missing from its weights \({UP}\); they would be random numbers; copy or download the model again"
+    with pytest.raises(ConfigError, match=reason):
+        model_folder(str(folder))
+    with pytest.raises(ConfigError, match=reason):
+        build_model(ModelConfig(path=str(folder)), 32, seed=0)
+    change(folder, **{f"model.layers.0.self_attn.{x}_proj.weight": None for x in "qkv"})
+    with pytest.raises(ConfigError, match=rf"4 tensors are missing from its weights \({UP}, model.*, \.\.\.\)"):
+        model_folder(str(folder))
+
+
+def test_a_tied_head_need_not_be_there_but_one_of_its_own_must(tmp_path):
+    for tied in (True, False):
+        where = tmp_path / str(tied)
+        model = build_model(replace(SIZES, tie_embeddings=tied), 32, seed=0)
+        model.save_pretrained(str(where))
+        back = build_model(ModelConfig(path=model_folder(str(where))), 32, seed=0)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), back.parameters(), strict=True))
+    change(where, **{"lm_head.weight": None})
+    with pytest.raises(ConfigError, match=r"1 tensor is missing from its weights \(lm_head.weight\)"):
+        model_folder(str(where))
+
+
+def test_a_tensor_of_another_shape_is_refused_with_both(folder):
+    change(folder, **{UP: torch.zeros(7, 16)})
+    reason = rf"1 tensor is of another shape \({UP} is \[7, 16\], its config says \[32, 16\]\)"
+    with pytest.raises(ConfigError, match=reason):
+        model_folder(str(folder))
+    with pytest.raises(ConfigError, match=reason):
+        build_model(ModelConfig(path=str(folder)), 32, seed=0)
+
+
+def test_tensors_that_nobody_uses_are_told_once(folder):
+    change(folder, **{"score.weight": torch.zeros(1, 16)})
+    with pytest.warns(UserWarning, match=r"1 tensor is not used by LlamaForCausalLM \(score.weight\)"):
+        model_folder(str(folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_model(ModelConfig(path=str(folder)), 32, seed=0)
+
+
+def test_a_language_model_is_no_reward_model(folder):
+    from runnel.llm.rewards.scorers import reward_model
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "score"}, "label2id": {"score": 0}}))
+    with pytest.raises(ConfigError, match=r"reward.model = .*1 tensor is missing from its weights \(score.weight\)"):
+        reward_model(["p"], ["c"], model=str(folder))
+
+
+def test_what_transformers_does_not_know_is_a_refusal(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "nothing-known"}))
+    with pytest.raises(ConfigError, match=r"transformers cannot load it: .*nothing-known"):
+        model_folder(str(folder))
 
 
 def test_folders_without_a_model(tmp_path, folder):

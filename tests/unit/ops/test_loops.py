@@ -14,6 +14,7 @@ from runnel.ops import attention, attention_loops, block_host, block_loops, bloc
 from runnel.ops.attention import PackedRows, packed_attention
 from runnel.ops.loop_maths import exp, floats, take
 from runnel.ops.loops import Loop, loops
+from runnel.ops.weights import Weight
 
 ROWS = [0, 1, 7, 700]
 HEADS = [(4, 4, 32), (6, 2, 8), (3, 1, 20), (2, 2, 48)]
@@ -110,7 +111,7 @@ def test_products_of_any_number_of_rows(rows):
     x, weight, bias = torch.randn(rows, 24), torch.randn(40, 24), torch.randn(40)
     for given in (None, bias):
         with torch.no_grad():
-            found = blocks.project(x, blocks.Weight(weight), None if given is None else blocks.Weight(given))
+            found = blocks.project(x, Weight(weight), None if given is None else Weight(given))
         torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, given), atol=1e-5, rtol=1e-5)
         assert found.is_contiguous()
 

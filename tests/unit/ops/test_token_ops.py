@@ -9,9 +9,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.ops import blocks
 from runnel.ops.attention import PackedRows, packed_attention
-from runnel.ops.blocks import Weight
 from runnel.ops.logprobs import head_logprobs, logprobs_from_logits, token_logprobs
 from runnel.ops.sampling import draw
+from runnel.ops.weights import Weight
 
 CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
@@ -112,7 +112,7 @@ def test_parts_of_a_block_on_cuda_are_those_of_the_cpu(part):
             "mlp": lambda: blocks.gated_mlp(a, made["up"], made["down"]),
             "mlp_again": lambda: blocks.gated_mlp(a, made["up"], made["down"], recompute=True),
             "project": lambda: blocks.project(a, made["up"], made["bias"]),
-            "embed": lambda: blocks.embed(tokens.to(device), made["up"]),
+            "embed": lambda: blocks.embed(tokens.to(device), made["up"], trains=True),
         }[part]()
         torch.manual_seed(1)
         (out * torch.randn(out.shape).to(device)).sum().backward()

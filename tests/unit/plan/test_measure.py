@@ -50,6 +50,8 @@ def test_plan_prints_a_command_and_saves_costs(tmp_path: Path, capsys: pytest.Ca
     assert found["best"][0]["placement"]["trainers"] >= 1
     assert main(["plan", "ppo", "--dry-run"]) == 2
     assert main(["plan", "ppo", "--cluster", "nowhere.toml"]) == 2
+    (tmp_path / "cluster.toml").write_bytes(b'name = "\xe9"')
+    assert main([*args[:2], "--cluster", str(tmp_path / "cluster.toml")]) == 2
 
 
 def test_simulate_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

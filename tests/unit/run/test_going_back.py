@@ -11,7 +11,7 @@ import pytest
 from fakes_run import experiment
 
 from runnel.core.clock import ManualClock
-from runnel.core.errors import WorkerFailure
+from runnel.core.errors import DiskFullError, WorkerFailure
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_parts, write_parts
 from runnel.run.experiment import Experiment
 from runnel.run.launchers import inproc
@@ -118,6 +118,8 @@ class ScriptedSeat:
         self.orders: list[Message] = []
         self.words: list[Message] = [{"op": "ready"}]
         self.gone = ""
+        self.full = [""] * 9
+        """What it says of the disk when it saves."""
 
     def send(self, message: Message) -> None:
         self.orders.append(message)
@@ -125,7 +127,8 @@ class ScriptedSeat:
             self.gone = "was lost"
         answers = {"start": "started", "pause": "paused", "save": "saved"}
         if not self.gone and message["op"] in answers:
-            self.words.append({"op": answers[message["op"]], "files": {}, "streams": {}})
+            full = self.full.pop(0) if message["op"] == "save" else ""
+            self.words.append({"op": answers[message["op"]], "files": {}, "streams": {}, "full": full})
 
     def receive(self) -> list[Message]:
         found, self.words = self.words, []
@@ -225,3 +228,22 @@ def test_a_run_that_goes_on_from_a_checkpoint_does_not_start_from_another_run_ag
         host = ScriptedHost()
         Supervisor(session, host, {}).start()
         assert {order["init_from"] for seat in host.seats for order in seat.orders if order["op"] == "start"} == {wanted}
+
+
+def test_a_group_without_room_for_its_part_costs_the_checkpoint_and_not_the_run(tmp_path: Path) -> None:
+    session, host = local(tmp_path), ScriptedHost()
+    supervisor = Supervisor(session, host, {})
+    supervisor.start()
+    trainer = next(s for s in host.seats if s.group == "trainer")
+    trainer.full[:3] = ["", "the disk is full", "the disk is full"]
+    supervisor._barrier()
+    supervisor._barrier()
+    assert [p.name for p in session.checkpoints.finished()] == ["000000000"]
+    assert [p.name for p in session.checkpoints.folder.glob(".writing-*")] == []
+    assert "the disk is full" in told(session)
+    supervisor._barrier(last=True)
+    assert [o["whole"] for o in trainer.orders if o["op"] == "save"] == [True, True, True, False]
+    assert session.checkpoints.newest(("params",))[1]["whole"] is False
+    trainer.full[:2] = ["the disk is full"] * 2
+    with pytest.raises(DiskFullError, match="the disk is full"):
+        supervisor._barrier(last=True)

@@ -24,8 +24,19 @@ TINY: dict[str, Any] = {
 
 def two(out: Path, updates: int = 2) -> list[rl.Run]:
     first = rl.Stage("sft", "sft", {**TINY, "demo_rows": 4, "total_updates": 2})
-    second = {"model": "{sft}/model", "num_pairs": 2, "total_updates": updates, "checkpoint": {"every": 1}}
-    return rl.run_pipeline([first, rl.Stage("dpo", "dpo", {**TINY, **second})], out=out)
+    second = {
+        **without_sizes(TINY),
+        "model": "{sft}/model",
+        "num_pairs": 2,
+        "total_updates": updates,
+        "checkpoint": {"every": 1},
+    }
+    return rl.run_pipeline([first, rl.Stage("dpo", "dpo", second)], out=out)
+
+
+def without_sizes(settings: dict[str, Any]) -> dict[str, Any]:
+    """For a stage that starts from a model: it has sizes of its own."""
+    return {name: value for name, value in settings.items() if name != "lm"}
 
 
 def test_stages_hand_over_and_are_skipped_when_done(tmp_path: Path) -> None:
@@ -58,8 +69,8 @@ def test_a_stage_that_was_begun_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         two(tmp_path / "cut", updates=4)
     runs = two(tmp_path / "cut", updates=4)
     assert runs[1].status == "finished"
-    newest = [sorted((r[1].path / "checkpoints").glob("0*"))[-1] / "params.safetensors" for r in (whole, runs)]
-    assert newest[0].read_bytes() == newest[1].read_bytes()
+    saved = [sorted((r[1].path / "checkpoints").glob("0*/params.safetensors")) for r in (whole, runs)]
+    assert saved[0][-1].read_bytes() == saved[1][-1].read_bytes() != saved[0][-2].read_bytes(), "the same, and it moved"
 
 
 def test_a_stage_killed_at_its_very_end_is_done(tmp_path: Path) -> None:
@@ -70,6 +81,44 @@ def test_a_stage_killed_at_its_very_end_is_done(tmp_path: Path) -> None:
     again = two(tmp_path)
     assert again[1].status == "finished"
     assert (runs[1].path / "model" / "model.safetensors").is_file()
+
+
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    r"last\.num_prompts = 0": ("grpo", {"num_prompts": 0}),
+    r"last\.learner\.num_epochs = 2.*importance weight": ("rloo", {"learner": {"num_epochs": 2}}),
+    r"last\.task = 'nonsense'": ("grpo", {"task": "nonsense"}),
+    r"last\.max_tokens = 9999.*lower max_tokens": ("grpo", {"max_tokens": 9999}),
+    r"last\.reward_model = .*nowhere.*no such folder": ("grpo", {"reward_model": "nowhere"}),
+    r"last\.colour": ("grpo", {"colour": "red"}),
+    r"last\.recipe = 'brpo'": ("brpo", {}),
+}
+
+
+@pytest.mark.parametrize("named", list(BAD))
+def test_every_stage_is_checked_before_the_first_one_trains(named: str, tmp_path: Path) -> None:
+    """Also what only a build finds: a stage that takes a model from an earlier one is built on what that one starts from."""
+    recipe, settings = BAD[named]
+    few = {key: value for key, value in TINY.items() if key != "lm"}
+    first = rl.Stage("sft", "sft", {**TINY, "demo_rows": 4, "total_updates": 2})
+    last = rl.Stage("last", recipe, {**few, "model": "{sft}/model", "total_updates": 1, **settings})
+    with pytest.raises(rl.ConfigError, match=f"^{named}"):
+        rl.run_pipeline([first, last], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stage_that_failed_without_an_update_is_corrected_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any) -> int:
+        raise RuntimeError("lightning")
+
+    monkeypatch.setattr("runnel.llm.pairs.PairSampler.step", failing)
+    with pytest.raises(RuntimeError, match="lightning"):
+        two(tmp_path)
+    monkeypatch.undo()
+    assert [p.name for p in (tmp_path / "02-dpo" / "checkpoints").iterdir()] == ["000000000"], "it was saved as it failed"
+    before = (tmp_path / "01-sft" / "metrics.jsonl").stat().st_mtime_ns
+    runs = two(tmp_path, updates=3)
+    assert [(r.status, r.version) for r in runs] == [("finished", 2), ("finished", 3)]
+    assert (tmp_path / "01-sft" / "metrics.jsonl").stat().st_mtime_ns == before, "what is done is not done again"
 
 
 def test_wrong_references_are_named() -> None:

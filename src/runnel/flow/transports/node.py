@@ -74,8 +74,15 @@ class NodeBells:
 
     def ring(self) -> None:
         for place in np.flatnonzero(self._marks).tolist():
-            if place != self._place:
+            if place != self._place and not self._lost(place):
                 press(self._writer(place))
+
+    def _lost(self, place: int) -> bool:
+        """Whether a bell that was never rung from here cannot be found any more, because the process that made it has died: the
+        supervisor sees that, and starts its node's processes again."""
+        if place in self._writers or self._mine:
+            return False
+        return not os.path.lexists(f"/proc/{self._memory.pid}/fd/{self._memory.pipes[place][1]}")
 
     def wait(self, timeout_s: float, *also: int) -> bool:
         """Until someone rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""

@@ -79,8 +79,9 @@ def make_bell() -> tuple[int, int]:
 
 
 def press(bell: int) -> None:
-    """Ring; a bell that has rung and was not heard yet may be full, which says the same."""
-    with suppress(BlockingIOError):
+    """Ring; a bell that has rung and was not heard yet may be full, which says the same. One that nobody can hear any more is
+    that of a process that has died: whoever watches processes deals with it, and not who happens to ring."""
+    with suppress(BlockingIOError, BrokenPipeError):
         os.write(bell, b"!")
 
 

@@ -31,9 +31,10 @@ constant."""
 class Part:
     """The tokens of one component in a micro-batch, and what the models say of them. All `[M]`.
 
-    `logprob` and `entropy` are of the policy, `score` is of a reward model, `value` of the critic; only what the batch's
-    components use is there. `fields` are the annotations; `row` and `unit` are numbered from 0. `count` is the number of
-    tokens of the component in the global batch, `version` that of the weights at the start of the update.
+    `logprob` and `entropy` are of the policy (at the component's temperature), `score` is of a reward model, `value` of the
+    critic; only what the batch's components use is there. `fields` are the annotations; `row` and `unit` are numbered from 0.
+    `count` is the number of tokens of the component in the global batch, `version` that of the weights at the start of the
+    update.
     """
 
     fields: Batch
@@ -79,7 +80,8 @@ class Component:
 
     `loss(part, denominator)` divides by `denominator/<name>` of the global batch (`denominator` names another's). `uses` says
     which model it trains. `metrics` names what it shows. It trains from the algorithm's batch number `start` on. With
-    `by_advantage`, tokens whose advantage is 0 have no gradient.
+    `by_advantage`, tokens whose advantage is 0 have no gradient. `tempered`: log-probabilities are those of what rollouts were
+    sampled from, at their temperature; otherwise the model's own, at 1.
     """
 
     loss: Callable[[Part, float], Loss]
@@ -90,6 +92,7 @@ class Component:
     denominator: str = ""
     start: int = 0
     by_advantage: bool = False
+    tempered: bool = True
 
 
 class Algorithm(Protocol):

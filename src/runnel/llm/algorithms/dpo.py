@@ -43,7 +43,8 @@ class DPO:
 
         L = -1/P sum_p log sigmoid(beta [log pi(y+)/pi_ref(y+) - log pi(y-)/pi_ref(y-)])  -  chosen_coef/N sum_t log pi(y+_t)
 
-    Rows come in pairs, the chosen answer first; N is the number of chosen tokens.
+    Rows come in pairs, the chosen answer first; N is the number of chosen tokens. Log-probabilities are the models' own,
+    whatever the temperature at which pairs were sampled.
     """
 
     needs: frozenset[str] = frozenset({"reference_logprob"})
@@ -51,9 +52,9 @@ class DPO:
     def __init__(self, config: DPOConfig) -> None:
         self.config = config
         metrics = (*PAIR_METRICS, "preference/reward_chosen", "preference/reward_rejected")
-        components = {"dpo": Component(self._loss, kind=PAIR, metrics=metrics)}
+        components = {"dpo": Component(self._loss, kind=PAIR, metrics=metrics, tempered=False)}
         if config.chosen_coef:
-            components["chosen"] = Component(_chosen_loss, kind=PAIR, coef=config.chosen_coef)
+            components["chosen"] = Component(_chosen_loss, kind=PAIR, coef=config.chosen_coef, tempered=False)
         self.components: Mapping[str, Component] = components
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:

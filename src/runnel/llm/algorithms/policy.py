@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +64,8 @@ class PolicyAlgorithm:
     `max_tokens` is the longest completion."""
 
     aggregation: Aggregation = "token"
+    fresh_only: ClassVar[bool] = False
+    """The loss has no importance weight: it is right on samples of the very weights that it changes, and on no others."""
 
     def __init__(self, config: PolicyConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
         if not channels:

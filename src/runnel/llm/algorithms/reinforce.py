@@ -30,6 +30,7 @@ class Reinforce(PolicyAlgorithm):
     """
 
     aggregation: Aggregation = "sum"
+    fresh_only = True
 
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
         total = collective.all_reduce(torch.stack([rewards.sum(), torch.tensor(float(len(rewards)))]))

@@ -22,7 +22,7 @@ class SupervisedFineTuning:
     needs: frozenset[str] = frozenset()
 
     def __init__(self, *, coef: float = 1.0) -> None:
-        self.components: Mapping[str, Component] = {"sft": Component(_cross_entropy, kind=SFT, coef=coef)}
+        self.components: Mapping[str, Component] = {"sft": Component(_cross_entropy, kind=SFT, coef=coef, tempered=False)}
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
         mask, length = rows["loss_mask"], rows["row_length"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
@@ -13,8 +13,8 @@ from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Decode, Engine
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
 from runnel.nets.causal_lm import save_model
-from runnel.nets.pack import pack
-from runnel.nets.token_model import DTYPES
+from runnel.nets.pack import packed
+from runnel.nets.token_model import DTYPES, Precision
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,27 @@ class EngineConfig:
     """native: compute in shapes that do not depend on who runs beside, so that tokens do not either, to the last bit."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
+    def unused(self) -> dict[str, str]:
+        """Settings that this kind of engine would not read, and why."""
+        found = {} if self.kind == "vllm" else {"vllm": "is for engine.kind vllm"}
+        native = {} if self.kind == "native" else dict.fromkeys(("on_update", "fixed_shapes"), "is for engine.kind native")
+        return found | native
+
+    def precision_on(self, device: str) -> Precision:
+        """`precision`, chosen for a device."""
+        if self.precision == "auto":
+            return "bfloat16" if device.startswith("cuda") else "float32"
+        return self.precision
+
+    def deterministic(self) -> EngineConfig:
+        """The same for a run of which every repetition must give the same bits: what is answered together is a matter of
+        timing where a policy worker serves several clients, so shapes must not depend on it."""
+        if self.kind == "vllm":
+            raise ConfigError(
+                "engine.kind", self.kind, "vLLM batches by timing, and a deterministic run cannot; use native or hf"
+            )
+        return replace(self, fixed_shapes=True) if self.kind == "native" else self
+
     def __post_init__(self) -> None:
         if self.kind not in ("native", "hf", "vllm"):
             raise ConfigError("engine.kind", self.kind, "use native, hf or vllm")
@@ -47,7 +68,7 @@ def make_engine(
     *,
     num_slots: int,
     max_length: int,
-    eos_id: int,
+    eos_id: int | Sequence[int],
     folder: str = "",
     decode_text: Decode | None = None,
 ) -> Engine:
@@ -59,7 +80,7 @@ def make_engine(
     slots = config.num_slots or num_slots
     if config.kind == "native":
         return NativeEngine(
-            _in_precision(make_model(), config.precision),
+            _in_precision(make_model(), config),
             num_slots=slots,
             max_length=max_length,
             eos_id=eos_id,
@@ -68,10 +89,10 @@ def make_engine(
             fixed_shapes=config.fixed_shapes,
         )
     if config.kind == "hf":
-        model = _in_precision(make_model(), config.precision)
+        model = _in_precision(make_model(), config)
         return HfEngine(model, num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
     options: dict[str, Any] = {"max_length": max_length, "eos_id": eos_id, "decode_text": decode_text}
-    options |= {"precision": config.precision, "config": config.vllm}
+    options |= {"precision": config.precision, "config": config.vllm, "make_model": make_model}
     if folder:
         return VllmEngine(folder, num_slots=slots, **options)
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:
@@ -81,8 +102,7 @@ def make_engine(
     return engine
 
 
-def _in_precision(model: Any, name: str) -> Any:
-    """The model with its weights in the named precision, packed."""
-    kind = "bfloat16" if model.device.type == "cuda" else "float32"
-    pack(model, dtype=DTYPES[kind if name == "auto" else name])
+def _in_precision(model: Any, config: EngineConfig) -> Any:
+    """The model with its weights in the engine's precision, packed."""
+    packed(model, dtype=DTYPES[config.precision_on(model.device.type)], device=model.device)
     return model

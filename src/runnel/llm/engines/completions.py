@@ -5,6 +5,7 @@ For engines that keep their books in Python, a token at a time (`hf`, `vllm`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from runnel.core.protocols import Reply, Request, State
 from runnel.llm.engines.requests import Decode, SamplingConfig, reply_rows, request_data, request_of, sampling_of
+from runnel.llm.engines.stops import completes
 
 
 @dataclass
@@ -44,16 +46,13 @@ class Completion:
         self.sampling_logprobs.append(sampling_logprob)
         self.versions.append(version)
 
-    def terminated(self, eos_id: int, decode: Decode | None) -> bool:
+    def terminated(self, end_ids: Sequence[int], decode: Decode | None) -> bool:
         """Whether the newest token ends it: eos, a stop token, or the end of a stop text."""
         if not self.tokens:
             return False
-        if self.tokens[-1] == eos_id or self.tokens[-1] in self.sampling.stop_tokens:
+        if self.tokens[-1] in end_ids or self.tokens[-1] in self.sampling.stop_tokens:
             return True
-        if not self.sampling.stop or decode is None:
-            return False
-        text = decode(self.tokens)
-        return any(stop in text for stop in self.sampling.stop)
+        return decode is not None and completes(self.tokens, self.sampling.stop, decode)
 
     def reply(self, *, terminated: bool, truncates: bool) -> Reply:
         """`truncates`: tokens were drawn from less than the model's distribution, so what they were drawn from is told."""

@@ -17,7 +17,10 @@ from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
 from runnel.llm.engines.completions import Completion
 from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_requests, check_row, check_sizes
+from runnel.llm.engines.row_cache import RowCache
+from runnel.llm.engines.stops import end_ids_of
 from runnel.nets.causal_lm import load_model_params, model_params
+from runnel.nets.lora import Adapters, MergedModel
 
 
 class HfEngine:
@@ -35,20 +38,21 @@ class HfEngine:
         *,
         num_slots: int,
         max_length: int,
-        eos_id: int,
+        eos_id: int | Sequence[int],
         decode_text: Decode | None = None,
         logits_hook: LogitsHook | None = None,
     ) -> None:
         check_sizes(model, num_slots=num_slots, max_length=max_length)
         self.model, self.num_slots, self.max_length = model.eval(), num_slots, max_length
-        self.eos_id, self.decode_text, self.hook = eos_id, decode_text, logits_hook
+        self.end_ids, self.decode_text, self.hook = end_ids_of(eos_id), decode_text, logits_hook
         self.version = -1
         self.paused = False
         self.num_tokens = 0
         self._shared = False
+        self._merged = MergedModel(self.model)
         self._waiting: list[Completion] = []
         self._running: list[Completion] = []
-        self._caches: dict[int, Any] = {}
+        self._rows: dict[int, RowCache] = {}
 
     # ------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: Sequence[Request]) -> None:
@@ -62,7 +66,7 @@ class HfEngine:
         gone = set(ids)
         self._waiting = [c for c in self._waiting if c.id not in gone]
         self._running = [c for c in self._running if c.id not in gone]
-        self._caches = {id: cache for id, cache in self._caches.items() if id not in gone}
+        self._rows = {id: row for id, row in self._rows.items() if id not in gone}
 
     def so_far(self, id: int) -> list[int]:
         return next((list(c.tokens) for c in self._running if c.id == id), [])
@@ -93,7 +97,7 @@ class HfEngine:
         replies = []
         for completion in list(self._running):
             self._next_token(completion)
-            terminated = completion.terminated(self.eos_id, self.decode_text)
+            terminated = completion.terminated(self.end_ids, self.decode_text)
             if terminated or len(completion.tokens) == completion.max_tokens:
                 truncates = completion.sampling.truncates or self.hook is not None
                 replies.append(completion.reply(terminated=terminated, truncates=truncates))
@@ -123,14 +127,11 @@ class HfEngine:
 
     def _forward(self, completion: Completion) -> Tensor:
         """Logits `[vocabulary]` of the next token. The first pass sees the prompt, each later one the newest token."""
-        from transformers import DynamicCache
-
-        cache = self._caches.setdefault(completion.id, DynamicCache())
-        known = cache.get_seq_length()
-        new = [*completion.prompt, *completion.tokens][known:]
-        tokens = torch.tensor([new], device=self.model.device)
-        logits: Tensor = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        return logits[0, -1].float()
+        if completion.id not in self._rows:
+            self._rows[completion.id] = RowCache(self.model)
+        row = self._rows[completion.id]
+        new = [*completion.prompt, *completion.tokens][len(row.tokens) :]
+        return row.run(self.model, new).logits[0, -1].float()  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------------------------------ parameters
     def load_params(self, params: ParamSet) -> None:
@@ -138,41 +139,39 @@ class HfEngine:
         held = [c.id for c in self._running if c.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
-        bind = params.shared and self._same_kind(params)
-        if self._shared and not bind:
-            load_model_params(self.model, {n: p.clone() for n, p in model_params(self.model).items()}, bind=True)
-        load_model_params(self.model, params.params, bind=bind)
-        self._shared, self.version = bind, params.version
+        plain, adapters = Adapters.split(params.params)
+        if plain:
+            self._merged.reset()
+            bind = params.shared and self._same_kind(params)
+            if self._shared and not bind:
+                load_model_params(self.model, {n: p.clone() for n, p in model_params(self.model).items()}, bind=True)
+            load_model_params(self.model, plain, bind=bind)
+            self._shared = bind
+        self._merged.load(adapters)
+        self.version = params.version
 
     def _same_kind(self, params: ParamSet) -> bool:
         """Whether the learner's tensors can be used as they are: this engine's precision, on its device."""
-        own = next(iter(self.model.parameters()))
-        return all((p.dtype, p.device) == (own.dtype, own.device) for p in params.params.values())
+        own, given = next(iter(self.model.parameters())), next(iter(params.params.values()))
+        return (given.dtype, given.device) == (own.dtype, own.device)
 
     # ----------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
-        caches = [self._caches.get(c.id) for c in self._running]
         return {
             "version": self.version,
             "paused": self.paused,
             "num_tokens": self.num_tokens,
             "waiting": [c.data() for c in self._waiting],
             "running": [c.data() for c in self._running],
-            "keys": [[layer.keys.clone() for layer in cache.layers] if cache else [] for cache in caches],
-            "values": [[layer.values.clone() for layer in cache.layers] if cache else [] for cache in caches],
+            "rows": [self._rows[c.id].state() if c.id in self._rows else {} for c in self._running],
         }
 
     def restore(self, state: State) -> None:
-        from transformers import DynamicCache
-
         self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
         self._waiting = [Completion.of_data(data) for data in state["waiting"]]
         self._running = [Completion.of_data(data) for data in state["running"]]
-        self._caches = {}
-        for completion, keys, values in zip(self._running, state["keys"], state["values"], strict=True):
-            cache = self._caches[completion.id] = DynamicCache()
-            for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
-                cache.update(torch.as_tensor(key), torch.as_tensor(value), layer)
+        held = zip(self._running, state["rows"], strict=True)
+        self._rows = {c.id: RowCache.of(self.model, row) for c, row in held if row}
 
 
 def truncate(logp: Tensor, sampling: SamplingConfig) -> Tensor:

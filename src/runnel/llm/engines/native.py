@@ -28,7 +28,9 @@ from runnel.llm.engines.requests import (
 )
 from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
 from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
+from runnel.llm.engines.stops import completes, end_ids_of
 from runnel.nets.causal_lm import load_model_params
+from runnel.nets.lora import Adapters
 from runnel.nets.pack import pack
 from runnel.ops.capture import Captured
 from runnel.ops.sampling import draw_within
@@ -71,7 +73,7 @@ class NativeEngine:
         *,
         num_slots: int,
         max_length: int,
-        eos_id: int,
+        eos_id: int | Sequence[int],
         decode_text: Decode | None = None,
         window: int = 8,
         prefill_tokens: int = 8192,
@@ -80,11 +82,13 @@ class NativeEngine:
         logits_hook: LogitsHook | None = None,
     ) -> None:
         check_sizes(model, num_slots=num_slots, max_length=max_length)
-        self.model, self.num_slots, self.max_length, self.eos_id = model.eval(), num_slots, max_length, eos_id
+        self.model, self.num_slots, self.max_length, self.end_ids = model.eval(), num_slots, max_length, end_ids_of(eos_id)
         self.version, self.paused, self.num_tokens = -1, False, 0
         self.hook, self._decode_text = logits_hook, decode_text
         self._prefill_tokens, self._on_update, self._fixed = prefill_tokens, on_update, fixed_shapes
         self._runner = make_runner(self.model, num_slots=num_slots, max_length=max_length)
+        self.batches = self._runner.batches
+        """Whether rows run side by side; else one after the other."""
         self._device = model.get_output_embeddings().weight.device
         self._window = window if self._device.type == "cuda" else 1
         self._admit_from = max(1, num_slots // 8) if self._device.type == "cuda" else 1
@@ -101,9 +105,9 @@ class NativeEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         check_requests(requests, self.max_length, self._decode_text)
         for request in requests:
-            stops = len(request.rows["stop_tokens"]) if "stop_tokens" in request.rows else 0
-            if stops >= MAX_STOPS:
-                raise DataError(f"request {request.id} has {stops} stop tokens; at most {MAX_STOPS - 1}")
+            stops, room = request.rows.get("stop_tokens", ()), MAX_STOPS - len(self.end_ids)
+            if len(stops) > room:
+                raise DataError(f"request {request.id} has {len(stops)} stop tokens; at most {room} beside those of the model")
         self._waiting.extend(requests)
 
     def pending(self) -> int:
@@ -198,7 +202,7 @@ class NativeEngine:
         taken = {id(r) for r in ready}
         self._waiting = [r for r in self._waiting if id(r) not in taken]
         joined: dict[bytes, Prompt] = {}
-        fresh = [Running.of(r, eos_id=self.eos_id) for r in ready]
+        fresh = [Running.of(r, end_ids=self.end_ids) for r in ready]
         for row in fresh:
             row.row = len(self._running)
             row.mark(self.version)
@@ -217,6 +221,8 @@ class NativeEngine:
         budget = self._prefill_tokens
         for prompt in self._filling:
             take = min(prompt.room, budget)
+            if self._fixed and take < min(prompt.room, self._prefill_tokens):
+                break  # where a prompt is cut depends on itself alone
             if take <= 0:
                 break
             tokens = prompt.tokens[prompt.filled : prompt.filled + take]
@@ -288,10 +294,8 @@ class NativeEngine:
         """Cut a row behind the first token that completes one of its stop texts."""
         assert self._decode_text is not None
         tokens = self._rows.tokens[row.row, : row.made].tolist()
-        tail = max(len(text) for text in row.sampling.stop) + 8
         for end in range(before + 1, row.made + 1):
-            text = self._decode_text(tokens[max(0, end - tail) : end])
-            if any(stop in text for stop in row.sampling.stop):
+            if completes(tokens[:end], row.sampling.stop, self._decode_text):
                 self.num_tokens -= row.made - end
                 row.made = end
                 return True
@@ -347,10 +351,12 @@ class NativeEngine:
         held = [r.request.id for r in self._running if r.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
-        if params.shared and self._same_kind(params):
-            self._bind(params)
-        else:
-            self._copy(params)
+        plain, adapters = Adapters.split(params.params)
+        bind = params.shared and self._same_kind(params)
+        if plain:
+            self._load(plain, bind=bind)
+        if self._runner.adapt(adapters, bind=bind):
+            self._captured.forget()
         self.version = params.version
         for row in self._running:
             row.mark(self.version)
@@ -359,26 +365,35 @@ class NativeEngine:
 
     def _same_kind(self, params: ParamSet) -> bool:
         """Whether the learner's tensors can be used as they are: this engine's precision, on its device."""
-        name, own = next(iter(self.model.named_parameters()))
-        given = params.params.get(name)
-        return given is not None and (given.dtype, given.device) == (own.dtype, own.device)
+        own, given = next(iter(self.model.parameters())), next(iter(params.params.values()))
+        return (given.dtype, given.device) == (own.dtype, own.device)
 
-    def _copy(self, params: ParamSet) -> None:
+    def _load(self, plain: dict[str, Tensor], *, bind: bool) -> None:
+        """The plain weights of a version; one of adapters alone has none, and stands beside those that the model was built
+        with."""
+        if not isinstance(self._runner, DecoderRunner):
+            self._runner.adapt(None, bind=False)  # adapters are merged there: first take the old ones out
+        if bind:
+            self._bind(plain)
+        else:
+            self._copy(plain)
+
+    def _copy(self, params: dict[str, Tensor]) -> None:
         """Take the values over into memory of its own."""
         if self._bound:
             pack(self.model)  # what it has now is the learner's
-        load_model_params(self.model, params.params, bind=False)
+        load_model_params(self.model, params, bind=False)
         if self._bound:
             self._moved()
         self._bound = False
 
-    def _bind(self, params: ParamSet) -> None:
+    def _bind(self, params: dict[str, Tensor]) -> None:
         """Read the learner's own tensors from now on."""
         own = dict(self.model.named_parameters())
-        same = self._bound and own.keys() == params.params.keys()
-        if same and all(own[name].data_ptr() == value.data_ptr() for name, value in params.params.items()):
+        same = self._bound and own.keys() == params.keys()
+        if same and all(own[name].data_ptr() == value.data_ptr() for name, value in params.items()):
             return
-        load_model_params(self.model, params.params, bind=True)
+        load_model_params(self.model, params, bind=True)
         self._bound = self._moved()
 
     def _moved(self) -> bool:
@@ -447,7 +462,7 @@ class NativeEngine:
         self._runner.restore(state["cache"])
 
     def _restore_row(self, data: State) -> None:
-        row = Running.of(request_of(data["request"]), eos_id=self.eos_id)
+        row = Running.of(request_of(data["request"]), end_ids=self.end_ids)
         row.row, row.made = len(self._running), len(data["tokens"])
         row.last = int(data["tokens"][-1]) if row.made else 0
         row.spans = [(int(a), int(b)) for a, b in data["spans"]]

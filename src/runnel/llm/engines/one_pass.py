@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from runnel.core.batch import Batch
 from runnel.core.protocols import ParamSet, Request, State
-from runnel.nets.causal_lm import load_model_params
 from runnel.nets.token_model import TokenModel
 
 
@@ -37,7 +36,7 @@ class OnePassEngine:
 
     def load_params(self, params: ParamSet) -> None:
         """Copies: such a model seldom changes, or is seldom asked."""
-        load_model_params(self.model.model, params.params, bind=False)
+        self.model.load_params(params.params)
         self.version = params.version
 
     def snapshot(self) -> State:

@@ -16,6 +16,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import Inferencer, Reply, Request, State
+from runnel.nets.causal_lm import num_positions
 
 Decode = Callable[[Sequence[int]], str]
 """Tokens to text: needed for stop texts alone."""
@@ -167,8 +168,8 @@ class Engine(Inferencer, Protocol):
 
 def check_sizes(model: Any, *, num_slots: int, max_length: int) -> None:
     """Raise a `ConfigError` for an engine that `model` cannot serve."""
-    limit = int(model.config.max_position_embeddings)
-    if max_length > limit:
+    limit = num_positions(model.config)
+    if limit is not None and max_length > limit:
         raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
     if num_slots < 1:
         raise ConfigError("engine.num_slots", num_slots, "use at least 1")

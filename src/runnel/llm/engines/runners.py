@@ -1,7 +1,7 @@
 """The model's side of an engine: prompts and tokens in, hidden states out, keys and values kept by slot.
 
 `DecoderRunner` runs our own decoder (Llama-like models), on CUDA with Triton kernels that can be recorded in a graph.
-`ModuleRunner` runs the modules of any other decoder-only Hugging Face model.
+Other decoder-only Hugging Face models run through their own modules (`module_runners.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.core.memory import check_room
 from runnel.core.protocols import State
-from runnel.nets.causal_lm import hidden_states, output_head
 from runnel.nets.decoder import Decoder
+from runnel.nets.lora import Adapters
 from runnel.ops import cache_kernels
 from runnel.ops.attention import PackedRows
 from runnel.ops.capture import Captured
@@ -46,6 +46,8 @@ class Runner(Protocol):
 
     records: bool
     """Whether `decode` may be recorded in a CUDA graph."""
+    batches: bool
+    """Whether rows run side by side."""
 
     def prefill(self, pieces: Sequence[Piece]) -> Tensor:
         """Put the pieces into the cache; the hidden state behind each piece's last token. `-> [pieces, width]`"""
@@ -76,6 +78,11 @@ class Runner(Protocol):
         """The model's parameters lie elsewhere now."""
         ...
 
+    def adapt(self, adapters: Adapters | None, *, bind: bool) -> bool:
+        """Put adapters beside the weights (None: take them away), and with `bind` read the very tensors from now on; whether
+        what was recorded is of no use any more."""
+        ...
+
     def snapshot(self, num_slots: int, length: int) -> State: ...
 
     def restore(self, state: State) -> None: ...
@@ -86,11 +93,16 @@ def make_runner(model: Any, *, num_slots: int, max_length: int) -> Runner:
     decoder = Decoder.of(model)
     if decoder is not None:
         return DecoderRunner(decoder, num_slots=num_slots, max_length=max_length)
-    return ModuleRunner(model, num_slots=num_slots, max_length=max_length)
+    from runnel.llm.engines.module_runners import ModuleRunner, RowRunner, keeps_keys_alone
+
+    kind = ModuleRunner if keeps_keys_alone(model) else RowRunner
+    return kind(model, num_slots=num_slots, max_length=max_length)
 
 
 class DecoderRunner:
     """Runs a `Decoder` over a cache `[layers, 2, slots, kv_heads, length, head_dim]` that is allocated once."""
+
+    batches = True
 
     def __init__(self, decoder: Decoder, *, num_slots: int, max_length: int) -> None:
         self.decoder = decoder
@@ -106,6 +118,8 @@ class DecoderRunner:
         self._stages: dict[int, tuple[Tensor, Tensor]] = {}
         self._recorded = Captured(self._prefill_blocks, name="a prefill")
         self._step: Any = None
+        self._adapters: Adapters | None = None
+        """Adapters in memory of its own."""
 
     # ---------------------------------------------------------------------------------------------------------- prefill
     def prefill(self, pieces: Sequence[Piece]) -> Tensor:
@@ -212,8 +226,11 @@ class DecoderRunner:
         )
 
     def _whole_step(self) -> Any:
-        """All layers as one compiled loop (`DecodeStep`), for a small model; else None."""
+        """All layers as one compiled loop (`DecodeStep`), for a small model; else None. The loop knows plain weights: with
+        adapters the decoder goes layer by layer, by the code that the learner differentiates."""
         d = self.decoder
+        if d.adapters:
+            return None
         if self._step is None and sum(w.numel() for layer in d.layers for w in layer.values() if w is not None) <= STEP_WEIGHTS:
             from runnel.ops.decode_loops import DecodeStep
 
@@ -252,8 +269,33 @@ class DecoderRunner:
 
     def refresh(self) -> None:
         self.decoder.refresh()
+        self.decoder.join_adapters()
         self._recorded.forget()
         self._step = None
+
+    def adapt(self, adapters: Adapters | None, *, bind: bool) -> bool:
+        known = self.decoder.adapters
+        if adapters is None and not known:
+            return False
+        if adapters is not None and bind:
+            if known.keys() == adapters.tensors.keys() and all(
+                known[name].data_ptr() == value.data_ptr() for name, value in adapters.tensors.items()
+            ):
+                self.decoder.renew_adapters()
+                return False
+            self._adapters = None
+        elif adapters is not None:
+            if self._adapters is not None and self._adapters.has_names_of(adapters):
+                self._adapters.take(adapters)  # in place: recorded work goes on
+                self.decoder.renew_adapters()
+                return False
+            weight = self.decoder.embed.value
+            self._adapters = adapters = adapters.own(dtype=weight.dtype, device=weight.device)
+        self.decoder.adapt({} if adapters is None else adapters.tensors, 1.0 if adapters is None else adapters.scale)
+        self.decoder.join_adapters()
+        self._recorded.forget()
+        self._step = None
+        return True
 
     def snapshot(self, num_slots: int, length: int) -> State:
         return {"cache": self.cache[:, :, :num_slots, :, :length].clone()}
@@ -272,87 +314,3 @@ def _blocks(piece: Piece, first: int) -> list[list[int]]:
 def _bucket(size: int) -> int:
     """The next power of two, from 128 on."""
     return max(128, 1 << (size - 1).bit_length())
-
-
-class ModuleRunner:
-    """Runs the modules of a Hugging Face model; stands in for their cache (attention calls `update` and nothing else)."""
-
-    records = False
-
-    def __init__(self, model: Any, *, num_slots: int, max_length: int) -> None:
-        self.model = model
-        self._head = output_head(model)
-        self._shape = (num_slots, max_length)
-        self._layers: list[tuple[Tensor, Tensor]] = []
-        self._slots: tuple[Tensor, Tensor] | slice = slice(0, 0)
-        self._span = (0, 0)
-
-    @property
-    def _device(self) -> torch.device:
-        device: torch.device = self.model.get_output_embeddings().weight.device
-        return device
-
-    def prefill(self, pieces: Sequence[Piece]) -> Tensor:
-        return torch.cat([self._prefill(piece) for piece in pieces])
-
-    def _prefill(self, piece: Piece) -> Tensor:
-        end = piece.start + len(piece.tokens)
-        self._slots, self._span = slice(piece.slot, piece.slot + 1), (piece.start, end)
-        steps = torch.arange(end, device=self._device)
-        mask = (steps[None] <= steps[piece.start :, None])[None, None]
-        return self._forward(piece.tokens[None], steps[None, piece.start :], mask)[:, -1]
-
-    def states(self, tokens: Tensor) -> Tensor:
-        return hidden_states(self.model, tokens[None].to(self._device))[0]
-
-    def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        rows = torch.arange(tokens.shape[0], device=self._device)
-        self._slots, self._span = (rows, positions), (0, longest)
-        mask = torch.arange(longest, device=self._device) <= positions[:, None]
-        return self._forward(tokens[:, None], positions[:, None], mask[:, None, None])[:, -1]
-
-    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        hidden = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-        given = {"position_ids": positions, "attention_mask": hidden, "past_key_values": self}
-        return hidden_states(self.model, tokens.to(self._device), **given)
-
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store `[rows, kv_heads, q, head_dim]` and give back everything that attention may look at."""
-        if layer_idx == len(self._layers):
-            shape = (self._shape[0], key.shape[1], self._shape[1], key.shape[3])
-            self._layers.append((key.new_zeros(shape), value.new_zeros(shape)))
-        keys, values = self._layers[layer_idx]
-        start, end = self._span
-        if isinstance(self._slots, slice):
-            keys[self._slots, :, start:end], values[self._slots, :, start:end] = key, value
-            return keys[self._slots, :, :end], values[self._slots, :, :end]
-        rows, positions = self._slots
-        keys[rows, :, positions], values[rows, :, positions] = key.squeeze(2), value.squeeze(2)
-        return keys[: len(rows), :, :end], values[: len(rows), :, :end]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden).float()
-
-    def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        return self.logits(self.decode(tokens, positions, longest))
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        for part in (x for layer in self._layers for x in layer):
-            part[list(targets), :, :length] = part[list(sources), :, :length]
-
-    def refresh(self) -> None:
-        """Modules read their own parameters."""
-
-    def snapshot(self, num_slots: int, length: int) -> State:
-        return {
-            "keys": [k[:num_slots, :, :length].clone() for k, _ in self._layers],
-            "values": [v[:num_slots, :, :length].clone() for _, v in self._layers],
-        }
-
-    def restore(self, state: State) -> None:
-        self._layers = []
-        for parts in zip(state["keys"], state["values"], strict=True):
-            fresh = [p.new_zeros((self._shape[0], p.shape[1], self._shape[1], p.shape[3])) for p in parts]
-            for whole, part in zip(fresh, parts, strict=True):
-                whole[: part.shape[0], :, : part.shape[2]] = part
-            self._layers.append((fresh[0], fresh[1]))

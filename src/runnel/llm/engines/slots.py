@@ -18,7 +18,8 @@ from runnel.llm.engines.requests import SamplingConfig, sampling_of
 from runnel.ops.loops import loops
 from runnel.ops.sampling import draw
 
-MAX_STOPS = 8
+MAX_STOPS = 16
+"""Tokens that may end a row: those of the model, and those of its request."""
 NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
 
 
@@ -137,11 +138,11 @@ class Running:
     """(first token, version): from that token on, this version made it."""
 
     @staticmethod
-    def of(request: Request, *, eos_id: int) -> Running:
+    def of(request: Request, *, end_ids: Sequence[int]) -> Running:
         rows = request.rows
         limit, sampling = int(rows["max_tokens"]), sampling_of(rows)
         uniforms = np.random.Generator(np.random.Philox(key=int(rows["seed"]))).random(limit)
-        stops = tuple(dict.fromkeys((eos_id, *sampling.stop_tokens)))
+        stops = tuple(dict.fromkeys((*end_ids, *sampling.stop_tokens)))
         return Running(request, sampling, rows["tokens"], limit, stops, uniforms, len(rows["tokens"]))
 
     @property

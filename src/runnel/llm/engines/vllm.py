@@ -7,8 +7,8 @@ deadline. Nobody else is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
 from runnel.llm.engines.completions import Completion
 from runnel.llm.engines.requests import Decode, check_requests, check_row
+from runnel.llm.engines.stops import end_ids_of
 from runnel.llm.engines.vllm_process import VllmProcess
 from runnel.llm.engines.vllm_server import NOT_FINITE, Message
+from runnel.nets.causal_lm import num_positions
+from runnel.nets.lora import Adapters, merged_params
 
 FORCED: Message = {"seed": 0, "skip": 0, "max_tokens": 1, "heat": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """How a token is drawn that is not drawn at all."""
@@ -58,7 +61,8 @@ class VllmEngine:
     The child starts at once, and the first `load_params` or `step` waits until it is ready. `load_params` copies the weights
     into shared memory with a checksum that the child verifies (a wrong one is refused, counted in `num_refused`, and sent
     again), and vLLM takes them in place. Running completions are then given to vLLM again with their tokens so far: their keys
-    and values are computed anew, and their random numbers go on. A snapshot restores in the same way.
+    and values are computed anew, and their random numbers go on. A snapshot restores in the same way. A version of adapters is
+    merged on this side into the model of `make_model`, and sent whole.
     """
 
     immediate = False
@@ -69,14 +73,18 @@ class VllmEngine:
         *,
         num_slots: int,
         max_length: int,
-        eos_id: int,
+        eos_id: int | Sequence[int],
         decode_text: Decode | None = None,
         precision: str = "auto",
         config: VllmConfig | None = None,
+        make_model: Callable[[], Any] | None = None,
     ) -> None:
         self._shapes = _parameter_shapes(folder, max_length)
         config = config or VllmConfig()
-        self.num_slots, self.max_length, self.eos_id, self.decode_text = num_slots, max_length, eos_id, decode_text
+        self._make_model = make_model
+        self._model: Any = None
+        self.num_slots, self.max_length, self.decode_text = num_slots, max_length, decode_text
+        self.end_ids = end_ids_of(eos_id)
         self.version, self.paused, self.num_tokens, self.num_refused = -1, False, 0, 0
         self._waiting: list[Completion] = []
         self._running: dict[str, Completion] = {}
@@ -182,7 +190,7 @@ class VllmEngine:
             raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
         self.num_tokens += 1
         completion.append(token, logprob=min(logprob, 0.0), sampling_logprob=sampling_logprob, version=self.version)
-        terminated = completion.terminated(self.eos_id, self.decode_text)
+        terminated = completion.terminated(self.end_ids, self.decode_text)
         full = len(completion.tokens) == completion.max_tokens
         if not terminated and not full:
             return None
@@ -221,6 +229,7 @@ class VllmEngine:
         held = [c.id for c in self._running.values() if c.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
+        params = replace(params, params=self._whole(params.params))
         self._check_shapes(params.params)
         running = list(self._running.values())
         self._drop(list(self._running))
@@ -228,6 +237,17 @@ class VllmEngine:
         self.version = params.version
         for completion in running:
             self._give(completion)
+
+    def _whole(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """All plain parameters of a version."""
+        plain, adapters = Adapters.split(params)
+        if adapters is None:
+            return plain
+        if self._model is None:
+            if self._make_model is None:
+                raise ConfigError("params", "adapters", "this engine has no model to merge them into; give it make_model")
+            self._model = self._make_model()
+        return merged_params(self._model, adapters, plain)
 
     def _send(self, params: ParamSet) -> None:
         """Weights to the child, which must hold nothing that depends on the old ones by then."""
@@ -276,8 +296,8 @@ def _parameter_shapes(folder: str | Path, max_length: int) -> dict[str, list[int
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError("engine.model", str(folder), "the vllm engine needs a Hugging Face model folder (save_pretrained)")
     config: Any = AutoConfig.from_pretrained(str(folder))
-    if max_length > config.max_position_embeddings:
-        limit = config.max_position_embeddings
+    limit = num_positions(config)
+    if limit is not None and max_length > limit:
         raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)

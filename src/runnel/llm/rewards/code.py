@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from runnel.llm.rewards.extract import extract as find
 from runnel.llm.sandbox.run import SandboxConfig, run_python
+
+SLACK_KB = 64
+"""Output that a program may print beyond what is expected, before it is stopped."""
 
 
 def python_tests(
@@ -24,9 +28,9 @@ def python_tests(
 ) -> list[float | None]:
     """1 for code that passes all its tests (with `partial`, the share that it passes); 0 for a completion without code.
 
-    The column `tests` has statements that raise if they fail (a string, or a list of strings), run after the code and in its
-    names. The column `cases` has programs' `{"input": ..., "output": ...}`, compared outside of the sandbox, where no code can
-    tamper with them. An example with neither: None. `sandbox` sets limits (`SandboxConfig`).
+    The column `tests` has statements that raise if they fail (a string, or a list of strings), with the code's names; they run
+    in a process that the code never enters, and compare plain data. The column `cases` has programs' `{"input": ..., "output":
+    ...}`, compared outside of the sandbox. An example with neither: None. `sandbox` sets limits (`SandboxConfig`).
     """
     config, count = SandboxConfig(**(sandbox or {})), len(completions)
 
@@ -58,7 +62,8 @@ def _score(
     for program in programs or []:
         if not partial and not all(passed):
             return 0.0
-        result = run_python(code, stdin=str(program["input"]), config=config)
+        room = replace(config, output_kb=max(config.output_kb, len(str(program["output"]).encode()) // 1024 + SLACK_KB))
+        result = run_python(code, stdin=str(program["input"]), config=room)
         passed.append(result.status == "ok" and _same(result.stdout, str(program["output"])))
     return sum(passed) / len(passed) if partial else float(all(passed))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,15 +21,32 @@ Value = float | list[Any] | None
 
 @dataclass(frozen=True)
 class Builtin:
-    """A reward that comes with runnel: where it is, how it runs, how many at once, and its own time limit (0: the pool's)."""
+    """A reward that comes with runnel: where it is, how it runs, how many at once, its own time limit (0: the pool's), and
+    whether it takes prompts with their roles."""
 
     target: str
     run: Run
     workers: int = 1
     timeout_s: float = 0.0
+    messages: bool = False
 
 
 _HERE = "runnel.llm.rewards"
+COLUMNS = frozenset(
+    [
+        "answer",
+        "tests",
+        "cases",
+        "index",
+        "data_source",
+        "ground_truth",
+        "reward_model",
+        "extra_info",
+        "completion_ids",
+        "prompt_messages",
+    ]
+)
+"""What the built-in rewards take from rows and completions: as an option it would stand in for all of them."""
 BUILTIN: Mapping[str, Builtin] = {
     "math": Builtin(f"{_HERE}.mathematics:math_answer", "process"),
     "exact": Builtin(f"{_HERE}.verifiers:exact_match", "inline"),
@@ -36,7 +54,7 @@ BUILTIN: Mapping[str, Builtin] = {
     "format": Builtin(f"{_HERE}.verifiers:tag_format", "inline"),
     "length": Builtin(f"{_HERE}.verifiers:length", "inline"),
     "python_tests": Builtin(f"{_HERE}.code:python_tests", "thread", workers=2, timeout_s=600.0),
-    "reward_model": Builtin(f"{_HERE}.scorers:reward_model", "thread"),
+    "reward_model": Builtin(f"{_HERE}.scorers:reward_model", "thread", messages=True),
     "judge": Builtin(f"{_HERE}.scorers:judge", "thread", workers=8, timeout_s=120.0),
     "verl": Builtin(f"{_HERE}.adapters:verl_score", "process"),
     "reasoning_gym": Builtin("runnel.llm.rewards.gym:score", "process"),
@@ -70,6 +88,8 @@ class RewardComponent:
     """Calls at once; 0 takes what the built-in says, else 1."""
     tokens: bool = False
     """Give the function the column `completion_ids` (finer levels always get it)."""
+    messages: bool = False
+    """Give the function the column `prompt_messages`: prompts as lists of messages, with their roles."""
     timeout_s: float = 0.0
     """Most seconds of a call; 0 takes what the built-in says, else the pool's."""
 
@@ -106,7 +126,7 @@ class RewardComponent:
         return self.fn
 
     def resolved(self) -> RewardComponent:
-        """The same with `run`, `workers` and, where the built-in says, `timeout_s` decided."""
+        """The same with `run`, `workers` and, where the built-in says, `timeout_s` and `messages` decided."""
         known = BUILTIN.get(self.fn) if isinstance(self.fn, str) else None
         run, workers = self.run, self.workers or (known.workers if known else 1)
         timeout_s = self.timeout_s or (known.timeout_s if known else 0.0)
@@ -114,7 +134,17 @@ class RewardComponent:
             run = known.run if known else ("process" if isinstance(self.fn, str) else "thread")
         if run == "process":
             self.target  # noqa: B018  (raises if it has no name)
-        return replace(self, run=run, workers=workers, timeout_s=timeout_s)
+        messages = self.messages or (known is not None and known.messages)
+        return replace(self, run=run, workers=workers, timeout_s=timeout_s, messages=messages)
+
+    def known_options(self) -> tuple[str, ...] | None:
+        """Names that may stand in `options`: keyword arguments of the function. None: your own function takes any (`**`)."""
+        fn = load_object(self.target, f"reward.{self.name}") if isinstance(self.fn, str) else self.fn
+        kinds = inspect.signature(fn).parameters.values()
+        if self.fn not in BUILTIN and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in kinds):
+            return None
+        named = [p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        return tuple(name for name in named if self.fn not in BUILTIN or name not in COLUMNS)
 
     def function(self) -> RewardFn:
         """The function itself, loaded, with its options."""

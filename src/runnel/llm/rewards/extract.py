@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from runnel.core.errors import ConfigError
 
 RULES = "all, last_line, last_number, boxed, tag:NAME, after:TEXT or code; several with | take the first that finds one"
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+"
+NUMBER = re.compile(rf"(?:(?<![\w)\]}}])[-\N{{MINUS SIGN}}])?(?:{_WHOLE})(?:[eE][-+]?\d{{1,4}}(?!\w))?")
+"""A minus behind a digit, a letter or a bracket is an operator or a hyphen; commas are part of a number in groups of three."""
 FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.M | re.S)
+BOX, BRACE = re.compile(r"\\boxed\s*\{"), re.compile(r"\\.|[{}]", re.S)
+PYTHON = ("python", "py", "python3", "py3")
+STATEMENT = re.compile(
+    r"^[ \t]*(?:(?:async[ ]+)?def|class|import|from|for|while|if|with|try|return|print|@)\b|^[ \t]*[\w.\[\], ]+=(?!=)", re.M
+)
 
 
 def extract(text: str, rule: str = "all") -> str | None:
@@ -29,7 +37,7 @@ def extract(text: str, rule: str = "all") -> str | None:
     if kind == "last_line":
         return next(reversed(text.strip().splitlines()), None)
     if kind == "last_number":
-        return next((str(found) for found in reversed(NUMBER.findall(text))), None)
+        return next((str(found) for found in reversed(NUMBER.findall(text))), None)  # "3/4" is two numbers
     if kind == "boxed":
         return _boxed(text)
     if kind == "tag" and name:
@@ -42,24 +50,72 @@ def extract(text: str, rule: str = "all") -> str | None:
 
 
 def _between(text: str, start: str, end: str) -> str | None:
-    """What stands in the last pair of marks."""
-    before, found, _ = text.rpartition(end)
-    _, opened, inner = before.rpartition(start)
-    return inner.strip() if found and opened else None
+    """What stands in the last pair of marks: from the last opening one that is closed to the first closing one after it."""
+    opened = text.rfind(start, 0, max(text.rfind(end), 0))
+    if opened < 0:
+        return None
+    inner = text[opened + len(start) :]
+    return inner[: inner.find(end)].strip()
 
 
 def _boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, with its braces balanced."""
-    _, found, rest = text.rpartition(r"\boxed{")
-    depth = 1
-    for i, letter in enumerate(rest):
-        depth += (letter == "{") - (letter == "}")
-        if found and depth == 0:
-            return rest[:i].strip()
-    return None
+    r"""The content of the last `\boxed{...}`, with its braces balanced; None where it is not closed."""
+    found = boxes(text)
+    return found[-1][2] if found else None
+
+
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Start, end and content of every `\boxed{...}`; none at all where one is cut off. `\{` and `\}` do not count."""
+    found = []
+    for box in BOX.finditer(text):
+        depth, end = 1, box.end()
+        for brace in BRACE.finditer(text, box.end()):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            end = brace.start()
+            if depth == 0:
+                break
+        if depth:
+            return []
+        found.append((box.end(), end, text[box.end() : end].strip()))
+    return found
 
 
 def _code(text: str) -> str | None:
-    """The last block between fences, of Python where its language is said."""
-    blocks = [body for language, body in FENCE.findall(text) if language.lower() in ("", "python", "py", "python3")]
-    return blocks[-1] if blocks else None
+    """The last block between fences that is marked as Python. Without one, of the blocks without a mark the last that has a
+    statement (a later one may show output), or else the last."""
+    blocks: list[tuple[str, str]] = [(language.lower(), body) for language, body in FENCE.findall(text)]
+    marked = [body for language, body in blocks if language in PYTHON]
+    if marked:
+        return marked[-1]
+    bare = [body for language, body in blocks if not language]
+    return next((body for body in reversed(bare) if STATEMENT.search(body)), bare[-1] if bare else None)
+
+
+def number_of(text: str) -> Decimal | None:
+    """The value of a text that is one number as `last_number` finds it; None for any other.
+
+    >>> number_of("1,200"), number_of(".50"), number_of("5-3")
+    (Decimal('1200'), Decimal('0.50'), None)
+    """
+    found = NUMBER.fullmatch(text.strip())
+    return Decimal(found[0].replace(",", "").replace("\N{MINUS SIGN}", "-")) if found else None
+
+
+def shown(answer: str, rule: str) -> str:
+    r"""An answer in the form in which `rule` (of several, the first) finds it: what a demonstration says. One that is in this
+    form already, such as a worked solution, stays as it is.
+
+    >>> shown("4", "tag:answer|all"), shown("1/2", "boxed"), shown("7", "after:####"), shown("7", "last_number")
+    ('<answer>4</answer>', '\\boxed{1/2}', '#### 7', '7')
+    >>> shown("6 is half: #### 12", "after:####"), shown("so it is $4$", "boxed")
+    ('6 is half: #### 12', 'so it is $4$')
+    """
+    first = rule.partition("|")[0]
+    kind, _, name = first.partition(":")
+    if kind not in ("boxed", "tag", "after", "code") or extract(answer, first) is not None:
+        return answer
+    if kind == "boxed":
+        return answer if any(mark in answer for mark in ("$", r"\(", r"\[", "####", "\n")) else rf"\boxed{{{answer}}}"
+    if kind == "tag":
+        return f"<{name}>{answer}</{name}>"
+    return f"{name} {answer}" if kind == "after" else f"```python\n{answer}\n```"

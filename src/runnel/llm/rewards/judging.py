@@ -18,18 +18,24 @@ Rewards = dict[str, list[Value]]
 
 @dataclass(frozen=True)
 class RewardJob:
-    """The completions of one group. `key` comes back with the verdict; `ids` are the tokens of each completion."""
+    """The completions of one group. `key` comes back with the verdict; `ids` are the tokens of each completion; `messages` are
+    the prompts with their roles (none: each is one message of the user)."""
 
     key: int
     prompts: Sequence[str]
     completions: Sequence[str]
     columns: Mapping[str, Sequence[Any]]
     ids: Sequence[Sequence[int]] = ()
+    messages: Sequence[Sequence[Mapping[str, str]]] = ()
 
     def columns_for(self, component: RewardComponent) -> dict[str, Sequence[Any]]:
-        """What the function gets beside prompts and completions: tokens only where rewards need them."""
-        wants = component.tokens or component.level != "sequence"
-        extra = {"completion_ids": [list(i) for i in self.ids]} if wants else {}
+        """What the function gets beside prompts and completions: tokens and messages only where rewards need them."""
+        extra: dict[str, Sequence[Any]] = {}
+        if component.tokens or component.level != "sequence":
+            extra["completion_ids"] = [list(i) for i in self.ids]
+        if component.messages:
+            plain = [[{"role": "user", "content": prompt}] for prompt in self.prompts]
+            extra["prompt_messages"] = [[dict(m) for m in talk] for talk in self.messages or plain]
         return {**self.columns, **extra}
 
 

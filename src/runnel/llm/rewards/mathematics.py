@@ -1,33 +1,102 @@
-"""Mathematical answers, compared as mathematics (math-verify): 1/2, 0.5 and \\frac{1}{2} are the same.
+r"""Mathematical answers, compared as mathematics (math-verify): 1/2, 0.5 and \frac{1}{2} are the same.
 
-The parser can take for ever on what a model writes; it runs in a worker process, which is killed then.
+`answers.py` finds the answer; math-verify reads it and the expected one, each as a whole, and compares. What takes too long is
+stopped twice: by math-verify's own alarm, and, where that cannot reach (a huge power), by the end of the worker process.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from runnel.core.errors import ConfigError
+from runnel.llm.rewards.answers import answer_in, as_latex, words_of
+
+LIMIT_S = 4
+"""Longest reading, and longest comparing, of one answer."""
 
 
 def math_answer(
     prompts: Sequence[str], completions: Sequence[str], *, answer: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """1 where the last answer of the completion equals the expected one; None where none is expected.
+    """1 where the answer of the completion equals the expected one, or one of a list of them; None where none is expected.
 
-    An expected answer that cannot be read as mathematics is an error, and so a counted failure of its group.
+    An expected answer that cannot be read as mathematics is an error, and so a counted failure of its group. An answer that
+    cannot be read or compared within `LIMIT_S` is not equal.
     """
-    return [None if a is None else _score(c, str(a)) for c, a in zip(completions, answer, strict=True)]
+    return [None if a is None else _best(c, a) for c, a in zip(completions, answer, strict=True)]
+
+
+def _best(completion: str, answer: Any) -> float:
+    """The score against the expected answer, or the best of several that are right."""
+    options = answer if isinstance(answer, list | tuple) else [answer]
+    return max((_score(completion, str(option)) for option in options), default=0.0)
 
 
 def _score(completion: str, answer: str) -> float:
-    try:
-        from math_verify import parse, verify
-    except ModuleNotFoundError as error:
-        raise ConfigError("reward", "math", 'it needs math-verify; pip install "runnel[verify]"') from error
-    expected = parse(answer, parsing_timeout=None) or parse(f"${answer}$", parsing_timeout=None)
+    gold, found = _expected(answer), answer_in(completion)
+    words = words_of(gold)
+    if words is not None:
+        return float(words == _last_words(completion, found))
+    if found is None or _differ_in_kind(gold, found):
+        return 0.0
+    expected, given = _read(gold), _read(found)
     if not expected:
         raise ValueError(f"the expected answer {answer!r} cannot be read as mathematics")
-    found = parse(completion, parsing_timeout=None)
-    return float(bool(found) and verify(expected, found, timeout_seconds=None))
+    return float(bool(given) and _equal(list(expected), list(given)))
+
+
+def _expected(answer: str) -> str:
+    r"""The expected answer alone: data sets have it bare, in dollar signs, in a box, or behind `####` and their reasons."""
+    bare = answer.strip()
+    marked = r"\boxed" in bare or "####" in bare or re.search(r"\banswer\b", bare, re.I)
+    if marked or re.fullmatch(r"\$\$.+\$\$|\$[^$]+\$|\\\(.+\\\)|\\\[.+\\\]", bare, re.S):
+        return answer_in(bare) or bare
+    return bare
+
+
+def _last_words(completion: str, found: str | None) -> str | None:
+    """The words that a completion answers with: its box, what follows "answer is", or all of it."""
+    if r"\boxed" in completion:
+        return None if found is None else words_of(found)
+    text = re.split(r"(?i)\banswer(?:\s+is|\s*:)+|####", completion)[-1].strip().strip("*$ ")
+    return words_of(text)
+
+
+def _differ_in_kind(one: str, other: str) -> bool:
+    """A list in braces against one in parentheses: a set is no tuple, which math-verify does not mind."""
+    return {_brackets(one), _brackets(other)} == {"{}", "()"}
+
+
+def _brackets(text: str) -> str:
+    """The brackets around a list as a whole, as in (1, 2); nothing for all else."""
+    bare = re.sub(r"\\left|\\right|\\|\s", "", text)
+    return bare[0] + bare[-1] if re.fullmatch(r"[({][^(){}]*,[^(){}]*[)}]", bare) else ""
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> tuple[Any, ...]:
+    """An answer as math-verify reads it when it is the whole of a box, where LaTeX and plain expressions are taken."""
+    parse, _, latex = _library()
+    return tuple(parse(rf"\boxed{{{as_latex(text)}}}", [latex()], parsing_timeout=_limit()))
+
+
+def _equal(expected: list[Any], given: list[Any]) -> bool:
+    _, verify, _ = _library()
+    return bool(verify(expected, given, allow_set_relation_comp=True, timeout_seconds=_limit()))
+
+
+def _limit() -> int | None:
+    """Alarms reach the main thread alone; elsewhere the lane's own limit holds."""
+    return LIMIT_S if threading.current_thread() is threading.main_thread() else None
+
+
+def _library() -> tuple[Any, Any, Any]:
+    try:
+        from math_verify import LatexExtractionConfig, parse, verify
+    except ModuleNotFoundError as error:
+        raise ConfigError("reward", "math", 'it needs math-verify; pip install "runnel[verify]"') from error
+    return parse, verify, LatexExtractionConfig

@@ -8,56 +8,121 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.llm.tokenize import Tokenizer, load_tokenizer, messages_of
+from runnel.llm.sizes import check_room
+from runnel.llm.tokenize import Message, Tokenizer, make_tokenizer, messages_of
+from runnel.nets.causal_lm import num_positions
+from runnel.nets.loading import check_weights, load_whole
 
 
 # ---------------------------------------------------------------------------------------------------------- reward model
 def reward_model(
-    prompts: Sequence[str], completions: Sequence[str], *, model: str, device: str = "cpu", **columns: Any
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    *,
+    model: str,
+    device: str = "cpu",
+    prompt_messages: Sequence[Sequence[Message]] | None = None,
+    **columns: Any,
 ) -> list[float]:
-    """What a sequence classifier with one output (a Bradley-Terry reward model, say) gives to each prompt and completion."""
+    """What a sequence classifier with one output (a Bradley-Terry reward model, say) gives to each prompt and completion.
+
+    `prompt_messages` are the prompts with their roles; without them a prompt is one message of the user.
+    """
     import torch
 
     scorer, encode = _load_scorer(model, device)
+    talks = prompt_messages or [messages_of(prompt) for prompt in prompts]
     scores = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        ids = torch.tensor([encode(prompt, completion)], device=device)
+    for messages, completion in zip(talks, completions, strict=True):
+        ids = encode(messages, completion)
+        check_room(len(ids), num_positions(scorer.config))
         with torch.inference_mode():
-            scores.append(float(scorer(input_ids=ids).logits[0, 0]))
+            scores.append(float(scorer(input_ids=torch.tensor([ids], device=device)).logits[0, 0]))
     return scores
 
 
-def _conversation(tokenizer: Any, prompt: str, completion: str) -> list[int]:
+def _conversation(tokenizer: Any, messages: Sequence[Message], completion: str) -> list[int]:
+    """As the authors of another reward model would: by its chat template, or as text."""
     if tokenizer.chat_template is None:
-        return [int(t) for t in tokenizer.encode(f"{prompt}\n{completion}")]
-    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
+        text = "\n".join([*(m["content"] for m in messages), completion])
+        return [int(t) for t in tokenizer.encode(text)]
+    talk = [*(dict(m) for m in messages), {"role": "assistant", "content": completion}]
+    text = tokenizer.apply_chat_template(talk, tokenize=False)
     return [int(t) for t in tokenizer.encode(text, add_special_tokens=False)]
 
 
 @lru_cache(maxsize=2)
 def _load_scorer(folder: str, device: str) -> tuple[Any, Any]:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
+
+    _check_outputs(folder, "reward.model")
+    model = load_whole(AutoModelForSequenceClassification, folder, field="reward.model").to(device).eval()
+    if getattr(model.config, "runnel_rows", ""):
+        # Rows come one by one and without padding: with no padding token, transformers reads the score at the last token,
+        # which is where it was trained. With one, it would look for the last token that differs from it.
+        model.config.pad_token_id = model.config.get_text_config().pad_token_id = None
+    return model, _encoder(folder, model.config, "reward.model")
+
+
+def _check_outputs(folder: str, field: str) -> Any:
+    """The config of a folder that says to be a reward model."""
+    from transformers import AutoConfig
 
     if not os.path.isdir(folder):
-        raise ConfigError("reward.model", folder, "there is no such folder; give that of a trained reward model")
-    model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
-    if model.config.num_labels != 1:
-        raise ConfigError("reward.model", folder, f"it has {model.config.num_labels} outputs; a reward model has 1")
-    if getattr(model.config, "runnel_rows", False):
-        return model, partial(_row, load_tokenizer(folder))
-    return model, partial(_conversation, AutoTokenizer.from_pretrained(folder))
+        fix = "there is no such folder; give that of a trained reward model (runnel train reward_model leaves one in model/)"
+        raise ConfigError(field, folder, fix)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(field, folder, f"transformers cannot read its config.json: {str(error)[:200]}") from error
+    if config.num_labels != 1:
+        fix = f"it has {config.num_labels} outputs; a reward model has 1, and a language model none: train one from it"
+        raise ConfigError(field, folder, fix)
+    return config
 
 
-def _row(tokenizer: Tokenizer, prompt: str, completion: str) -> list[int]:
-    """As the pairs were that one of our reward models was trained on: prompt, answer, eos."""
-    return [*tokenizer.render(messages_of(prompt)), *tokenizer.encode(completion), tokenizer.eos_id]
+def _encoder(folder: str, config: Any, field: str) -> Callable[[Sequence[Message], str], list[int]]:
+    """What makes the tokens of a conversation that the model of `folder` scores."""
+    from transformers import AutoTokenizer
+
+    if rows := getattr(config, "runnel_rows", ""):
+        try:
+            return partial(_row, make_tokenizer(folder, plain=rows == "plain"))
+        except ConfigError as error:
+            raise ConfigError(field, folder, error.fix) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        fix = f"its tokenizer cannot be loaded ({str(error).splitlines()[0][:200]}); copy it there"
+        raise ConfigError(field, folder, fix) from error
+    spare = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}  # no text has them
+    rows = config.get_text_config().vocab_size
+    if any(i >= rows and i not in spare for i in tokenizer.get_vocab().values()):
+        fix = f"its tokenizer has {len(tokenizer)} tokens, but its embedding {rows} rows; use the tokenizer that belongs to it"
+        raise ConfigError(field, folder, fix)
+    return partial(_conversation, tokenizer)
+
+
+def check_scorer(folder: str, conversations: Sequence[tuple[Sequence[Message], str]], *, field: str) -> list[list[int]]:
+    """Raise a `ConfigError` of `field` where the reward model in `folder` could not judge, without loading its weights: no
+    folder, no score head, a tokenizer that is missing or not its own. Returns the tokens of some `conversations`."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = _check_outputs(folder, field)
+    check_weights(AutoModelForSequenceClassification, folder, field=field)
+    encode = _encoder(folder, config, field)
+    return [encode(messages, completion) for messages, completion in conversations]
+
+
+def _row(tokenizer: Tokenizer, messages: Sequence[Message], completion: str) -> list[int]:
+    """As the pairs were that one of our reward models was trained on (`pair_rows`): prompt, answer, end of turn."""
+    return [*tokenizer.render(messages), *tokenizer.answer(completion)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- judge
@@ -77,7 +142,7 @@ def judge(
     base_url: str,
     model: str,
     template: str = TEMPLATE,
-    pattern: str = r"-?\d+(?:\.\d+)?",
+    pattern: str = "",
     low: float = 0.0,
     high: float = 1.0,
     api_key_env: str = "OPENAI_API_KEY",
@@ -86,10 +151,12 @@ def judge(
     request_timeout_s: float = 20.0,
     **columns: Any,
 ) -> list[float]:
-    """What a model behind `base_url` (`.../v1`) says of each completion: the last number in its reply that `pattern` finds.
+    """What a model behind `base_url` (`.../v1`) says of each completion.
 
-    `template` may use {prompt}, {completion}, {low}, {high} and any column. All completions are asked about at once. A reply
-    without a number from `low` to `high`, or an address that stays silent, is an error, and so a counted failure.
+    `template` may use {prompt}, {completion}, {low}, {high} and any column. The reply has to be a number from `low` to `high`
+    alone ("7", "7/10" where `high` is 10), or to end with a line such as "Score: 7"; or `pattern`, a regular expression with
+    one group, says where the number stands. All completions are asked about at once. Any other reply, one that was cut off, and
+    an address that stays silent are errors, and so counted failures.
     """
 
     def ask(i: int) -> float:
@@ -98,21 +165,57 @@ def judge(
         body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens}
         key = os.environ.get(api_key_env, "")
         reply = _post(f"{base_url.rstrip('/')}/chat/completions", body, key, retries=retries, timeout_s=request_timeout_s)
-        return _number(reply, pattern, low, high)
+        return score_of(reply, pattern, low, high)
 
     with ThreadPoolExecutor(max_workers=min(16, len(completions))) as pool:
         return list(pool.map(ask, range(len(completions))))
 
 
-def _number(reply: Mapping[str, Any], pattern: str, low: float, high: float) -> float:
+_VALUE = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out\s+of)\s*(\d+(?:\.\d+)?))?"
+ALONE = re.compile(rf"[\s*_`$]*(?:\\boxed\{{|<score>)?[\s*]*{_VALUE}[\s*]*(?:\}}|</score>)?[\s*_`$.]*")
+"""A reply that is a number and nothing else, but for marks."""
+LABELLED = re.compile(
+    rf"[\s*_`#>-]*(?:(?:the|my|final|overall)\s+)*(?:score|rating|grade)[\s*]*(?::|=|is)?[\s*:]*{_VALUE}[\s*_`.]*", re.I
+)
+"""A last line that names its number a score."""
+
+
+def score_of(reply: Mapping[str, Any], pattern: str, low: float, high: float) -> float:
+    """The score in a judge's reply; a `DataError` where there is none in the form that was asked for."""
     try:
-        text = str(reply["choices"][0]["message"]["content"])
+        choice = reply["choices"][0]
+        text = choice["message"]["content"]
     except (KeyError, IndexError, TypeError) as error:
         raise DataError(f"the judge's reply has no choices[0].message.content: {str(reply)[:120]}") from error
-    found = re.findall(pattern, text)
-    if not found or not low <= float(found[-1]) <= high:
-        raise DataError(f"the judge gave no number from {low:g} to {high:g}: {text[:80]!r}")
-    return float(found[-1])
+    if not isinstance(text, str):
+        raise DataError(f"the judge's reply has no text: {str(choice)[:120]}")
+    if choice.get("finish_reason") == "length":
+        raise DataError(f"the judge's reply was cut off; raise max_tokens: {text[-80:]!r}")
+    score = _matched(text, pattern) if pattern else _written(text, high)
+    if score is None or not low <= score <= high:
+        raise DataError(f"the judge gave no score from {low:g} to {high:g} in the form asked for: {text[-80:]!r}")
+    return score
+
+
+def _written(text: str, high: float) -> float | None:
+    """A number that is the whole reply, or that its last line names; "7/10" counts where 10 is the highest score."""
+    said = text.rpartition("</think>")[2].strip()
+    found = ALONE.fullmatch(said) or LABELLED.fullmatch(said.splitlines()[-1] if said else "")
+    if found is None or (found[2] is not None and float(found[2]) != high):
+        return None
+    return float(found[1])
+
+
+def _matched(text: str, pattern: str) -> float | None:
+    """The number in the last match of a user's pattern: its group, or all of it."""
+    compiled = re.compile(pattern)
+    if compiled.groups > 1:
+        raise ConfigError("reward.pattern", pattern, "use at most one group: the number")
+    found: list[str] = compiled.findall(text)
+    try:
+        return float(found[-1]) if found else None
+    except ValueError:
+        return None
 
 
 def _post(url: str, body: Mapping[str, Any], key: str, *, retries: int, timeout_s: float) -> Any:

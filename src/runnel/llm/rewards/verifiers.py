@@ -8,6 +8,7 @@ from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.llm.rewards.extract import extract as find
+from runnel.llm.rewards.extract import number_of
 
 
 def exact_match(
@@ -21,6 +22,9 @@ def exact_match(
 ) -> list[float | None]:
     """1 where the answer is the expected one, or one of a list of them; None where none is expected.
 
+    With the rule `last_number`, and where the expected answer is a number and no text, numbers are compared as such: 1,200 is
+    1200, .5 is 0.5, and 7.0 is 7.
+
     >>> exact_match(["", "", ""], ["4", " 5", "x"], answer=["4", "4", None])
     [1.0, 0.0, None]
     """
@@ -28,12 +32,19 @@ def exact_match(
     def plain(text: str) -> str:
         return text.strip().casefold() if ignore_case else text.strip()
 
+    def same(found: str, option: Any) -> bool:
+        if plain(found) == plain(str(option)):
+            return True
+        numeric = "last_number" in extract.split("|") or (isinstance(option, int | float) and not isinstance(option, bool))
+        number = number_of(found) if numeric else None
+        return number is not None and number == number_of(str(option))
+
     def score(completion: str, expected: Any) -> float | None:
         if expected is None:
             return None
         found = find(completion, extract)
         options = expected if isinstance(expected, list | tuple) else [expected]
-        return float(found is not None and plain(found) in {plain(str(o)) for o in options})
+        return float(found is not None and any(same(found, option) for option in options))
 
     return [score(c, a) for c, a in zip(completions, answer, strict=True)]
 
@@ -68,11 +79,12 @@ def tag_format(
 
 
 def _in_order(text: str, tags: Sequence[str]) -> bool:
+    if any(text.count(mark) != 1 for tag in tags for mark in (f"<{tag}>", f"</{tag}>")):
+        return False
     for tag in tags:
-        start, end = f"<{tag}>", f"</{tag}>"
-        before, _, rest = text.partition(start)
-        _, closed, text = rest.partition(end)
-        if before.strip() or not closed or start in rest or end in text:
+        before, _, rest = text.partition(f"<{tag}>")
+        _, closed, text = rest.partition(f"</{tag}>")
+        if before.strip() or not closed:
             return False
     return not text.strip()
 

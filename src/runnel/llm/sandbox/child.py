@@ -1,8 +1,10 @@
 """The program inside the sandbox: confines itself, says what took hold, then runs the code it was given.
 
-Started by its path with `python -I -S -B` (`run.py`). Three processes: this one waits; the second is pid 1 of a new namespace,
-so that everything in there ends with it; the third is confined and runs the code. Few imports: they are most of its time (that
-is why it is told its order as a Python literal, and writes its own JSON).
+Started by a few lines of `python -I -S -B` (`run.py`), which have all modules of the child in compiled form. Three processes:
+this one waits; the second is pid 1 of a new namespace, so that everything in there ends with it; the third is confined and
+runs the code. Where there are tests, a fourth runs them, as confined as the third: the code's process never holds their text,
+nor the pipe on which verdicts are told. Few imports: they are most of its time (that is why it is told its order as a Python
+literal, and writes its own JSON).
 """
 
 from __future__ import annotations
@@ -18,11 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from runnel.llm.sandbox import confine
+    from runnel.llm.sandbox.link import Link
 else:
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import confine
-
-    sys.path.pop(0)
 REFUSED = 71
 
 
@@ -65,58 +65,109 @@ def broken(took: dict[str, str]) -> dict[str, str]:
     return out
 
 
-def main(config_fd: int, status_fd: int) -> None:
-    """Confine and run, as told on `config_fd`."""
+def main(config_fd: int, status_fd: int, checks_fd: int, alive_fd: int) -> None:
+    """Confine and run, as told on `config_fd`; tests, if any, are on `checks_fd`. `alive_fd` is open while anything runs."""
     confine.die_with_parent()
-    with os.fdopen(config_fd, encoding="utf-8") as file:
-        config = eval(file.read(), {"__builtins__": {}})  # the parent's own literal
+    config = read_literal(config_fd)
     took: dict[str, str] = {}
-    skip = set(config["without"])
-    if "namespaces" not in skip:
+    if "namespaces" not in config["without"]:
         attempt(took, "namespaces", confine.enter_namespaces)
     if took.get("namespaces") == "":
         attempt(took, "scratch", confine.mount_scratch, config["folder"], config["scratch_mb"])
     pid = os.fork()
     if pid == 0:
-        second(config, took, skip, status_fd)
+        second(config, took, status_fd, checks_fd)
+    os.close(checks_fd)
     os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
 
 
-def second(config: dict[str, Any], took: dict[str, str], skip: set[str], status_fd: int) -> None:
+def read_literal(fd: int) -> Any:
+    """What the parent wrote: a literal of its own."""
+    with os.fdopen(fd, encoding="utf-8") as file:
+        return eval(file.read(), {"__builtins__": {}})
+
+
+def second(config: dict[str, Any], took: dict[str, str], status_fd: int, checks_fd: int) -> None:
     """Pid 1: waits for the code's process, tells how it ended, and takes all that is left with it."""
     confine.die_with_parent()
+    confine.hide()
+    link = (*os.pipe(), *os.pipe()) if config["tested"] else None
     pid = os.fork()
     if pid == 0:
-        third(config, took, skip, status_fd)
-    found = 0
-    while found != pid:
+        os.close(checks_fd)
+        third(config, took, status_fd, link)
+    waits = {pid}
+    if link is not None:
+        tester = os.fork()
+        if tester == 0:
+            fourth(config, dict(took), status_fd, checks_fd, link)
+        waits.add(tester)
+        for fd in link:
+            os.close(fd)
+    os.close(checks_fd)
+    code = 0
+    while waits:
         found, status = os.wait()
-    tell(status_fd, exit=os.waitstatus_to_exitcode(status))
+        waits.discard(found)
+        code = os.waitstatus_to_exitcode(status) if found == pid else code
+    tell(status_fd, exit=code)
     os._exit(0)
 
 
-def third(config: dict[str, Any], took: dict[str, str], skip: set[str], status_fd: int) -> None:
-    """Confine this process for good, then run the code."""
+def restrict(config: dict[str, Any], took: dict[str, str]) -> dict[str, str]:
+    """Confine this process for good; returns the promises that cannot be kept."""
     os.setsid()
-    attempt({}, "oom", be_first_to_go)
-    feed_stdin(config["stdin"])
     sys.path[:] = config["path"]
     attempt(took, "limits", confine.set_limits, **config["limits"])
     attempt(took, "privileges", confine.drop_privileges)
     confine.die_with_parent()
-    if "landlock" not in skip:
+    if "landlock" not in config["without"]:
         attempt(took, "landlock", confine.restrict_files, config["readable"], [config["folder"]])
-    if "seccomp" not in skip:
+    if "seccomp" not in config["without"]:
         attempt(took, "seccomp", confine.forbid_syscalls)
-    problems = broken(took)
+    return broken(took)
+
+
+def third(config: dict[str, Any], took: dict[str, str], status_fd: int, link: tuple[int, ...] | None) -> None:
+    """The code's process."""
+    attempt({}, "oom", be_first_to_go)
+    feed_stdin(config["stdin"])
+    ask = make_link(link, trusted=False) if link else None
+    problems = restrict(config, took)
     tell(status_fd, took=took, broken=problems)
+    os.close(status_fd)  # from here on nothing that is written counts
     if problems and config["strict"]:
         os._exit(REFUSED)
-    os._exit(run(config["code"], config["checks"], lambda **facts: tell(status_fd, nonce=config["nonce"], **facts)))
+    os._exit(run(config["code"], ask))
+
+
+def fourth(config: dict[str, Any], took: dict[str, str], status_fd: int, checks_fd: int, link: tuple[int, ...]) -> None:
+    """The tests' process: its verdicts are the only ones."""
+    attempt({}, "oom", be_first_to_go)
+    confine.hide()
+    checks = read_literal(checks_fd)
+    ask = make_link(link, trusted=True)
+    if restrict(config, took) and config["strict"]:
+        os._exit(REFUSED)
+    passed, reasons = __import__("check").judge(ask, checks)
+    tell(status_fd, checks=passed, reasons=reasons)
+    flush()
+    os._exit(0)
+
+
+def make_link(link: tuple[int, ...], *, trusted: bool) -> Link:
+    """This side's end of the conversation between code and tests; the ends of the other are closed."""
+    to_code, from_tests, to_tests, from_code = link
+    mine, others = ((to_tests, from_tests), (to_code, from_code)) if trusted else ((to_code, from_code), (to_tests, from_tests))
+    for fd in others:
+        os.close(fd)
+    end: Link = __import__("link").Link(*mine, trusted=trusted)
+    return end
 
 
 def be_first_to_go() -> None:
     """Where the machine itself runs out of memory, this process is the one to end."""
+    confine.hide(False)  # a hidden process cannot write there
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
@@ -130,27 +181,34 @@ def feed_stdin(text: str) -> None:
     os.unlink("stdin")
 
 
-def run(code: str, checks: list[str], report: Callable[..., None]) -> int:
-    """Run the code as a main program, then each check in its names; returns the exit code."""
-    main_module = type(sys)("__main__")
-    sys.modules["__main__"] = main_module
+def run(code: str, link: Link | None) -> int:
+    """Run the code, as a main program or, where tests ask for its names, as a module; returns the exit code."""
+    name = "__main__" if link is None else "solution"
+    module = type(sys)(name)
+    sys.modules["__main__"] = sys.modules[name] = module
     sys.argv, sys.stdin = ["solution.py"], io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
-    names = main_module.__dict__
-    status = execute(code, "solution.py", names)
-    if checks:
-        report(checks=[status == 0 and execute(check, "check.py", names) == 0 for check in checks])
+    status = execute(code, "solution.py", module.__dict__)
+    if link is not None:
+        link.send(["ready"] if status == 0 else ["failed"])
+        if status == 0:
+            link.serve()
+    return status if flush() else status or 1
+
+
+def flush() -> bool:
+    """Write what is left of the output; False where the code has closed or replaced it."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except Exception:  # the code may have closed or replaced them
-        return status or 1
-    return status
+    except Exception:
+        return False
+    return True
 
 
 def execute(code: str, name: str, names: dict[str, Any]) -> int:
     """0, or the exit code of what went wrong, with its traceback on stderr."""
     try:
-        exec(compile(code, name, "exec"), names)
+        exec(compile(code, name, "exec", dont_inherit=True), names)  # our own `from __future__` is not the code's
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except MemoryError:
@@ -170,7 +228,3 @@ def show_traceback() -> None:
         traceback.print_exc()
     except BaseException:
         os.write(2, b"failed, without a traceback\n")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

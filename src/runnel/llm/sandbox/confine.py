@@ -14,7 +14,7 @@ import struct
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_USER, NEW_NET, NEW_PID, NEW_IPC, NEW_UTS, NEW_NS = 0x10000000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x00020000
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
 CLONE_THREAD = 0x10000
 SIGKILL = 9
@@ -62,6 +62,11 @@ def set_limits(*, cpu_s: int, memory_mb: int, file_mb: int, threads: int) -> Non
 def die_with_parent() -> None:
     """Be killed by the kernel when the parent ends."""
     _ok(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
+
+
+def hide(on: bool = True) -> None:
+    """Let no process of the same user look into this one's memory and files; what is forked from it is hidden, too."""
+    _ok(LIBC.prctl(PR_SET_DUMPABLE, int(not on), 0, 0, 0))
 
 
 def drop_privileges() -> None:

@@ -6,9 +6,10 @@ network, none of the parent's environment variables, no reading outside of Pytho
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import secrets
+import py_compile
 import select
 import selectors
 import signal
@@ -18,17 +19,30 @@ import sysconfig
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
 
 Status = Literal["ok", "failed", "timeout", "output", "memory"]
-SCRIPT = Path(__file__).with_name("child.py")
+PROGRAM = """import os, sys
+from _frozen_importlib_external import SourcelessFileLoader
+for part in sys.argv[1].split(","):
+    name, _, fd = part.partition("=")
+    sys.modules[name] = type(sys)(name)
+    exec(SourcelessFileLoader(name, "/proc/self/fd/" + fd).get_code(name), sys.modules[name].__dict__)
+    os.close(int(fd))
+sys.modules["child"].main(*map(int, sys.argv[2:]))"""
+"""The child's first lines. It gets its modules compiled: reading them anew at each start would be half of a start."""
+ALONE, TESTED = ("confine", "child"), ("confine", "plain", "remote", "link", "check", "child")
+"""Modules of the child, in the order in which they need each other."""
 START_S = 20.0
 """Longest start."""
 GONE_S = 2.0
 """Longest end, once it is killed."""
+FLOOD = 1 << 26
+"""Most bytes of output that are dropped before the program is stopped after all."""
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
@@ -51,7 +65,8 @@ class SandboxConfig:
     threads: int = 32
     """Most threads (not enforced by the kernel for root, whose threads are bounded by memory)."""
     output_kb: int = 64
-    """Most output on stdout and stderr together; a program that prints more is stopped."""
+    """Most that is kept of stdout, and of stderr. A program that prints more on stdout is stopped; where checks judge names and
+    not what is printed, the rest is dropped."""
     packages: bool = False
     """Let the code import installed packages, not the standard library alone."""
     allow_weaker: bool = False
@@ -68,6 +83,8 @@ class SandboxResult:
     stderr: str
     seconds: float
     checks: tuple[bool, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why a check does not hold, "" for those that do: an error, or how the code kept its test from ending."""
     broken: dict[str, str] = field(default_factory=dict)
     """Promises that were not kept, with the reason."""
     protection: dict[str, str] = field(default_factory=dict)
@@ -82,19 +99,18 @@ def run_python(
     config: SandboxConfig | None = None,
     without: tuple[str, ...] = (),
 ) -> SandboxResult:
-    """Run `code`, then each of `checks` (statements that raise if they fail) in its names.
+    """Run `code` as a program; or, with `checks` (statements that raise if they fail), as a module whose names they may use.
 
+    Checks run in a process of their own, into which only plain data comes from the code, and there its results are compared.
     Raises a `ConfigError` where a promise cannot be kept. `without` leaves mechanisms out, to try how the others hold.
     """
     c = config or SandboxConfig()
     if sys.platform != "linux":
         raise ConfigError("sandbox", sys.platform, "generated code is confined by the Linux kernel; run this on Linux")
     with tempfile.TemporaryDirectory(prefix="runnel-sandbox-", ignore_cleanup_errors=True) as folder:
-        nonce = secrets.token_hex(16)
-        order = _order(code, stdin, checks, c, without, folder) | {"nonce": nonce}
-        watch = _Watch(order, c, folder)
+        watch = _Watch(_order(code, stdin, bool(checks), c, without, folder), checks, c, folder)
         try:
-            return _result(watch.wait(), watch, c, checks, nonce)
+            return _result(watch.wait(), watch, c, len(checks))
         finally:
             watch.kill()
 
@@ -104,9 +120,7 @@ def protection() -> dict[str, str]:
     return run_python("", config=SandboxConfig(allow_weaker=True)).protection
 
 
-def _order(
-    code: str, stdin: str, checks: tuple[str, ...], c: SandboxConfig, without: tuple[str, ...], folder: str
-) -> dict[str, Any]:
+def _order(code: str, stdin: str, tested: bool, c: SandboxConfig, without: tuple[str, ...], folder: str) -> dict[str, Any]:
     library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     path = [*dict.fromkeys(library), str(Path(library[0]) / "lib-dynload")]
     if c.packages:
@@ -114,7 +128,7 @@ def _order(
     return {
         "code": code,
         "stdin": stdin,
-        "checks": list(checks),
+        "tested": tested,
         "folder": folder,
         "path": path,
         "readable": [*path, *SYSTEM, *DEVICES, str(Path(sys.base_prefix) / "lib")],
@@ -128,15 +142,25 @@ def _order(
 class _Watch:
     """A running sandbox: its process, and what it has said so far."""
 
-    def __init__(self, order: dict[str, Any], config: SandboxConfig, folder: str) -> None:
-        self._config = config
-        asked = os.memfd_create("order")
-        _write_all(asked, repr(order).encode())
-        os.lseek(asked, 0, os.SEEK_SET)
+    def __init__(self, order: dict[str, Any], checks: tuple[str, ...], config: SandboxConfig, folder: str) -> None:
+        self._config, self._drop = config, bool(checks)
+        parts = {name: _compiled(name) for name in (TESTED if checks else ALONE)}
+        asked, tests = _held(order), _held(list(checks))
         self._status, said = os.pipe()
+        self._alive, living = os.pipe()
+        theirs = (asked, said, tests, living)
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(SCRIPT), str(asked), str(said)],
-            pass_fds=(asked, said),
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-B",
+                "-c",
+                PROGRAM,
+                ",".join(f"{n}={fd}" for n, fd in parts.items()),
+                *map(str, theirs),
+            ],
+            pass_fds=(*parts.values(), *theirs),
             env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -144,11 +168,10 @@ class _Watch:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        os.close(asked)
-        os.close(said)
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
+        for fd in theirs:
+            os.close(fd)
         self.said: dict[int, bytearray] = {fd: bytearray() for fd in self._fds()}
+        self._dropped = 0
         self.began = time.perf_counter()
 
     def _fds(self) -> tuple[int, int, int]:
@@ -167,29 +190,32 @@ class _Watch:
             if left <= 0:
                 return "timeout"
             for key, _ in selector.select(left):
-                data = os.read(key.fd, 1 << 16)
-                self.said[key.fd] += data
-                if not data:
+                if not self._take(key.fd):
                     selector.unregister(key.fd)
             if not started and self.said[self._status]:
                 started, self.began = True, time.perf_counter()
                 deadline = self.began + self._config.wall_s
-            if sum(len(self.said[fd]) for fd in self._fds()[1:]) > self._config.output_kb << 10:
-                return "output"
-            if len(self.said[self._status]) > 1 << 20:
+            if self._too_much():
                 return "output"
         return None
 
+    def _take(self, fd: int) -> bool:
+        """Read what is there, and keep what there is room for; False at the end."""
+        data = os.read(fd, 1 << 16)
+        room = (1 << 20 if fd == self._status else self._config.output_kb << 10) + 1 - len(self.said[fd])
+        self.said[fd] += data[: max(room, 0)]
+        self._dropped += max(len(data) - max(room, 0), 0)
+        return bool(data)
+
+    def _too_much(self) -> bool:
+        status, stdout, _ = (len(self.said[fd]) for fd in self._fds())
+        printed = stdout > self._config.output_kb << 10 and not self._drop
+        return printed or status > 1 << 20 or self._dropped > FLOOD
+
     def facts(self) -> list[dict[str, Any]]:
-        """What the child told on its status line; noise that the code may have written there is left out."""
-        found = []
-        for line in bytes(self.said[self._status]).splitlines():
-            try:
-                fact = json.loads(line)
-            except ValueError:
-                continue
-            found += [fact] if isinstance(fact, dict) else []
-        return found
+        """What the child told on its status line, which is closed before the code runs."""
+        lines = bytes(self.said[self._status]).splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]  # one that was killed may leave half a line
 
     def text(self, index: int) -> str:
         limit = self._config.output_kb << 10
@@ -197,7 +223,7 @@ class _Watch:
 
     def _wait_for_all(self) -> None:
         """Until the last process has closed its end: then nothing of the sandbox runs any more."""
-        while select.select([self._status], [], [], GONE_S)[0] and os.read(self._status, 1 << 16):
+        while select.select([self._alive], [], [], GONE_S)[0] and os.read(self._alive, 1 << 16):
             pass
 
     def kill(self) -> None:
@@ -208,10 +234,26 @@ class _Watch:
         if self._status >= 0:
             self._wait_for_all()
             os.close(self._status)
+            os.close(self._alive)
             self._status = -1
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+
+
+@lru_cache(maxsize=8)
+def _compiled(name: str) -> int:
+    """A module of the child as Python compiles it, in a file in memory that all children of this process read."""
+    with tempfile.TemporaryDirectory(prefix="runnel-sandbox-") as folder:
+        made = py_compile.compile(
+            str(Path(__file__).with_name(f"{name}.py")), f"{folder}/{name}.pyc", f"{name}.py", doraise=True
+        )
+        data = Path(str(made)).read_bytes()
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    _write_all(fd, data)
+    # Nobody can change it from here on: code that could would write the first lines of later children.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -219,7 +261,15 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _result(forced: Status | None, watch: _Watch, c: SandboxConfig, checks: tuple[str, ...], nonce: str) -> SandboxResult:
+def _held(value: Any) -> int:
+    """A literal in memory, as a file to be read from its start."""
+    fd = os.memfd_create("order")
+    _write_all(fd, repr(value).encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _result(forced: Status | None, watch: _Watch, c: SandboxConfig, num_checks: int) -> SandboxResult:
     facts, stdout, stderr = watch.facts(), watch.text(1), watch.text(2)
     first = next((f for f in facts if "took" in f), None)
     if first is None and forced is None:
@@ -229,13 +279,19 @@ def _result(forced: Status | None, watch: _Watch, c: SandboxConfig, checks: tupl
         lines = "; ".join(f"{promise} ({reason})" for promise, reason in broken.items())
         fix = f"this machine cannot keep its promises: {lines}. Use another machine, or allow_weaker=True for code you trust"
         raise ConfigError("sandbox", sorted(broken), fix)
-    exits = [f["exit"] for f in facts if isinstance(f.get("exit"), int)]  # pid 1 speaks last; the code may write there too
-    code = exits[-1] if exits else -int(signal.SIGKILL)
+    code = next((f["exit"] for f in facts if "exit" in f), -int(signal.SIGKILL))
     status: Status = forced or ("ok" if code == 0 else "memory" if _out_of_memory(stderr) else "failed")
-    passed = next((f["checks"] for f in facts if f.get("nonce") == nonce and "checks" in f), [False] * len(checks))
-    good = tuple(bool(p) and forced is None for p in passed)
+    checks, reasons = _verdicts(facts, forced, num_checks)
     seconds = time.perf_counter() - watch.began
-    return SandboxResult(status, code, stdout, stderr, seconds, good, broken, dict(first["took"]) if first else {})
+    return SandboxResult(status, code, stdout, stderr, seconds, checks, reasons, broken, dict(first["took"]) if first else {})
+
+
+def _verdicts(facts: list[dict[str, Any]], forced: Status | None, num_checks: int) -> tuple[tuple[bool, ...], tuple[str, ...]]:
+    """What the tests' process said of each check; where it said nothing, or not all was done in time, none holds."""
+    told = next((f for f in facts if "checks" in f), None)
+    if told is None or forced is not None:
+        return (False,) * num_checks, (forced or "the tests' process ended",) * num_checks
+    return tuple(told["checks"]), tuple(told["reasons"])
 
 
 def _out_of_memory(stderr: str) -> bool:

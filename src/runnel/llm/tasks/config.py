@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runnel.core.errors import ConfigError
-from runnel.llm.rewards.components import RewardComponent
+from runnel.core.errors import ConfigError, UnusedSettingError
+from runnel.llm.rewards.components import BUILTIN, RewardComponent
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,26 @@ class DataConfig:
         )
 
     def components(self, default: str = "exact") -> list[RewardComponent]:
-        """The rewards, with `extract` for those that look for an answer."""
+        """The rewards, with `extract` for those that look for an answer, and options that they have."""
         out, given = [], self._options()
         for text in self.reward or (default,):
             fn, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
             name = fn.rpartition(":")[2].rpartition("/")[2]
-            options = {"extract": self.extract} if self.extract and fn in ("exact", "python_tests") else {}
-            options |= given.pop(name, {})
-            tokens = options.get("unit") == "tokens"
-            out.append(RewardComponent(name, fn, _weight(text, weight), options=options, tokens=tokens))
+            part, chosen = RewardComponent(name, fn, _weight(text, weight)), given.pop(name, {})
+            known = part.known_options() if chosen or (self.extract and fn in BUILTIN) else ()
+            if wrong := sorted(chosen.keys() - set(known)) if known is not None else []:
+                raise ConfigError(
+                    "data.options", f"{name}.{wrong[0]}", f"the reward has no such option; it has {listed(known)}"
+                )
+            options = {"extract": self.extract} if self.extract and "extract" in (known or ()) else {}
+            options |= chosen
+            out.append(replace(part, options=options, tokens=options.get("unit") == "tokens"))
         if given:
             names = ", ".join(part.name for part in out)
             raise ConfigError("data.options", sorted(given), f"there is no such reward; data.reward has {names}")
+        if self.extract and not any(part.options.get("extract") == self.extract for part in out):
+            why = f"of {listed(part.name for part in out)} none looks for an answer by it (exact and python_tests do)"
+            raise UnusedSettingError("data.extract", self.extract, f"{why}; leave it empty")
         return out
 
     def _options(self) -> dict[str, dict[str, Any]]:
@@ -103,6 +112,11 @@ class DataConfig:
         {'max_animals': 3, 'flag': True, 'word': 'abc'}
         """
         return dict(_setting(text) for text in self.settings)
+
+
+def listed(names: Iterable[str] | None) -> str:
+    """Names in a sentence."""
+    return ", ".join(names or ()) or "none"
 
 
 def _absolute(text: str, after: str = "") -> str:

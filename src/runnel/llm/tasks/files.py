@@ -7,23 +7,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runnel.core.errors import DataError
-from runnel.data.prompts import Row, read_rows, read_splits
+from runnel.core.config import refuse_unused
+from runnel.core.errors import ConfigError, DataError
+from runnel.data.messages import chat_prompt
+from runnel.data.prompts import read_splits
+from runnel.data.rows import Row, read_rows
+from runnel.llm.rewards.extract import shown
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.text import Example, TextTask
 
-RESERVED = ("prompts", "completions", "completion_ids")
+RESERVED = ("prompts", "completions", "completion_ids", "prompt_messages")
 NEEDS_ANSWER = ("exact", "math")
+FORMS = {"math": "boxed", "python_tests": "code"}
+"""Where rewards look for an answer unless they are told."""
 
 
 def make_file_task(path: str, config: DataConfig) -> TextTask:
     """The data in `path` (see `data/prompts.py`) as a task: its columns go to the reward under their own names."""
     rows, held = read_splits(path)
+    if held or config.eval_path:
+        refuse_unused(config, {"eval_share": "held-out prompts come apart"}, "data.")
     if config.eval_path:
-        held = read_rows(config.eval_path)
+        held = read_rows(config.eval_path, setting="data.eval_path")
     _check_columns(rows, path, config)
-    train = [row_example(row, f"{path}, row {i}", config) for i, row in enumerate(rows)]
-    kept = [row_example(row, f"{config.eval_path or path}, held-out row {i}", config) for i, row in enumerate(held)]
+    form = answer_form(config)
+    train = [row_example(row, config, form) for row in rows]
+    kept = [row_example(row, config, form) for row in held]
     train, kept = split_off(train, kept, config.eval_share)
     if not train or not kept:
         short = "train" if not train else "held-out"
@@ -56,27 +65,40 @@ def _check_columns(rows: Sequence[Row], path: str, config: DataConfig) -> None:
         raise DataError(f"{path}: a column cannot be called {clash[0]!r}; rename it")
 
 
-def row_example(row: Row, place: str, config: DataConfig) -> Example:
-    """One row as an example."""
+def row_example(row: Row, config: DataConfig, form: str = "") -> Example:
+    """One row as an example; a demonstration of its answer has the `form` in which the rewards look for it."""
     if row.get(config.prompt) is None:
-        raise DataError(f"{place}: the column {config.prompt!r} is missing or empty")
-    prompt = dressed(_prompt(row[config.prompt], place), config.system, config.suffix or "")
+        raise DataError(f"{row.place}: the column {config.prompt!r} is missing or empty")
+    prompt = chat_prompt(row[config.prompt], row.place)
+    if config.system and not isinstance(prompt, str) and prompt[0]["role"] == "system":
+        fix = f"{row.place} has a system message of its own; leave data.system empty"
+        raise ConfigError("data.system", config.system, fix)
+    prompt = dressed(prompt, config.system, config.suffix or "")
     columns = {k: v for k, v in row.items() if k not in (config.prompt, config.answer)}
     answer = row.get(config.answer)
     if config.answer in row:
         columns["answer"] = answer
-    return Example(prompt, None if answer is None else str(answer), columns)
+    text = _imitated(answer)
+    return Example(prompt, None if text is None else shown(text, form), columns)
 
 
-def _prompt(value: Any, place: str) -> str | list[dict[str, str]]:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, Sequence) or not value:
-        raise DataError(f"{place}: a prompt is text or a list of messages, not {type(value).__name__}")
-    for message in value:
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise DataError(f"{place}: a message needs a role and a content, both text: {str(message)[:80]}")
-    return [{"role": m["role"], "content": m["content"]} for m in value]
+def _imitated(answer: Any) -> str | None:
+    """The answer that a demonstration gives: of a list of right ones the first. Other structures (tests, tables) are for the
+    reward alone.
+
+    >>> _imitated(["4", "four"]), _imitated(4), _imitated({"text": "4"})
+    ('4', '4', None)
+    """
+    first = (answer[0] if answer else None) if isinstance(answer, list | tuple) else answer
+    return None if first is None or isinstance(first, Mapping | list | tuple) else str(first)
+
+
+def answer_form(config: DataConfig) -> str:
+    """The rule (`rewards/extract.py`) by which the rewards find an answer, so that demonstrations give it in that form."""
+    parts = config.components()
+    given = [str(part.options["extract"]) for part in parts if part.options.get("extract")]
+    usual = [FORMS[part.fn] for part in parts if isinstance(part.fn, str) and part.fn in FORMS]
+    return next(iter([*given, *usual]), "")
 
 
 def dressed(prompt: str | list[dict[str, str]], system: str, suffix: str) -> str | list[dict[str, str]]:
@@ -85,5 +107,4 @@ def dressed(prompt: str | list[dict[str, str]], system: str, suffix: str) -> str
         return prompt + suffix
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     messages[-1]["content"] += suffix
-    has_one = messages[0]["role"] == "system"
-    return [{"role": "system", "content": system}, *messages] if system and not has_one else messages
+    return [{"role": "system", "content": system}, *messages] if system else messages

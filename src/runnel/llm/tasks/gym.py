@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from runnel.core.errors import DataError
 from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.rewards.extract import shown
 from runnel.llm.rewards.gym import gym_dataset, gym_entry
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.files import dressed
@@ -28,7 +29,8 @@ def make_gym_task(name: str, config: DataConfig) -> TextTask:
     settings = {"seed": 0, **config.parsed_settings(), "size": total}
     dataset = gym_dataset(name, tuple(sorted(settings.items())))
     suffix = SUFFIX if config.suffix is None else config.suffix
-    make = _Maker(dataset, config.system, suffix)
+    form = config.extract or (EXTRACT if suffix == SUFFIX else "")
+    make = _Maker(dataset, config.system, suffix, form)
     held: dict[str, Example] = {}
     for index in range(config.num_train, config.num_train + config.num_eval):
         held.setdefault(make.question(index), make(index))
@@ -39,10 +41,10 @@ def make_gym_task(name: str, config: DataConfig) -> TextTask:
 
 
 class _Maker:
-    """Makes the example of a generator index."""
+    """Makes the example of a generator index, with its answer in the `form` in which the reward looks for it."""
 
-    def __init__(self, dataset: Any, system: str, suffix: str) -> None:
-        self.dataset, self._system, self._suffix = dataset, system, suffix
+    def __init__(self, dataset: Any, system: str, suffix: str, form: str) -> None:
+        self.dataset, self._system, self._suffix, self._form = dataset, system, suffix, form
 
     def question(self, index: int) -> str:
         return str(gym_entry(self.dataset, index)["question"])
@@ -50,7 +52,7 @@ class _Maker:
     def __call__(self, index: int) -> Example:
         entry = gym_entry(self.dataset, index)
         answer = entry["answer"]
-        demonstration = None if answer is None else f"<answer>{answer}</answer>" if self._suffix == SUFFIX else str(answer)
+        demonstration = None if answer is None else shown(str(answer), self._form)
         return Example(dressed(str(entry["question"]), self._system, self._suffix), demonstration, {"index": index})
 
 

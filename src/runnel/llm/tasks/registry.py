@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 
+from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import is_reference, load_object
 from runnel.data.prompts import is_data
@@ -17,17 +19,29 @@ TASKS: Mapping[str, Callable[[], TextTask]] = {"reverse": make_reverse}
 
 
 GYM = "reasoning_gym:"
+OF_ANY = ("plain", "max_prompt", "reward_timeout_s", "background_rewards")
+NOT_OF_PYTHON = {
+    f.name: "a task in Python makes its examples and its reward itself" for f in fields(DataConfig) if f.name not in OF_ANY
+}
+NOT_OF_GENERATORS = dict.fromkeys(
+    ("prompt", "answer", "reward", "options", "eval_path", "eval_share"), "reasoning_gym makes its prompts and scores itself"
+)
+NOT_OF_FILES = dict.fromkeys(("num_train", "num_eval", "settings"), "is of a generated task")
 
 
 def make_task(name: str | Callable[[], TextTask], data: DataConfig | None = None) -> TextTask:
     """A built-in task by name, `reasoning_gym:NAME`, a file or folder of data, or the user's own: a function, or
     `file.py:make_task` or `module:make_task`. `data` says how prompts are made of the second and third."""
+    data = data or DataConfig()
+    if isinstance(name, str) and name.startswith(GYM):
+        refuse_unused(data, NOT_OF_GENERATORS, "data.")
+        return make_gym_task(name.removeprefix(GYM), data)
+    if isinstance(name, str) and is_data(name):
+        refuse_unused(data, NOT_OF_FILES, "data.")
+        return make_file_task(name, data)
+    refuse_unused(data, NOT_OF_PYTHON, "data.")
     if isinstance(name, str) and name in TASKS:
         return TASKS[name]()
-    if isinstance(name, str) and name.startswith(GYM):
-        return make_gym_task(name.removeprefix(GYM), data or DataConfig())
-    if isinstance(name, str) and is_data(name):
-        return make_file_task(name, data or DataConfig())
     if isinstance(name, str) and not is_reference(name):
         known = f"{', '.join(sorted(TASKS))}, {GYM}NAME"
         raise ConfigError("task", name, f"choose one of {known}; a .jsonl or .parquet file; or write file.py:make_task")

@@ -1,10 +1,9 @@
-"""One process group of the local launcher: a child process with its orders in the environment. It dies with its parent."""
+"""One process group of the local launcher: a child of the launcher's nursery, with its orders on its line. It dies with it."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
-import json
 import os
 import signal
 import socket
@@ -17,38 +16,50 @@ from runnel.run.launchers.line import Line
 from runnel.run.launchers.member import Member, read_experiment, tell_error
 from runnel.track.folder import RunFolder
 
-ORDERS = "RUNNEL_GROUP"
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
-def main() -> int:
-    """Entry point of a child process."""
-    orders = json.loads(os.environ[ORDERS])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(orders["parent"])
+def live(parent: int, fds: list[int], held: list[int]) -> int:
+    """All of a child's life. `fds` are its line and where its output goes, `held` the memory and the bells of all groups."""
+    control, log = fds
+    _die_with(parent)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    line = Line(socket.socket(fileno=control))
+    orders = line.first()
+    if orders is None:
+        return 0
+    _be_called(orders["group"])
     with Path(orders["stack_file"]).open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-        line = Line(socket.socket(fileno=orders["control"]))
         try:
-            member = _member(orders, line)
+            member = _member(orders, line, held)
         except Exception as error:
             tell_error(line, orders["group"], error)
             return 1
         return member.serve()
 
 
-def _member(orders: dict[str, Any], line: Line) -> Member:
+def _member(orders: dict[str, Any], line: Line, held: list[int]) -> Member:
     folder = RunFolder.open(orders["run"])
     experiment = read_experiment(folder.read_run_info()["recipe"], folder.read_config())
-    pipes = {name: (read, write) for name, (read, write) in orders["pipes"].items()}
-    shm = ShmTransport(orders["fds"], Doorbells(pipes, orders["group"]))
+    memory, bells = held[: len(orders["memory"])], held[len(orders["memory"]) :]
+    pipes = dict(zip(orders["groups"], zip(bells[::2], bells[1::2], strict=True), strict=True))
+    shm = ShmTransport(dict(zip(orders["memory"], memory, strict=True)), Doorbells(pipes, orders["group"]))
     numbers = {"epoch": orders["epoch"], "incarnation": orders["incarnation"]}
     return Member(experiment, orders["group"], line, shm, folder=folder.path, **numbers)
 
 
-def _die_with_parent(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """Where the system can, be killed when the parent dies; elsewhere the closed control line ends the process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the launching process is gone")
+
+
+def _be_called(group: str) -> None:
+    """Under Linux, `ps` and `top` show which group a process is."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, group.encode()[:15], 0, 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runnel.core.errors import DeadlockError, NonFiniteError
+from runnel.core.errors import DeadlockError, DiskFullError, NonFiniteError
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.trainer import TrainerWorker
 from runnel.run.checkpoint import write_parts
@@ -47,7 +47,7 @@ def _launch(session: Session) -> str:
         if status != "interrupted":
             group.evaluate()
             ledger.add(group.collect())
-        save(session, group)
+        save(session, group, last=True)
         return status
     except Exception as error:
         _save_without_culprit(session, group, error)
@@ -93,9 +93,17 @@ def _save_without_culprit(session: Session, group: Group, error: Exception) -> N
     save(session, group, without=culprit.name)
 
 
-def save(session: Session, group: Group, *, without: str = "") -> None:
-    """Check the accounts, then save the whole run."""
+def save(session: Session, group: Group, *, without: str = "", last: bool = False) -> None:
+    """Check the accounts, then save the whole run. Where there is no room for that, say so and go on; the last one must be."""
     group.check()
-    path = session.begin_checkpoint()
-    files = write_parts(path, {**group.snapshot(without=without), "ledger": session.ledger.snapshot()})
-    session.finish_checkpoint(path, files, left_out=[without] if without else [])
+    for whole in (kinds := session.checkpoint_kinds(last=last)):
+        path = session.begin_checkpoint()
+        try:
+            parts = group.snapshot(without=without, whole=whole) | ({"ledger": session.ledger.snapshot()} if whole else {})
+            files = write_parts(path, parts)
+            session.finish_checkpoint(path, files, left_out=[without] if without else [], whole=whole)
+            return
+        except DiskFullError as error:
+            session.drop_checkpoint(path, str(error))
+            if last and whole is kinds[-1]:
+                raise

@@ -37,6 +37,7 @@ class Line:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._lock, self._left = sock, threading.Lock(), b""
+        self._early: list[Message] = []
         self.closed = False
 
     def fileno(self) -> int:
@@ -60,7 +61,15 @@ class Line:
             self.closed = not data
             self._left += data
         *lines, self._left = self._left.split(b"\n")
-        return [json.loads(line) for line in lines]
+        early, self._early = self._early, []
+        return [*early, *(json.loads(line) for line in lines)]
+
+    def first(self) -> Message | None:
+        """Wait for one message, and leave those behind it for `receive`; None if the other end is gone."""
+        while not (found := self.receive()) and not self.closed:
+            select.select([self._socket], [], [])
+        self._early = found[1:]
+        return found[0] if found else None
 
     def close(self) -> None:
         self.closed = True

@@ -1,51 +1,53 @@
-"""The local launcher: one process per group on this machine, over shared memory."""
+"""The local launcher: one process per group on this machine, over shared memory. All are forks of one that has imported what
+they need (`nursery.py`)."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from runnel.flow.transports.shm import Doorbells
-from runnel.run.launchers.child import ORDERS
 from runnel.run.launchers.line import Line
+from runnel.run.launchers.nursery import Fork, Nursery
 from runnel.run.launchers.supervisor import Seat, supervise
 from runnel.run.session import Session
 from runnel.run.wiring import Edges
 
+EARLY = ("gymnasium", "safetensors.torch", "numba")
+EARLY_FOR_TEXT = ("transformers.models.llama.modeling_llama",)
+"""Whatever the model, most of that import is what all of them share."""
+KILL_TIMEOUT_S = 5.0
+
 
 def launch(session: Session) -> str:
     """Run to the end; returns the status."""
-    return supervise(session, LocalHost(session))
+    host = LocalHost(session)
+    try:
+        return supervise(session, host)
+    finally:
+        host.end()
 
 
 class LocalSeat:
     """A child process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], line: Line, stack_file: Path) -> None:
-        self.process, self.line, self.stack_file = process, line, stack_file
+    def __init__(self, fork: Fork, line: Line, stack_file: Path) -> None:
+        self.fork, self.line, self.stack_file = fork, line, stack_file
 
     def waits(self) -> bool:
         return False
 
     def died(self) -> str:
-        code = self.process.poll()
-        if code is None:
-            return ""
-        how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"{how} (process {self.process.pid})"
+        return self.fork.how() if self.fork.ended() else ""
 
     def stack(self) -> str:
-        self.process.send_signal(signal.SIGUSR1)
+        self.fork.signal(signal.SIGUSR1)
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline and self.stack_file.stat().st_size == 0:
             time.sleep(0.02)
@@ -53,11 +55,9 @@ class LocalSeat:
         return self.stack_file.read_text() or "(it does not answer)"
 
     def end(self, timeout_s: float) -> None:
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if not self.fork.wait(timeout_s):
+            self.fork.signal(signal.SIGKILL)
+            self.fork.wait(KILL_TIMEOUT_S)
         self.line.close()
 
 
@@ -69,40 +69,49 @@ class LocalHost:
         self._fds: dict[str, int] = {}
         self._pipes: dict[str, tuple[int, int]] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._nursery: Nursery | None = None
 
     def open(self, groups: Collection[str]) -> None:
         self._fds = Edges(self._session.experiment, self._session.groups).allocate()
         self._pipes = Doorbells.make(list(self._session.groups))
         self._scratch = tempfile.TemporaryDirectory(prefix="runnel-")
+        if self._nursery is not None:
+            self._nursery.hold(self._shared())
+
+    def _shared(self) -> list[int]:
+        return [*self._fds.values(), *(fd for pair in self._pipes.values() for fd in pair)]
+
+    def _living(self) -> Nursery:
+        """The process that forks; another one if it is gone."""
+        if self._nursery is not None and self._nursery.gone():
+            self.end()
+        if self._nursery is None:
+            early = EARLY + (EARLY_FOR_TEXT if self._session.experiment.token_streams else ())
+            self._nursery = Nursery("runnel.run.launchers.child:live", self._session.folder.log, early=early)
+            self._nursery.hold(self._shared())
+        return self._nursery
 
     def start(self, group: str, *, epoch: int, incarnation: int) -> LocalSeat:
         assert self._scratch is not None, "open it first"
         ours, theirs = socket.socketpair()
         stack_file = Path(self._scratch.name) / f"{group}.stack"
         stack_file.write_text("")
-        orders: dict[str, Any] = {
-            "run": str(self._session.folder.path.resolve()),
-            "group": group,
-            "fds": self._fds,
-            "pipes": self._pipes,
-            "control": theirs.fileno(),
-            "parent": os.getpid(),
-            "epoch": epoch,
-            "incarnation": incarnation,
-            "stack_file": str(stack_file),
-        }
-        handed = [*self._fds.values(), *(fd for pair in self._pipes.values() for fd in pair), theirs.fileno()]
+        line = Line(ours)
         with self._session.folder.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", "import sys; from runnel.run.launchers.child import main; sys.exit(main())"],
-                env={**os.environ, ORDERS: json.dumps(orders), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                pass_fds=handed,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            fork = self._living().fork(theirs.fileno(), log.fileno())
         theirs.close()
-        return LocalSeat(process, Line(ours), stack_file)
+        line.send(
+            {
+                "run": str(self._session.folder.path.resolve()),
+                "group": group,
+                "memory": list(self._fds),
+                "groups": list(self._pipes),
+                "epoch": epoch,
+                "incarnation": incarnation,
+                "stack_file": str(stack_file),
+            }
+        )
+        return LocalSeat(fork, line, stack_file)
 
     def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
         lines = [s.line for s in seats if isinstance(s, LocalSeat)]
@@ -112,9 +121,18 @@ class LocalHost:
         return self._session.folder.log.read_text(errors="replace")[-2000:]
 
     def close(self) -> None:
-        for fd in (*self._fds.values(), *(fd for pair in self._pipes.values() for fd in pair)):
+        """Let go of what the groups share; the process that forks stays for the next ones."""
+        if self._nursery is not None:
+            self._nursery.drop()
+        for fd in self._shared():
             os.close(fd)
         self._fds, self._pipes = {}, {}
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
+
+    def end(self) -> None:
+        """Nothing is left."""
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None

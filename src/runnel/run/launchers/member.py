@@ -16,7 +16,7 @@ import torch
 
 from runnel.core.clock import WallClock
 from runnel.core.config import override
-from runnel.core.errors import NonFiniteError
+from runnel.core.errors import DiskFullError, NonFiniteError
 from runnel.run import registry
 from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.experiment import Experiment
@@ -132,9 +132,13 @@ class Member:
         for worker in message["abandon"]:
             self.group.abandon(worker)
         self.group.check()
-        files = write_parts(Path(message["path"]), self.group.snapshot())
+        files, full = dict[str, str](), ""
+        try:
+            files = write_parts(Path(message["path"]), self.group.snapshot(whole=message["whole"]))
+        except DiskFullError as error:
+            full = str(error)
         accounts = {name: vars(account) for name, account in self.group.accounting().items()}
-        self.line.send({"op": "saved", "files": files, "streams": accounts})
+        self.line.send({"op": "saved", "files": files, "streams": accounts, "full": full})
 
     # ------------------------------------------------------------------------------------------------------- telling
     def _report(self, *, force: bool) -> None:

@@ -169,7 +169,9 @@ class RaySeat:
     def died(self) -> str:
         if not self._failed:
             self.line.look()
-        return self._failed or self.line.lost
+        if self._failed or not self.line.lost:
+            return self._failed
+        return f"on node {self.node[:8]} {self.line.lost}"
 
     def fail(self, how: str) -> None:
         """Its node is not usable any more."""
@@ -402,6 +404,8 @@ class RayHost:
         """A node whose agent is gone is lost to the run, with all that is on it."""
         for name in [name for name, node in self._nodes.items() if node.gone()]:
             del self._nodes[name]
+            # told by itself: Ray may have reported the processes there, one by one, before their node
+            self._session.ledger.note(f"node {name[:8]} is lost to the run: its agent is gone", level="warning")
             for seat in self._seats.values():
                 if seat.node == name and not seat.died():
                     seat.fail(f"was lost with its node {name[:8]}")

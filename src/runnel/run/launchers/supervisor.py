@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import Protocol
 
-from runnel.core.errors import DeadlockError, NonFiniteError, WorkerFailure
+from runnel.core.errors import DeadlockError, DiskFullError, NonFiniteError, WorkerFailure
 from runnel.flow.transports.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers.line import ControlLine, Message
@@ -161,7 +162,7 @@ class Supervisor:
     def _init_from(self) -> str:
         if not self.config.init_from or self.session.resume_from is not None:
             return ""
-        return str(Checkpoints(RunFolder.open(self.config.init_from).checkpoints).newest()[0])
+        return str(Checkpoints(RunFolder.open(self.config.init_from).checkpoints).newest(("params",))[0])
 
     # ----------------------------------------------------------------------------------------------------------- run
     def run(self) -> str:
@@ -239,28 +240,42 @@ class Supervisor:
         if owner is not None and status != "interrupted":
             self._order(owner, {"op": "evaluate"})
             self._await("evaluated", [owner], None)
-        self._barrier()
+        self._barrier(last=True)
 
     def _standing(self) -> list[str]:
         """Groups that are not just being started again."""
         return [name for name, child in self.children.items() if child.since is None]
 
-    def _barrier(self) -> None:
+    def _barrier(self, *, last: bool = False) -> None:
         """Everyone stops at the end of a poll, on a version boundary, and writes its own part. Who is missing starts afresh."""
-        session, names = self.session, self._standing()
+        names = self._standing()
         self._pause(names)
-        names = [n for n in names if n in self._standing()]
-        path = session.begin_checkpoint()
+        for whole in (kinds := self.session.checkpoint_kinds(last=last)):
+            path = self.session.begin_checkpoint()
+            try:
+                self._save(path, [n for n in names if n in self._standing()], whole=whole)
+                return
+            except DiskFullError as error:
+                self.session.drop_checkpoint(path, str(error))
+                if last and whole is kinds[-1]:
+                    raise
+
+    def _save(self, path: Path, names: list[str], *, whole: bool) -> None:
+        """The parts of all groups, and the ledger's, as one checkpoint."""
+        session = self.session
         expected = [g for g in session.groups if g in self.children or g in self._gone]
         missing = [w for g in expected if g not in names for w in session.groups[g]]
         files: dict[str, str] = {}
         for name in names:
-            self._order(name, {"op": "save", "path": str(path), "abandon": missing})
-        for answer in self._await("saved", names, self.config.placement.stage_timeout_s):
+            self._order(name, {"op": "save", "path": str(path), "abandon": missing, "whole": whole})
+        answers = self._await("saved", names, self.config.placement.stage_timeout_s)
+        if full := [answer["full"] for answer in answers if answer["full"]]:
+            raise DiskFullError(full[0])
+        for answer in answers:
             files |= answer["files"]
             session.ledger.streams |= answer["streams"]
-        files |= write_parts(path, {"ledger": session.ledger.snapshot()})
-        session.finish_checkpoint(path, files, left_out=missing)
+        files |= write_parts(path, {"ledger": session.ledger.snapshot()} if whole else {})
+        session.finish_checkpoint(path, files, left_out=missing, whole=whole)
 
     def _pause(self, names: list[str]) -> None:
         """The trainer first: it may be in an update that other ranks have to end with it."""

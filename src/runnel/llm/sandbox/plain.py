@@ -1,0 +1,232 @@
+"""Values as plain data between the interpreter that runs a model's code and the one that judges it.
+
+Numbers, texts and containers cross by value, as JSON with a tag for each type that JSON lacks; everything else as a reference.
+A reader builds only what it knows, by exact type: whatever the other side sends, an object that equals everything cannot come
+out. Started in the sandbox with few imports, like `child.py`; that is why JSON is read and written with the C parts alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from _json import encode_basestring_ascii, make_encoder, make_scanner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+SMALL = 1 << 63
+AS_THEY_ARE = {int, str, bool, float, type(None)}
+"""What JSON has, too."""
+LARGEST = 1 << 26
+"""Most bytes of a message."""
+VALUES = {("collections", "deque"), ("fractions", "Fraction"), ("decimal", "Decimal"), ("collections", "Counter")}
+"""Types of the standard library that cross by value beside those below, each built again from what it is made of."""
+MODULES = (
+    "collections", "math", "cmath", "fractions", "decimal", "datetime", "itertools", "functools", "statistics", "string",
+    "typing", "operator", "_operator", "re", "copy", "bisect", "heapq", "numpy", "pandas",
+)  # fmt: skip
+"""Modules that are told by their name: each side has its own."""
+DATES = ("date", "datetime", "time", "timedelta")
+
+
+class _Form:
+    """What the C scanner of JSON wants to know."""
+
+    strict, object_hook, object_pairs_hook, memo = True, None, None, None
+    parse_float, parse_int = float, int
+    parse_constant = staticmethod({"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.__getitem__)
+
+
+_scan: Any = make_scanner(_Form())  # type: ignore[arg-type]
+_write: Any = make_encoder(None, None, encode_basestring_ascii, None, ": ", ", ", False, False, True)  # type: ignore[arg-type]
+
+
+def to_bytes(message: Any) -> bytes:
+    """A message of lists, texts and numbers, behind its length."""
+    data = "".join(_write(message, 0)).encode()
+    return len(data).to_bytes(4, "big") + data
+
+
+def from_bytes(data: bytes) -> Any:
+    """The message again; a ValueError where it is none."""
+    try:
+        text = data.decode()
+        message, end = _scan(text, 0)
+    except (StopIteration, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError("not a message") from error
+    if end != len(text):
+        raise ValueError("not a message")
+    return message
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing
+def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+    """A value as lists, texts and numbers; `refer` makes the reference of what is not plain."""
+    kind = type(value)
+    if value is None or kind is bool or kind is str or kind is float:
+        return value
+    if kind is int:
+        return value if -SMALL < value < SMALL else ["h", hex(value)]
+    if kind is list or kind is tuple or kind is set or kind is frozenset:
+        return [kind.__name__[0] if kind is not frozenset else "z", _items(value, refer)]
+    if kind is dict:
+        return ["d", [[encode(k, refer), encode(v, refer)] for k, v in value.items()]]
+    writer = _WRITERS.get(kind.__name__)
+    if writer is not None:
+        return writer(value, lambda v: encode(v, refer))
+    return _other(value, kind, refer)
+
+
+def _items(values: Any, refer: Callable[[Any], list[Any]]) -> list[Any]:
+    """Each encoded; large containers of numbers or texts are theirs already, and most of the cost without this."""
+    kinds = set(map(type, values))
+    small = int not in kinds or (kinds == {int} and min(values) > -SMALL and max(values) < SMALL)
+    return list(values) if kinds <= AS_THEY_ARE and small else [encode(v, refer) for v in values]
+
+
+def _values(forms: Any, d: Callable[[Any], Any]) -> list[Any]:
+    if type(forms) is not list:
+        raise ValueError("not a value")
+    return list(forms) if set(map(type, forms)) <= AS_THEY_ARE else [d(v) for v in forms]
+
+
+_WRITERS: dict[str, Any] = {
+    "bytes": lambda v, e: ["b", v.hex()],
+    "bytearray": lambda v, e: ["y", v.hex()],
+    "complex": lambda v, e: ["c", v.real, v.imag],
+    "range": lambda v, e: ["r", e(v.start), e(v.stop), e(v.step)],
+    "dict_keys": lambda v, e: ["k", [e(i) for i in v]],
+    "dict_values": lambda v, e: ["v", [e(i) for i in v]],
+    "dict_items": lambda v, e: ["i", [[e(k), e(w)] for k, w in v]],
+    "slice": lambda v, e: ["S", e(v.start), e(v.stop), e(v.step)],
+    "ellipsis": lambda v, e: ["e"],
+}
+
+
+def _other(value: Any, kind: type, refer: Callable[[Any], list[Any]]) -> Any:
+    """Types that are told by their names, types and modules themselves; a reference for all else."""
+    if isinstance(value, type) and value.__module__ == "builtins":
+        return ["T", value.__name__]
+    if kind is type(sys) and value.__name__ in MODULES:
+        return ["M", value.__name__]
+    name = (kind.__module__, kind.__name__)
+    if name in VALUES:
+        return ["V", kind.__name__, *_parts(value, kind.__name__, refer)]
+    if kind.__module__ == "datetime" and kind.__name__ in DATES and getattr(value, "tzinfo", None) is None:
+        return [
+            "D",
+            kind.__name__,
+            [int(f) for f in value.__reduce__()[1]] if kind.__name__ == "timedelta" else value.isoformat(),
+        ]
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        plain = encode(value.tolist(), refer)
+        return ["N", plain, str(value.dtype)] if kind.__name__ == "ndarray" else plain
+    return refer(value)
+
+
+def _parts(value: Any, name: str, refer: Callable[[Any], list[Any]]) -> list[Any]:
+    if name == "deque":
+        return [[encode(v, refer) for v in value], value.maxlen]
+    if name == "Counter":
+        return [[[encode(k, refer), encode(v, refer)] for k, v in value.items()]]
+    if name == "Fraction":
+        return [encode(value.numerator, refer), encode(value.denominator, refer)]
+    return [str(value)]
+
+
+def as_base(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+    """An instance of a subclass of a plain type as that type (a defaultdict as a dict, an IntEnum as an int, a named tuple with
+    its fields); None where it is of no such class."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return ["n", type(value).__name__, list(value._fields), [encode(v, refer) for v in tuple(value)]]
+    if isinstance(value, dict):
+        return encode(dict(value.items()), refer)
+    kinds: tuple[Any, ...] = (int, str, float, list, tuple, set, frozenset, bytes)
+    base = next((k for k in kinds if isinstance(value, k)), None)
+    return None if base is None else encode(base(value), refer)
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+def decode(form: Any, resolve: Callable[[list[Any]], Any]) -> Any:
+    """The value of what `encode` wrote; `resolve` finds what a reference stands for. Nonsense is a ValueError."""
+    if not isinstance(form, list):
+        if isinstance(form, dict):
+            raise ValueError("not a value")
+        return form
+    reader = _READERS.get(form[0]) if form and isinstance(form[0], str) else None
+    if reader is None:
+        return resolve(form)
+    try:
+        return reader(form, lambda f: decode(f, resolve))
+    except (TypeError, IndexError, KeyError, AttributeError, ImportError, ArithmeticError) as error:
+        raise ValueError("not a value") from error
+
+
+def _library(form: list[Any], d: Callable[[Any], Any]) -> Any:
+    import collections
+
+    if form[1] == "deque":
+        return collections.deque([d(v) for v in form[2]], form[3])
+    if form[1] == "Counter":
+        return collections.Counter({d(k): d(v) for k, v in form[2]})
+    if form[1] == "Fraction":
+        from fractions import Fraction
+
+        return Fraction(d(form[2]), d(form[3]))
+    from decimal import Decimal
+
+    return Decimal(str(form[2]))
+
+
+def _date(form: list[Any], d: Callable[[Any], Any]) -> Any:
+    import datetime
+
+    if form[1] not in DATES:
+        raise ValueError("not a date")
+    kind = getattr(datetime, form[1])
+    return kind(*form[2]) if form[1] == "timedelta" else kind.fromisoformat(form[2])
+
+
+def _named(form: list[Any], d: Callable[[Any], Any]) -> Any:
+    from collections import namedtuple
+
+    return namedtuple(form[1], form[2])(*[d(v) for v in form[3]])
+
+
+def _array(form: list[Any], d: Callable[[Any], Any]) -> Any:
+    import numpy
+
+    return numpy.array(d(form[1]), dtype=form[2])
+
+
+def _builtin(form: list[Any], d: Callable[[Any], Any]) -> Any:
+    value = vars(builtins)[form[1]]
+    if not isinstance(value, type):
+        raise ValueError("not a type")  # a function of the other side's choice is never called here
+    return value
+
+
+_READERS: dict[str, Any] = {
+    "h": lambda f, d: int(f[1], 16),
+    "l": lambda f, d: _values(f[1], d),
+    "t": lambda f, d: tuple(_values(f[1], d)),
+    "s": lambda f, d: set(_values(f[1], d)),
+    "z": lambda f, d: frozenset(_values(f[1], d)),
+    "d": lambda f, d: {d(k): d(v) for k, v in f[1]},
+    "b": lambda f, d: bytes.fromhex(f[1]),
+    "y": lambda f, d: bytearray.fromhex(f[1]),
+    "c": lambda f, d: complex(f[1], f[2]),
+    "r": lambda f, d: range(d(f[1]), d(f[2]), d(f[3])),
+    "k": lambda f, d: dict.fromkeys([d(v) for v in f[1]]).keys(),
+    "v": lambda f, d: dict(enumerate([d(v) for v in f[1]])).values(),
+    "i": lambda f, d: {d(k): d(v) for k, v in f[1]}.items(),
+    "S": lambda f, d: slice(d(f[1]), d(f[2]), d(f[3])),
+    "e": lambda f, d: ...,
+    "n": _named,
+    "N": _array,
+    "T": _builtin,
+    "V": _library,
+    "D": _date,
+}

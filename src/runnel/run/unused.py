@@ -1,0 +1,82 @@
+"""Settings that a run would not read, and why: one that was changed is refused, so that no setting is accepted and not used.
+
+Configs say it of themselves (`RunConfig.unused`); what depends on the algorithm is known when a graph is built. Refusing is
+`core.config.refuse_unused`. What counts only beside another setting, of which both may be searched together or swapped
+while one debugs (`staleness.max_lag` with a window, limits of processes with launcher inproc, shards of a rank that is alone),
+is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from runnel.llm.learner import TokenLearnerConfig
+from runnel.nets.causal_lm import ModelConfig
+
+Unused = dict[str, str]
+
+
+def all_of(group: str, names: Collection[str], why: str) -> Unused:
+    """`names` of one group of settings, for one reason."""
+    return {f"{group}.{name}": why for name in names}
+
+
+IN_ONE_PROCESS: Unused = {"placement.groups": "is for launcher local or ray; inproc is one process"}
+OF_SAMPLES: Unused = all_of("eval", ("temperature", "pass_k"), "is of samples that an evaluation draws; set eval.samples")
+OF_VIDEOS: Unused = all_of("record", ("every", "fps", "max_steps", "keep"), "is of recorded episodes; set record.videos")
+
+ON_ENVIRONMENTS: Unused = {
+    "total_tokens": "environments give no tokens; use total_steps or total_updates",
+    **all_of("eval", ("samples", "temperature", "pass_k", "pass_reward"), "is for language models"),
+    "record.groups_every": "is for language models",
+    "placement.reference_workers": "is for language models",
+}
+ON_TEXT: Unused = {
+    "total_steps": "a language model's run counts no steps of an environment; use total_updates or total_tokens",
+    **all_of(
+        "record", ("videos", "every", "fps", "max_steps", "keep"), "records episodes of environments; see record.groups_every"
+    ),
+}
+WITHOUT_ROLLOUTS: Unused = {
+    "num_actors": "one actor reads the data",
+    **all_of(
+        "placement", ("policy_workers", "max_actors", "max_policy_workers"), "nothing is sampled while this recipe trains"
+    ),
+    "placement.reference_workers": "data are read, not sampled, so nothing could overlap with a reference",
+    "data.background_rewards": "this recipe judges no rollouts",
+    "learner.temperature": "is that of rollouts, and this recipe has none: its log-probabilities are the model's own",
+    "learner.max_mismatch": "nothing is sampled of which engine and learner could say different things",
+    "learner.sft_lr": "is for the warm-up of recipes with rollouts; here the learning rate is learner.lr",
+}
+
+
+def of_model(model: str) -> Unused:
+    """Sizes are of a new model; a given one has its own."""
+    if not model:
+        return {"lm.path": "name the model with --model"}
+    return all_of("lm", ModelConfig.__dataclass_fields__, "is of a new model; the one that model names has its own")
+
+
+def unused_on_data(config: Any) -> Unused:
+    """Settings of a recipe that trains a language model on data alone."""
+    passing = {} if config.eval.samples else {"eval.pass_reward": "is of samples that an evaluation draws; set eval.samples"}
+    return ON_TEXT | WITHOUT_ROLLOUTS | passing | of_model(config.model)
+
+
+def unused_by_learner(config: TokenLearnerConfig, *, needs: Collection[str]) -> Unused:
+    """Settings of a `TokenLearnerConfig` for algorithms that need `needs` (`llm.algorithms.base.Algorithm`)."""
+    found: Unused = {}
+    if "value" not in needs:
+        found["learner.critic_lr"] = "this algorithm has no critic"
+    if "reference_logprob" not in needs:
+        found |= all_of(
+            "learner", ("reference_every", "reference_decay"), "the algorithm, as it is set, has no reference policy"
+        )
+        if "reference" in config.offload:
+            found["learner.offload"] = "the algorithm, as it is set, has no reference policy to keep on the host"
+    elif not config.reference_every:
+        found["learner.reference_decay"] = "is of a reference that follows; set learner.reference_every"
+    if not config.lora.rank:
+        found |= all_of("learner.lora", ("alpha", "targets"), "is of adapters; set learner.lora.rank")
+    return found

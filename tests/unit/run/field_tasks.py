@@ -1,0 +1,104 @@
+"""What the tests of settings train on: a task whose rewards differ from completion to completion, so that every update moves
+weights; environments of images; a network of one's own."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from runnel.core.spaces import EnvSpec
+from runnel.llm.export import save_policy, save_scorer
+from runnel.llm.tasks import Example, TextTask
+from runnel.llm.tokenize import CharTokenizer
+from runnel.llm.trained import ScalarModel
+from runnel.nets.bodies import build_body
+from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.nets.mlp import NetConfig
+
+
+def low_bytes(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+    """The share of characters in the lower half of ASCII."""
+    return [sum(ord(c) < 64 for c in text) / max(len(text), 1) for text in completions]
+
+
+def make_task() -> TextTask:
+    """Copy a letter."""
+    train = [Example(c, c.upper()) for c in "abcdefgh"]
+    held = [Example(c, c.upper()) for c in "xyz"]
+    return TextTask("letters", train, held, low_bytes, max_tokens=4)
+
+
+def make_net(spec: EnvSpec, seed: int) -> Any:
+    """A network of one's own."""
+    return build_body(spec, NetConfig(hidden=(5,)), seed=seed)
+
+
+class Frame(gym.Env):  # type: ignore[misc]
+    """Noise of 10 x 10 as one frame, or `stack` of them; two actions, or a `box` of them."""
+
+    def __init__(self, stack: int = 0, box: bool = False) -> None:
+        self._shape = (stack, 10, 10) if stack else (10, 10)
+        self.observation_space = spaces.Box(0, 255, self._shape, np.uint8)
+        self.action_space = spaces.Box(-1, 1, (1,)) if box else spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start again."""
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One more frame."""
+        return self._look(), float(np.sum(action)), False, bool(self.np_random.random() < 0.2), {}
+
+    def _look(self) -> np.ndarray:
+        return self.np_random.integers(0, 255, self._shape).astype(np.uint8)
+
+
+@functools.cache
+def folder() -> Path:
+    """Where what the tests make lies; removed when they end."""
+    made = tempfile.TemporaryDirectory(prefix="runnel-fields-")
+    atexit.register(made.cleanup)
+    return Path(made.name)
+
+
+@functools.cache
+def rows_file(name: str = "rows", first: int = 0) -> str:
+    """Prompts of several lengths, with two columns for each purpose."""
+    texts = ["ab" * (1 + i % 4) + str(i) for i in range(first, first + 60)]
+    rows = [{"prompt": t, "question": t + "?", "answer": t[2:], "solution": t[1:]} for t in texts]
+    return _written(f"{name}.jsonl", rows)
+
+
+@functools.cache
+def pairs_file() -> str:
+    """Pairs of answers."""
+    return _written("pairs.jsonl", [{"prompt": c, "chosen": c.upper(), "rejected": "?"} for c in "klmnopqrstuv"])
+
+
+def _written(name: str, rows: Sequence[dict[str, str]]) -> str:
+    path = folder() / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@functools.cache
+def model_folder(*, scores: bool = False) -> str:
+    """A language model, or a reward model."""
+    torch.manual_seed(0)
+    sizes = ModelConfig(layers=1, width=16, heads=2, kv_heads=2, inner=16, max_positions=64)
+    tokenizer, path = CharTokenizer(), folder() / ("scorer" if scores else "model")
+    model = build_model(sizes, tokenizer.vocab_size, seed=7)
+    params = model_params(ScalarModel(model) if scores else model)
+    (save_scorer if scores else save_policy)(model, params, tokenizer, path)
+    return str(path)
