@@ -149,6 +149,19 @@ def read_mask(raw: Any, spec: ActionSpec) -> Array:
     return mask
 
 
+def final_mask(raw: Any, spec: ActionSpec, *, terminated: bool) -> Array:
+    """The mask at the observation that ended an episode; `raw` is None where the environment gave none.
+
+    Nothing is decided after a terminated episode, so its mask is open, whatever the environment says (often nothing, or
+    zeros). A truncated one is bootstrapped from: there the mask counts as at any decision.
+    """
+    if terminated:
+        return np.ones(spec.mask_size, dtype=bool)
+    if raw is None:
+        raise DataError("truncated an episode without an action_mask; put one into every info, also the last of an episode")
+    return read_mask(raw, spec)
+
+
 def _rule(spec: ActionSpec) -> str:
     each = " in each of its parts" if spec.kind == "multi" else ""
     return (

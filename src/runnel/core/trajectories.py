@@ -30,7 +30,8 @@ def trajectory_stream(
     """A stream of `[T, B]` segments: B environments for T steps.
 
     `obs` has T + 1 entries (the last one bootstraps). Where an episode ends inside the segment, `obs[t + 1]` is already the
-    next episode's first; the observation that ended it is in `final_obs[f]`, with `final_index[f] = t * B + b`.
+    next episode's first; the observation that ended it is in `final_obs[f]`, with `final_index[f] = t * B + b`, and so is the
+    mask there (`final_action_mask`): who bootstraps from a truncated episode may not count on a forbidden action.
     A device keeps the final observations of truncated episodes alone (a terminated one is never bootstrapped from).
     `rewards/env` is the environment's reward; other channels stand beside it. `state` names a policy's recurrent state
     (`state/h`): the segment holds what it was before step 0, zero at the start of an episode.
@@ -52,6 +53,7 @@ def trajectory_stream(
         fields["logprob"] = FieldSpec(("T", "B"))
     if env.has_mask:
         fields["action_mask"] = FieldSpec(("T1", "B", env.action.mask_size), torch.bool)
+        fields["final_action_mask"] = FieldSpec(("F", env.action.mask_size), torch.bool)
     for key, leaf in (state or {}).items():
         fields[key] = FieldSpec(("B", *leaf.shape), leaf.dtype)
     return StreamSpec(

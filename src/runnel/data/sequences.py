@@ -14,7 +14,7 @@ import torch
 
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.data.leaves import Array
-from runnel.data.store import MASK, SegmentStore
+from runnel.data.store import SegmentStore
 
 _NOT_REPLAYED = ("logprob", "policy_version", "terminated", "truncated")
 
@@ -38,8 +38,6 @@ def sequence_stream(
     fields["ended"] = FieldSpec(("T", "B"), torch.bool)
     fields["discount"] = FieldSpec(("T", "B"))
     fields["last"] = FieldSpec(("T", "B"), torch.int64)
-    if MASK in fields:
-        fields["final_" + MASK] = FieldSpec(("F", *fields[MASK].dims[2:]), torch.bool)
     fields["weight"] = FieldSpec(("B",))
     fields["index"] = FieldSpec(("B",), torch.int64)
     sizes = {**source.sizes, "B": batch_size, "F": source.sizes["T"] * batch_size}

@@ -328,8 +328,6 @@ def _digest(arrays: Mapping[str, Array]) -> str:
 
 
 def _final(arrays: dict[str, Array], key: str, ended: Array) -> Array:
-    """The final observations of episodes that ended. A mask that the stream does not carry is taken to be open."""
-    if key == MASK and "final_" + MASK not in arrays:
-        return np.ones((len(ended), arrays[MASK].shape[-1]), dtype=bool)
+    """The final observations (or masks) of episodes that ended."""
     final = arrays["final_" + key]
     return final if len(final) == len(ended) else final[ended]

@@ -197,6 +197,8 @@ def make_tensor_env(target: str, *, kwargs: Mapping[str, Any] | None = None) -> 
     env = factory(**dict(kwargs or {}))
     if not isinstance(env, TensorEnv):
         raise ConfigError("env", target, "it lacks a part of runnel.envs.device.TensorEnv (initial, transition, observe, spec)")
+    if env.spec.has_mask:
+        raise ConfigError("env", target, "a tensor environment cannot give action masks; write it as a Gymnasium environment")
     return env
 
 

@@ -115,7 +115,17 @@ class Player:
         if over:
             self.episodes.append(Ended(self._length, _flag(terminated) and not _flag(truncated)))
             self.report.num_episodes += 1
+            if self._masked and not _flag(terminated):
+                self._check_last_mask(obs, info)
         return obs, info, over
+
+    def _check_last_mask(self, obs: Any, info: Mapping[str, Any]) -> None:
+        """A truncated episode is bootstrapped from what its last observation allows."""
+        raw = self._raw_mask(obs, info)
+        if raw is None:
+            text = "the info of a step that truncates has no action_mask; learners go on from there: put one into every info"
+            raise self.report.stop("mask", text)
+        self._mask(raw)
 
     def _look(self, obs: Any) -> None:
         space = self.env.observation_space
@@ -131,7 +141,7 @@ class Player:
 
     def _action(self, obs: Any, info: Mapping[str, Any], rng: np.random.Generator) -> Any:
         """A random action that the mask, if there is one, allows."""
-        raw = obs.get(MASK) if self._mask_in_obs and isinstance(obs, Mapping) else info.get(MASK)
+        raw = self._raw_mask(obs, info)
         if self._masked is None:
             self._masked = raw is not None
         if self._masked != (raw is not None):
@@ -143,6 +153,9 @@ class Player:
         mask = self._mask(raw)
         row = random_action(self._spec, mask, rng)
         return self._to_env(row)
+
+    def _raw_mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
+        return obs.get(MASK) if self._mask_in_obs and isinstance(obs, Mapping) else info.get(MASK)
 
     def _mask(self, raw: Any) -> np.ndarray:
         report, size = self.report, self._spec.mask_size

@@ -63,7 +63,7 @@ class Player:
                 rows[b].append(step)
                 if step["terminated"] or step["truncated"]:
                     arrays["final_index"][final] = t * self.rows + b
-                    for key in self.spec.obs:
+                    for key in step["next"]:
                         arrays["final_" + key][final] = torch.as_tensor(step["next"][key])
                     final += 1
                     self.now[b] = self._reset()
@@ -85,8 +85,6 @@ class Player:
         arrays["action"][t, b], arrays["rewards/env"][t, b] = action, reward
         arrays["terminated"][t, b], arrays["truncated"][t, b] = terminated, truncated
         after = self._next(self.now[b])
-        if (terminated or truncated) and self.spec.has_mask:
-            after["action_mask"] = np.ones(self.spec.action.num_actions, dtype=bool)  # the stream has no final masks
         outcome = {"terminated": terminated, "truncated": truncated}
         return {"obs": self.now[b], "action": action, "reward": reward, "next": after, **outcome}
 

@@ -240,6 +240,7 @@ TWO = spaces.MultiDiscrete([2, 3])
         (masked(np.ones(3), later=None), "gave none later. Put one into every info"),
         (masked(None, later=np.ones(3)), "none at its first reset"),
         (masked(np.ones(1), actions=spaces.Box(0, 1, (1,))), "needs something discrete"),
+        (variant(info=lambda self: {} if self.t == 7 else {"action_mask": np.ones(2)}), "truncates has no action_mask"),
     ],
 )
 def test_masks_that_do_not_fit(env: Any, says: str) -> None:

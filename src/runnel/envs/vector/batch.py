@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runnel.core.actions import env_action, flat_mask
+from runnel.core.actions import env_action, final_mask, flat_mask
 from runnel.core.errors import DataError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
@@ -70,14 +70,26 @@ class BatchVector(HostVector):
         self.out.final_rows = rows.tolist()
         return rows
 
-    def _end(self, rows: Rows, final: Any) -> None:
-        """Episodes of `rows` ended with the batch of observations `final`, one for each of them."""
+    def _end(self, rows: Rows, final: Any, info: Any) -> None:
+        """Episodes of `rows` ended with the batch of observations `final`, one for each of them; `info` is of all rows."""
         for leaf in self._leaves:
             raw = leaf.pick(final)
             self._final[leaf.key][: len(rows)] = raw if leaf.encode is None else leaf.encode(raw)
+        if self._mask is not None:
+            self._end_masks(rows, final, info)
         for row in rows.tolist():
             self._ended.append(Episode(self.index0 + row, float(self._total[row]), int(self._length[row])))
         self._total[rows], self._length[rows] = 0.0, 0
+
+    def _end_masks(self, rows: Rows, final: Any, info: Any) -> None:
+        masks = None
+        if self._mask_in_obs:
+            masks = flat_mask(final[MASK], self.spec.action)
+        elif MASK in info:
+            masks = flat_mask(info[MASK], self.spec.action)[rows]
+        for f, row in enumerate(rows.tolist()):
+            raw = None if masks is None else masks[f]
+            self._final[MASK][f] = final_mask(raw, self.spec.action, terminated=bool(self._terminated[row]))
 
     # ---------------------------------------------------------------------------- what cannot be brought back on resume
     def _save_batch(self) -> State:
@@ -114,4 +126,13 @@ def take(obs: Any, rows: Rows) -> Any:
     if isinstance(obs, tuple):
         return tuple(take(x, rows) for x in obs)
     picked = np.asarray(obs)[rows]
-    return np.stack(list(picked)) if picked.dtype == object else picked
+    return _stacked(list(picked)) if picked.dtype == object else picked
+
+
+def _stacked(each: list[Any]) -> Any:
+    """Observations one by one (as Gymnasium keeps final ones) as a batch of them, nested as they are."""
+    if isinstance(each[0], dict):
+        return {k: _stacked([obs[k] for obs in each]) for k in each[0]}
+    if isinstance(each[0], tuple):
+        return tuple(_stacked([obs[i] for obs in each]) for i in range(len(each[0])))
+    return np.stack(each)

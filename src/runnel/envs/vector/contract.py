@@ -1,8 +1,8 @@
 """The vector contract: B environments that step together, whatever steps them.
 
 A vector steps B environments in lock-step with same-step autoreset: where an episode ends, `obs` is already the next
-episode's first observation, and the observation that ended it is in `final_obs`. The tensors of a `StepOut` are the same
-memory at every step, so that a sampler looks them up once.
+episode's first observation, and the observation that ended it is in `final_obs`, with the mask there. The tensors of a
+`StepOut` are the same memory at every step, so that a sampler looks them up once.
 
 A step has two halves. `send` starts it and may return before it is done; `recv` waits for it. Between the two, `out` belongs
 to the vector. So an actor that holds several vectors keeps their simulators busy while it asks its policy for the next one.
@@ -21,6 +21,7 @@ from runnel.core.batch import Batch
 from runnel.core.protocols import State
 from runnel.core.rng import seed_sequence
 from runnel.core.spaces import EnvSpec
+from runnel.envs.spaces import MASK
 
 _SEED_BLOCK = 64
 MAX_FAILURES = 5
@@ -42,8 +43,8 @@ class StepOut:
 
     `obs` leaves `[B, ...]` and `action_mask` `[B, A]` belong to the next decision; `reward` (float32), `terminated` and
     `truncated` (bool) are `[B]`. `final_rows` names the environments whose episode just ended, and `final_obs[key][f]`
-    is the last observation of `final_rows[f]`. Dense vectors (`final_rows` None) give `final_obs` `[B, ...]` for every
-    row: the observation that followed the action, before any reset.
+    is the last observation of `final_rows[f]`; where there are masks, so is `final_obs["action_mask"]`. Dense vectors
+    (`final_rows` None) give `final_obs` `[B, ...]` for every row: the observation that followed the action, before any reset.
     """
 
     obs: Batch
@@ -146,6 +147,8 @@ def allocate(spec: EnvSpec, num_envs: int) -> StepOut:
         Batch({k: torch.zeros(num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in spec.obs.items()}) for _ in range(2)
     )
     mask = torch.ones(num_envs, spec.action.mask_size, dtype=torch.bool) if spec.has_mask else None
+    if mask is not None:
+        final[MASK] = mask.clone()
     flags = [torch.zeros(num_envs, dtype=torch.bool) for _ in range(2)]
     return StepOut(obs, torch.zeros(num_envs), flags[0], flags[1], final, [], mask)
 

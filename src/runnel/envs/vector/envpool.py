@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runnel.core.actions import flat_mask
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
-from runnel.envs.spaces import env_spec
+from runnel.envs.spaces import MASK, env_spec
 from runnel.envs.vector.batch import BatchVector, take
 from runnel.envs.vector.contract import StepOut, mark_stack
 from runnel.envs.wrappers import batch_of_one, first_row
@@ -110,7 +111,7 @@ class PoolVector(BatchVector):
         obs, reward, terminated, truncated, info = self._pool.recv()
         rows = self._outcome(reward, terminated, truncated)
         if len(rows):
-            self._end(rows, take(obs, rows))
+            self._end(rows, take(obs, rows), info)
             young = self._pool.step(self._idle[: len(rows)], self._ids[rows])[0]
             self._show(obs, info, slice(None))
             self._show_young(young, rows)
@@ -122,6 +123,8 @@ class PoolVector(BatchVector):
         for leaf in self._leaves:
             raw = leaf.pick(young)
             self._obs[leaf.key][rows] = raw if leaf.encode is None else leaf.encode(raw)
+        if self._mask is not None:  # EnvPool has masks in observations alone
+            self._mask[rows] = flat_mask(young[MASK], self.spec.action)
 
     def snapshot(self) -> State:
         return self._save_batch()

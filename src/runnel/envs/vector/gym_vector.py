@@ -44,6 +44,10 @@ class Resets(Protocol):
         all rows for the next decision."""
         ...
 
+    def last_info(self, info: Any) -> Any:
+        """What a step's `info` says of the observations that ended episodes, for all rows."""
+        ...
+
     def after_step(self, actions: NDArray[Any]) -> None:
         """What was played, as the network gave it."""
         ...
@@ -71,6 +75,9 @@ class SameStep:
         if "final_obs" not in info:
             raise DataError("ended an episode in SAME_STEP mode, but gave no info['final_obs']")
         return take(info["final_obs"], rows), obs, info
+
+    def last_info(self, info: Any) -> Any:
+        return info.get("final_info", {})
 
     def after_step(self, actions: NDArray[Any]) -> None:
         """Nothing is replayed."""
@@ -119,6 +126,9 @@ class Nursery:
             obs[rows[:count]] = self._obs[source]
             rows, self._used = rows[count:], self._used + count
         return final, obs, info
+
+    def last_info(self, info: Any) -> Any:
+        return info
 
     def after_step(self, actions: NDArray[Any]) -> None:
         """Nothing is replayed."""
@@ -173,6 +183,9 @@ class Masked:
         if not len(over):
             return final, obs, info
         return final, *self._reset(over)
+
+    def last_info(self, info: Any) -> Any:
+        return info
 
     def _over(self, rows: Rows, truncated: Flags, info: Any) -> Rows:
         """Those of `rows` that need a reset."""
@@ -279,8 +292,9 @@ class GymVector(BatchVector):
                 self._check_shape(leaf, obs)
         rows = self._outcome(reward, terminated, truncated)
         if len(rows):
+            last = self._resets.last_info(info)
             final, obs, info = self._resets.renew(rows, self._truncated, obs, info)
-            self._end(rows, final)
+            self._end(rows, final, last)
         self._show(obs, info, slice(None))
 
     def snapshot(self) -> State:

@@ -34,7 +34,7 @@ class HostVector:
         self._final = {k: x.numpy() for k, x in out.final_obs.items()}
         self._reward, self._terminated, self._truncated = out.reward.numpy(), out.terminated.numpy(), out.truncated.numpy()
         self._mask = None if out.action_mask is None else out.action_mask.numpy()
-
+        self._now = {k: x.numpy() for k, x in out_arrays(out).items()}
         self._num_actions = spec.action.num_actions if spec.action.kind == "discrete" else 0
 
     def send(self, actions: Tensor) -> None:
@@ -80,7 +80,7 @@ class HostVector:
         rows = self.out.final_rows
         assert rows is not None
         for key, final in self._final.items():
-            final[len(rows)] = self._obs[key][row]
+            final[len(rows)] = self._now[key][row]
         self._reward[row], self._terminated[row], self._truncated[row] = 0.0, False, True
         rows.append(row)
 

@@ -201,7 +201,7 @@ class ProcessVector(HostVector):
         self._reward[stepped : run.stop] = 0.0
         for at, row in enumerate(range(run.start, run.stop), start=run.start):
             for key, final in self._final.items():
-                final[at] = finals[key][ended.index(row)] if row in ended else self._obs[key][row]
+                final[at] = finals[key][ended.index(row)] if row in ended else self._now[key][row]
             if row not in ended:
                 self._terminated[row], self._truncated[row] = False, True
             shared["final_rows"][at], shared["lengths"][at] = row, -1

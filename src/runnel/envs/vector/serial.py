@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.actions import env_action_rows, read_mask
+from runnel.core.actions import env_action_rows, final_mask, read_mask
 from runnel.core.errors import DataError, RunnelError
 from runnel.core.protocols import State
 from runnel.core.spaces import ActionSpec, EnvSpec
@@ -191,7 +191,7 @@ class SerialVector(HostVector):
                 seat.total += float(reward)
                 if terminated or truncated:
                     self._check(obs, info)
-                    self._end(row, seat, obs, (terminated, truncated))
+                    self._end(row, seat, (obs, info), (terminated, truncated))
                     self._begin(row, seat)
                     continue
                 write(row, obs)
@@ -232,11 +232,15 @@ class SerialVector(HostVector):
         assert self._mask is not None
         self._mask[row] = read_mask(obs[MASK] if self._mask_in_obs else info[MASK], self.spec.action)
 
-    def _end(self, row: int, seat: _Seat, obs: Any, flags: tuple[Any, Any]) -> None:
-        rows = self.out.final_rows
+    def _end(self, row: int, seat: _Seat, seen: tuple[Any, Mapping[str, Any]], flags: tuple[Any, Any]) -> None:
+        """The episode of `row` ended with the observation and info `seen`."""
+        rows, (obs, info) = self.out.final_rows, seen
         assert rows is not None
         self._terminated[row], self._truncated[row] = flags
         self._write_last(len(rows), row, obs)
+        if self._mask is not None:
+            raw = obs[MASK] if self._mask_in_obs else info.get(MASK)
+            self._final[MASK][len(rows)] = final_mask(raw, self.spec.action, terminated=bool(flags[0]))
         rows.append(row)
         seat.failures = 0
         self._ended.append(Episode(seat.index, seat.total, self._clock - seat.start))

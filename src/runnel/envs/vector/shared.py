@@ -20,6 +20,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.spaces import EnvSpec
+from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import StepOut
 
 Array = NDArray[Any]
@@ -51,9 +52,11 @@ def shared_out(spec: EnvSpec, num_envs: int) -> StepOut:
         ".truncated": (np.bool_, (num_envs,)),
     }
     if spec.has_mask:
-        places[".mask"] = (np.bool_, (num_envs, spec.action.mask_size))
+        places[".mask"] = places[".final_mask"] = (np.bool_, (num_envs, spec.action.mask_size))
     found = {k: torch.from_numpy(x) for k, x in shared_arrays(places).items()}
     obs, final = Batch({k: found[k] for k in spec.obs}), Batch({k: found["final_" + k] for k in spec.obs})
+    if spec.has_mask:
+        final[MASK] = found[".final_mask"]
     return StepOut(obs, found[".reward"], found[".terminated"], found[".truncated"], final, [], found.get(".mask"))
 
 
