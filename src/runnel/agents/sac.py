@@ -56,9 +56,10 @@ class SACConfig:
     auto_temperature: bool = True
     """Move the temperature until the policy has its target entropy."""
     target_entropy: float | None = None
-    """Entropy to hold, in nats. None: minus the number of action coordinates, or `entropy_share` of the most there can be."""
+    """Entropy to hold, in nats. None: minus the number of action coordinates, or `entropy_share` of the most there can be.
+    Where an action mask leaves fewer actions, no state is asked for more than that share of its own most."""
     entropy_share: float = 0.98
-    """Discrete actions: the target entropy as a share of log(number of actions)."""
+    """Discrete actions: the target entropy of a state as a share of log(number of actions that are open there)."""
     metrics_every: int = 1
     """Read the metrics of each this many updates; on a GPU, reading them waits for the update."""
 
@@ -78,10 +79,16 @@ class SACConfig:
             raise ConfigError("sac.temperature", self.temperature, "must be above 0; use ddpg or td3 to learn without entropy")
 
     def entropy_for(self, action: ActionSpec) -> float:
-        """The entropy that the automatic temperature holds for `action`."""
-        if self.target_entropy is not None:
-            return self.target_entropy
-        return self.entropy_share * math.log(action.num_actions) if action.kind == "discrete" else -float(action.size)
+        """The entropy that the automatic temperature holds for `action` where all of it is open."""
+        if action.kind != "discrete":
+            return -float(action.size) if self.target_entropy is None else self.target_entropy
+        most = math.log(action.num_actions)
+        if self.target_entropy is None:
+            return self.entropy_share * most
+        if self.auto_temperature and self.target_entropy >= most > 0.0:
+            fix = f"{action.num_actions} actions have at most {most:.4f} nats, and the temperature would rise for ever; use less"
+            raise ConfigError("sac.target_entropy", self.target_entropy, fix)
+        return self.target_entropy
 
 
 class SACLearner:
@@ -145,13 +152,25 @@ class SACLearner:
         temperature = self._log_temperature.exp()
         step = self._step_continuous if isinstance(self.actor, SquashedGaussianActor) else self._step_discrete
         critic, q, norm, actor = step(batch, temperature, len(batch["discount"]) * self.collective.world_size)
-        heat = temperature_loss(temperature, actor.entropy, target_entropy=self.target_entropy / self.collective.world_size)
+        heat = temperature_loss(temperature, actor.entropy, target_entropy=self._wanted_entropy(batch))
         if self.config.auto_temperature:
             self._temperature_adam.follow([heat.value.clone()], collective=self.collective)
         self._target.follow(self.config.tau)
         self.actor.explore.zero_()
         losses = critic.value, actor.value, heat.value
         return torch.stack([*losses, critic.error.mean(), q, actor.entropy, temperature, norm]), critic.error
+
+    def _wanted_entropy(self, batch: Batch) -> Tensor | float:
+        """The target entropy, as a mean over this rank's part of the batch, divided by the ranks.
+
+        A policy cannot have more entropy than log(number of open actions), and none at all where one action is left. With a
+        target above that, the temperature would rise for ever.
+        """
+        mask, ranks = batch.get("action_mask"), self.collective.world_size
+        if mask is None:
+            return self.target_entropy / ranks
+        most = self.config.entropy_share * mask.sum(-1).log()
+        return most.clamp(max=self.target_entropy).mean() / ranks
 
     def _step_continuous(self, batch: Batch, temperature: Tensor, count: int) -> tuple[Slope, Tensor, Tensor, ActorSlope]:
         """Critics, then actor: their losses, and of the critics the mean of Q and the norm of the gradient.

@@ -77,7 +77,7 @@ def soft_actor_loss_discrete(q: Tensor, *, logprobs: Tensor, temperature: Tensor
     return ActorSlope(mean.sum() / denominator, entropy, q.new_empty(0), probs * (cost - mean) / denominator)
 
 
-def temperature_loss(temperature: Tensor, entropy: Tensor, *, target_entropy: float) -> Loss:
+def temperature_loss(temperature: Tensor, entropy: Tensor, *, target_entropy: Tensor | float) -> Loss:
     """Moves the temperature until the policy has `target_entropy` (Haarnoja et al. 2018, arXiv:1812.05905, eq. 18).
 
         L = temperature (entropy - target_entropy)

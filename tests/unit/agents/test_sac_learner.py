@@ -9,8 +9,13 @@ import torch
 from replay_segments import BOX, CHOICE, MASKED, numpy_mlp, segment
 
 from runnel.agents.sac import SACConfig, SACLearner
+from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Learner
+from runnel.core.records import Header, Segment
+from runnel.core.rng import make_rng
+from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.data.replay import replay_stream
 from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.mlp import NetConfig
 from runnel.ops.distributions import squashed_gaussian_sample
@@ -183,3 +188,54 @@ def test_bad_numbers_and_settings_are_refused():
     for config in (SACConfig(tau=0.0), SACConfig(batch_size=0), SACConfig(actor_lr="linear(1)"), SACConfig(temperature=0.0)):
         with pytest.raises(ConfigError, match=r"sac\."):
             config.check()
+
+
+def numpy_heat(learner, a):
+    """temperature (entropy - target), both means over states, each state with the entropy that its open actions allow."""
+    logits, mask = numpy_mlp(learner.actor.head, a["obs"].numpy()), a["action_mask"].numpy()
+    logits[~mask] = -np.inf
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    entropy = -(probs * np.log(np.where(probs > 0, probs, 1.0))).sum(-1)
+    most = learner.config.entropy_share * np.log(mask.sum(-1))
+    wanted = most if learner.config.target_entropy is None else np.minimum(most, learner.config.target_entropy)
+    return math.exp(learner._log_temperature.item()) * (entropy - wanted).mean()
+
+
+@pytest.mark.parametrize("target", [None, 0.4])
+def test_the_target_entropy_of_a_state_is_that_of_its_open_actions(target):
+    learner, data = make(SACConfig(target_entropy=target), MASKED), segment(0, num=64, spec=MASKED)
+    open_actions = data.arrays["action_mask"].sum(-1)
+    assert set(open_actions.tolist()) == {1, 2, 3}
+    expected = numpy_heat(learner, data.arrays)
+    assert step(learner, data).metrics["loss/temperature"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_where_there_is_no_choice_the_temperature_stays():
+    learner, data = make(spec=MASKED), segment(0, spec=MASKED)
+    data.arrays["action_mask"].copy_(torch.eye(3, dtype=torch.bool)[data.arrays["action"]])
+    told = [step(learner, data).metrics for _ in range(20)]
+    assert told[-1]["temperature"] == told[0]["temperature"] == 1.0
+
+
+def test_masks_do_not_make_the_temperature_run_away():
+    """A bandit of 8 arms, 4 of them open: arm a pays a / 7. All its states together have half the entropy of all arms."""
+    spec = EnvSpec({"obs": ArraySpec((1,))}, ActionSpec("discrete", num_actions=8), has_mask=True)
+    learner, rng = make(SACConfig(actor_lr=3e-3, critic_lr=1e-2), spec), make_rng(0, "bandit")
+    stream = replay_stream(spec, batch_size=64)
+    for _ in range(400):
+        arrays = stream.allocate()
+        open_arms = torch.from_numpy(rng.permuted(np.tile(np.arange(8) < 4, (64, 1)), axis=1))
+        arrays["obs"].fill_(1.0), arrays["weight"].fill_(1.0), arrays["next_action_mask"].fill_(True)
+        arrays["action_mask"].copy_(open_arms)
+        arrays["action"].copy_(torch.multinomial(open_arms.float(), 1, generator=learner._generator).squeeze(-1))
+        arrays["rewards/env"].copy_(arrays["action"] / 7.0)
+        metrics = step(learner, Segment(0, stream, Header(), arrays)).metrics
+    assert metrics["temperature"] < 2.0
+    assert metrics["entropy"] == pytest.approx(0.98 * math.log(4.0), abs=0.05)
+    best = learner.actor.act(Batch(obs=torch.ones(64, 1), action_mask=open_arms), greedy=True)["action"]
+    assert torch.equal(best, 7 - open_arms.flip(-1).int().argmax(-1))
+
+
+def test_an_entropy_that_no_policy_has_is_refused():
+    with pytest.raises(ConfigError, match=r"sac.target_entropy.*3 actions have at most 1.0986 nats"):
+        make(SACConfig(target_entropy=1.2), CHOICE)
