@@ -206,6 +206,20 @@ class DQNLearner:
         """Weights and exploration rate: the same tensors at every call, updated in place."""
         return self._params
 
+    def base_params(self) -> Mapping[str, Tensor]:
+        """What a start is for: the weights, not the exploration rate, which follows this run's own schedule."""
+        return {name: x for name, x in self._params.items() if name != "epsilon"}
+
+    @torch.no_grad()
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Start network and target from the weights of another run."""
+        for name, x in self.base_params().items():
+            x.copy_(params[name])
+        self._target.follow(1.0)
+
+    def not_taken(self) -> Sequence[str]:
+        return ("the optimiser's moments", "the replay memory", f"the exploration rate (it begins at {self._epsilon:g})")
+
     def state_dict(self) -> State:
         return {
             "net": {k: v.clone() for k, v in self._params.items()},

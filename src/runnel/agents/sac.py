@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from runnel.agents.transitions import Sizes, merge_transitions, split_errors
+from runnel.agents.transitions import BEFORE_UPDATES, Sizes, merge_transitions, split_errors
 from runnel.agents.whole_batch import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
@@ -86,7 +86,7 @@ class SACConfig:
         if self.target_entropy is None:
             return self.entropy_share * most
         if self.auto_temperature and self.target_entropy >= most > 0.0:
-            fix = f"{action.num_actions} actions have at most {most:.4f} nats, and the temperature would rise for ever; use less"
+            fix = f"{action.num_actions} actions have at most {most:.4f} nats, so the temperature would rise for ever; use less"
             raise ConfigError("sac.target_entropy", self.target_entropy, fix)
         return self.target_entropy
 
@@ -222,6 +222,19 @@ class SACLearner:
     def params(self) -> Mapping[str, Tensor]:
         """The actor's weights and its exploration flag: the same tensors at every call, updated in place."""
         return self._params
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        """What a start is for: the actor's weights, not its exploration flag."""
+        return {name: x for name, x in self._params.items() if name != "explore"}
+
+    @torch.no_grad()
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Start the actor, which has no target, from the weights of another run."""
+        for name, x in self.base_params().items():
+            x.copy_(params[name])
+
+    def not_taken(self) -> Sequence[str]:
+        return ("the critics", "the temperature", "the optimisers' moments", "the replay memory", BEFORE_UPDATES)
 
     def reseed(self, version: int) -> None:
         """A rank that joins at `version` draws noise of its own."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.agents.transitions import Sizes, merge_transitions, split_errors
+from runnel.agents.transitions import BEFORE_UPDATES, Sizes, merge_transitions, split_errors
 from runnel.agents.whole_batch import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
@@ -171,6 +171,21 @@ class TD3Learner:
     def params(self) -> Mapping[str, Tensor]:
         """The actor's weights, its noise and its exploration flag: the same tensors at every call, updated in place."""
         return self._params
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        """What a start is for: the actor's weights, not its exploration, which follows this run's own schedule."""
+        return {name: x for name, x in self._params.items() if name not in ("explore", "noise_scale")}
+
+    @torch.no_grad()
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Start the actor and its target from the weights of another run."""
+        for name, x in self.base_params().items():
+            x.copy_(params[name])
+        self._targets[0].follow(1.0)
+
+    def not_taken(self) -> Sequence[str]:
+        noise = f"the exploration noise (it begins at {self.actor.noise_scale.item():g})"
+        return ("the critics", "the optimisers' moments", "the replay memory", noise, BEFORE_UPDATES)
 
     def reseed(self, version: int) -> None:
         """A rank that joins at `version` draws noise of its own."""

@@ -12,6 +12,8 @@ from runnel.core.batch import Batch
 from runnel.core.errors import NonFiniteError
 from runnel.core.records import Segment
 
+BEFORE_UPDATES = "the end of the uniform actions before the first update"
+"""What a learner with such actions does not take from another run."""
 Sizes = dict[str, list[int]]
 """Rows of each segment, by reader."""
 

@@ -392,8 +392,8 @@ class Sharded(Protocol):
 
 @runtime_checkable
 class StartsFrom(Protocol):
-    """A learner that keeps more than it publishes (float32 masters of half-precision weights, or the weights beside adapters):
-    it takes a start itself."""
+    """A learner that keeps more than it publishes (float32 masters of half-precision weights, the weights beside adapters,
+    target networks), or publishes what does not belong to a start (an exploration rate): it takes a start itself."""
 
     def base_params(self) -> Mapping[str, Tensor]:
         """Live parameters as a start must have them, by name."""
@@ -401,6 +401,16 @@ class StartsFrom(Protocol):
 
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Use `params`, published by another run, as the weights from here on."""
+        ...
+
+
+@runtime_checkable
+class StartsInPart(Protocol):
+    """A learner that learns with more than what it publishes: a run that starts from another (`init_from`) says what is not
+    taken."""
+
+    def not_taken(self) -> Sequence[str]:
+        """In words, what stays as it was made."""
         ...
 
 

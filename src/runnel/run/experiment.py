@@ -132,7 +132,8 @@ class RunConfig:
     """Refuse settings under which two runs of one seed could differ. `inproc` never differs; across processes this excludes
     the asynchronous window, merged inference batches (language models decode in fixed shapes) and vLLM."""
     init_from: str = ""
-    """Folder of a finished run whose parameters this one starts from."""
+    """Folder of a finished run whose published parameters this one starts from. Critics, optimisers, replay and schedules begin
+    anew; the run says which."""
     log_every: int = 1
     """Write a row of metrics for each this many updates, with the means of their numbers."""
     track: tuple[str, ...] = ("tensorboard",)

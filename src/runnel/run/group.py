@@ -15,7 +15,7 @@ import torch
 from runnel.core.errors import CheckpointError
 from runnel.core.pieces import has_pieces, join_pieces
 from runnel.core.proof import split
-from runnel.core.protocols import Sharded, StartsFrom, State
+from runnel.core.protocols import Sharded, StartsFrom, StartsInPart, State
 from runnel.core.records import Accounting
 from runnel.core.trace import Recorder
 from runnel.flow.params import Channel
@@ -99,6 +99,8 @@ class Group:
             with torch.no_grad():
                 for key, tensor in own.items():
                     tensor.copy_(params[key])
+        if isinstance(trainer, TrainerWorker):  # the leading rank speaks for all
+            trainer.emit(_told_start(trainer.learner, source))
         trainer.setup()
 
     def round(self) -> int:
@@ -187,6 +189,16 @@ class Group:
 def _started(learner: Any) -> Mapping[str, torch.Tensor]:
     """The parameters that a start is for: what the learner publishes, or what it says itself."""
     return learner.base_params() if isinstance(learner, StartsFrom) else learner.params()
+
+
+def _told_start(learner: Any, source: str) -> dict[str, Any]:
+    """What a start from `source` has brought, and what it has not."""
+    taken = f"init_from {source!r}: started from the parameters which that run published"
+    if not isinstance(learner, StartsInPart):
+        return {"kind": "event", "level": "info", "text": f"{taken}; all else (the optimiser first of all) begins anew"}
+    missing = ", ".join(learner.not_taken())
+    text = f"{taken}. Not taken, and so begun anew: {missing}. The policy may get worse before it gets better"
+    return {"kind": "event", "level": "warning", "text": text}
 
 
 def _joined(states: Mapping[str, State]) -> Mapping[str, State]:
