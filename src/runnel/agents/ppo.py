@@ -21,7 +21,7 @@ from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, Metrics, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.rng import make_seed
-from runnel.core.trajectories import merge_segments
+from runnel.core.trajectories import CARRIED, merge_segments
 from runnel.losses.actor_critic import ppo_gradient
 from runnel.losses.policy import clipped_policy_loss
 from runnel.losses.value import value_loss
@@ -66,7 +66,7 @@ class PPOConfig:
     normalise_obs: bool = False
     """Normalise observations by running statistics that are published with the parameters."""
     normalise_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return, which goes on over segments."""
     dual_clip: float | None = None
     """Bound the ratio at entries of negative advantage by this (above 1); None does not."""
     target_kl: float | None = None
@@ -93,6 +93,11 @@ class PPOConfig:
             divisors = [n for n in range(1, min(batch_size, 64) + 1) if batch_size % n == 0]
             near = min(divisors, key=lambda n: abs(n - self.num_minibatches))
             raise ConfigError("ppo.num_minibatches", self.num_minibatches, f"must divide the batch of {batch_size}; use {near}")
+
+    @property
+    def return_gamma(self) -> float | None:
+        """The discount of the returns that segments must carry; None where rewards are not scaled."""
+        return self.gamma if self.normalise_reward else None
 
 
 class PPOLearner:
@@ -132,13 +137,16 @@ class PPOLearner:
         data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
         num_steps, num_envs = data["action"].shape[:2]
         self.config.check(num_envs if self.net.state_spec else num_steps * num_envs)
+        if self._reward_scale is not None and CARRIED not in data:
+            fix = "segments must carry the return of their episodes: give return_gamma to on_policy_graph"
+            raise ConfigError("normalise_reward", True, fix)
         self._optimiser.lr = schedule.at(self.config.lr, progress)
         return self._make_batch(data) if self.collective.world_size == 1 else self._batch(data)
 
     def _batch(self, data: Batch) -> Batch:
         rewards, over = data["rewards/env"], data["terminated"] | data["truncated"]
         if self._reward_scale is not None:
-            rewards = self._reward_scale(rewards, over, self.collective)
+            rewards = self._reward_scale(rewards, over, data[CARRIED], self.collective)
         values, advantages, returns = self._credit(data, rewards)
         if self.config.normalise_advantage:
             advantages = standardise(advantages, self.collective)

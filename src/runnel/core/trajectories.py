@@ -12,6 +12,9 @@ from runnel.core.errors import ConfigError
 from runnel.core.records import FieldSpec, Segment, StreamSpec
 from runnel.core.spaces import ArraySpec, EnvSpec
 
+CARRIED = "carried_return"
+"""The discounted return of the episode that a segment begins in the middle of, `[B]`; 0 where one begins."""
+
 
 def trajectory_stream(
     env: EnvSpec,
@@ -21,6 +24,7 @@ def trajectory_stream(
     name: str = "trajectories",
     logprob: bool = True,
     state: Mapping[str, ArraySpec] | None = None,
+    carried_return: bool = False,
     batch_segments: int = 1,
     capacity: int = 2,
     num_writers: int = 1,
@@ -34,7 +38,8 @@ def trajectory_stream(
     mask there (`final_action_mask`): who bootstraps from a truncated episode may not count on a forbidden action.
     A device keeps the final observations of truncated episodes alone (a terminated one is never bootstrapped from).
     `rewards/env` is the environment's reward; other channels stand beside it. `state` names a policy's recurrent state
-    (`state/h`): the segment holds what it was before step 0, zero at the start of an episode.
+    (`state/h`): the segment holds what it was before step 0, zero at the start of an episode. With `carried_return`, and a
+    sampler that knows the discount, a segment also says how much return its episodes bring along (`CARRIED`).
     """
     for field, value in (("num_steps", num_steps), ("num_envs", num_envs)):
         if value < 1:
@@ -56,6 +61,8 @@ def trajectory_stream(
         fields["final_action_mask"] = FieldSpec(("F", env.action.mask_size), torch.bool)
     for key, leaf in (state or {}).items():
         fields[key] = FieldSpec(("B", *leaf.shape), leaf.dtype)
+    if carried_return:
+        fields[CARRIED] = FieldSpec(("B",))
     return StreamSpec(
         name=name,
         fields=fields,

@@ -22,6 +22,7 @@ from runnel.core.records import Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
+from runnel.envs.carried import CarriedReturns
 from runnel.envs.segments import SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
@@ -35,7 +36,15 @@ _NAP_S, _PATIENCE_S = 5e-5, 1.0
 class _Lane:
     """One vector of the ring with the segment it fills: its slot, its open ticket, its own noise, the policy's state."""
 
-    def __init__(self, vector: VectorEnv, noise_size: int, rng: np.random.Generator, state: Mapping[str, ArraySpec]) -> None:
+    def __init__(
+        self,
+        vector: VectorEnv,
+        noise_size: int,
+        rng: np.random.Generator,
+        *,
+        state: Mapping[str, ArraySpec],
+        gamma: float | None,
+    ) -> None:
         self.vector, self._noise_size, self._rng = vector, noise_size, rng
         self.segment: SegmentWriter | None = None
         self.ticket: int | None = None
@@ -50,6 +59,7 @@ class _Lane:
         self._state = {
             k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype, device=device) for k, leaf in state.items()
         }
+        self._returns = None if gamma is None else CarriedReturns(vector.num_envs, gamma=gamma, device=device)
 
     def open(self, slot: Slot) -> None:
         """Begin a segment in `slot`."""
@@ -59,6 +69,8 @@ class _Lane:
         self._bind(slot)
         for key, now in self._state.items():
             slot.arrays[key].copy_(now, non_blocking=True)
+        if self._returns is not None:
+            self._returns.begin(slot.arrays)
         self.synced = False
         self._draw_noise()
 
@@ -172,6 +184,14 @@ class _Lane:
     def full(self) -> bool:
         return self.segment is not None and not self.sent and len(self.segment.versions) == self.segment.num_steps
 
+    def finish(self) -> SegmentWriter:
+        """All steps are there: what the segment says as a whole is written."""
+        assert self.segment is not None
+        self.segment.finish()
+        if self._returns is not None:
+            self._returns.end(self.segment.slot.arrays)
+        return self.segment
+
     def close(self) -> None:
         self.segment = None
 
@@ -180,6 +200,7 @@ class _Lane:
             self.receive()
         state: State = {"started": self.started, "rng": rng_state(self._rng), "ticket": self.ticket, "segment": None}
         state["state"] = {k: x.clone() for k, x in self._state.items()}
+        state["returns"] = None if self._returns is None else self._returns.now.clone()
         if self.started:
             state["vector"] = self.vector.snapshot()
         if self.segment is not None:
@@ -196,6 +217,8 @@ class _Lane:
         set_rng_state(self._rng, state["rng"])
         for key, now in self._state.items():
             now.copy_(torch.as_tensor(state["state"][key]))
+        if self._returns is not None and state["returns"] is not None:  # a resume may be the first to ask for them
+            self._returns.now.copy_(torch.as_tensor(state["returns"]))
         if self.started:
             self.vector.restore(state["vector"])
         saved = state["segment"]
@@ -214,7 +237,7 @@ class VecEnvSampler:
 
     `noise_size` is the number of uniform numbers a policy needs per decision; they travel with the request (`noise`
     `[B, noise_size]`), drawn from a generator that belongs to the lane. `state` names its recurrent state, which travels with
-    requests and replies.
+    requests and replies. `gamma` is the discount of returns that segments carry (`CARRIED`); None where the stream has none.
     """
 
     def __init__(
@@ -226,11 +249,15 @@ class VecEnvSampler:
         seed: int,
         name: str,
         state: Mapping[str, ArraySpec] | None = None,
+        gamma: float | None = None,
     ) -> None:
         if not vectors:
             raise ConfigError("ring", 0, "a sampler needs at least one vector of environments")
         self._route = route(routes, AGENT)
-        self._lanes = [_Lane(v, noise_size, make_rng(seed, name, "noise", i), state or {}) for i, v in enumerate(vectors)]
+        rngs = [make_rng(seed, name, "noise", i) for i in range(len(vectors))]
+        self._lanes = [
+            _Lane(v, noise_size, rng, state=state or {}, gamma=gamma) for v, rng in zip(vectors, rngs, strict=True)
+        ]
         self._turn = 0
         self._num_steps = 0
         self._events: list[dict[str, Any]] = []
@@ -300,9 +327,7 @@ class VecEnvSampler:
             raise
 
     def _commit(self, lane: _Lane, writer: SampleWriter) -> None:
-        segment = lane.segment
-        assert segment is not None
-        segment.finish()
+        segment = lane.finish()
         self._check_finite(lane)
         num_steps = segment.num_steps * segment.num_envs
         writer.commit(segment.slot, num_steps=num_steps)

@@ -156,7 +156,7 @@ class SegmentWriter:
     def _progress(self) -> dict[str, int]:
         """How far each field is written along its first dim."""
         steps = len(self.versions)
-        far: dict[Any, int] = {"T": steps, "T1": steps + 1, "F": self.num_final}
+        far: dict[Any, int] = {"T": steps, "T1": steps + 1, "F": self.num_final, "B": self.num_envs}
         return {k: far[f.dims[0]] for k, f in self.slot.spec.fields.items() if f.dims[0] in far}
 
 

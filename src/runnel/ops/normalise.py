@@ -50,13 +50,26 @@ class RunningMeanStd(nn.Module):
         self.count.add_(x.shape[0] * collective.world_size)
 
 
+def returns_so_far(rewards: Tensor, ended: Tensor, carried: Tensor, *, gamma: float) -> Tensor:
+    """The discounted return of an episode up to each step. `[T, B], [T, B] bool, [B] -> [T, B]`
+
+        G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t
+
+    `carried` is G before the first step: of an episode that goes on, or 0 for one that begins.
+    """
+    first = rewards[:1] + gamma * carried
+    decay = gamma * (~ended[:-1]).to(rewards.dtype)
+    before = torch.cat([torch.zeros_like(first), decay])
+    return discounted_suffix_sum(torch.cat([first, rewards[1:]]).flip(0), before.flip(0)).flip(0)
+
+
 class ReturnScale(nn.Module):
     """Divides rewards by the running standard deviation of the discounted return, so that values stay near 1.
 
         G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t,  r'_t = clip(r_t / sqrt(Var G))
 
-    The mean is not taken away: that would change what is best. What a segment begins in the middle of is not known here; it
-    starts from the mean of G.
+    As Gymnasium's vector wrapper NormalizeReward and Stable-Baselines3's VecNormalize. The mean is not taken away: that would
+    change what is best. An episode goes on over segments, so a segment comes with the return that it begins in the middle of.
     """
 
     def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
@@ -64,12 +77,9 @@ class ReturnScale(nn.Module):
         self.gamma, self.clip = gamma, clip
         self.statistics = RunningMeanStd(())
 
-    def forward(self, rewards: Tensor, ended: Tensor, collective: Collective) -> Tensor:
-        """Take the rewards of a segment in, and scale them. `[T, B], [T, B] bool -> [T, B]`"""
-        decay = self.gamma * (~ended).to(rewards.dtype)
-        start = torch.cat([(rewards[:1] + self.gamma * self.statistics.mean.to(rewards.dtype)), rewards[1:]])
-        before = torch.cat([torch.zeros_like(decay[:1]), decay[:-1]])
-        returns = discounted_suffix_sum(start.flip(0), before.flip(0)).flip(0)
+    def forward(self, rewards: Tensor, ended: Tensor, carried: Tensor, collective: Collective) -> Tensor:
+        """Take the rewards of a segment in, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`"""
+        returns = returns_so_far(rewards, ended, carried, gamma=self.gamma)
         self.statistics.update(returns.flatten(), collective)
         scale = (self.statistics.var + self.statistics.epsilon).rsqrt().to(rewards.dtype)
         return (rewards * scale).clamp(-self.clip, self.clip)

@@ -51,4 +51,6 @@ def build(c: Config) -> rl.Experiment:
     def learner(ranks: rl.Collective) -> rl.APPOLearner:
         return rl.APPOLearner(c.appo, network(), seed=c.seed, collective=ranks, device=c.device)
 
-    return rl.on_policy_graph(c, task, network=network, learner=learner, batch_segments=c.num_segments)
+    return rl.on_policy_graph(
+        c, task, network=network, learner=learner, batch_segments=c.num_segments, return_gamma=c.appo.return_gamma
+    )

@@ -52,7 +52,7 @@ def build(c: Config) -> rl.Experiment:
         return rl.PPOLearner(c.ppo, network(), seed=c.seed, collective=ranks, device=c.device)
 
     if c.population == 1:
-        return rl.on_policy_graph(c, task, network=network, learner=learner)
+        return rl.on_policy_graph(c, task, network=network, learner=learner, return_gamma=c.ppo.return_gamma)
 
     def networks(chosen: int | None = None) -> rl.Population:
         members = [network(c.seed + i) for i in range(c.population)]
@@ -61,4 +61,7 @@ def build(c: Config) -> rl.Experiment:
     def learners(ranks: rl.Collective) -> rl.Learner:
         return rl.population_learner(c.ppo, networks(), seed=c.seed, device=c.device)
 
-    return rl.population_graph(c, task, members=c.population, network=networks, learner=learners, chosen=c.member)
+    gamma = c.ppo.return_gamma
+    return rl.population_graph(
+        c, task, members=c.population, network=networks, learner=learners, chosen=c.member, return_gamma=gamma
+    )

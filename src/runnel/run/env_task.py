@@ -73,11 +73,12 @@ class EnvTask:
         noise_size: int,
         ring: int = 1,
         state: Mapping[str, ArraySpec] | None = None,
+        gamma: float | None = None,
         stream: str = "trajectories",
         device: str = "",
     ) -> tuple[ActorSpec, ...]:
         """The actors of the run, each with its own environments in `ring` groups, all writing `stream`; tensor environments are
-        on `device` (the run's, unless it says another)."""
+        on `device` (the run's, unless it says another). `gamma` is the discount of the returns that segments carry, if any."""
         width = num_envs // ring
 
         def maker(index: int) -> Callable[[int], Sampler]:
@@ -86,9 +87,10 @@ class EnvTask:
                 routes, own = [AgentRoute(samples=stream)], make_seed(seed, index)
                 starts = [index * num_envs + i * width for i in range(ring)]
                 vectors = [self.vector(width, seed=seed, index0=start, device=device) for start in starts]
+                how: dict[str, Any] = {"noise_size": noise_size, "seed": own, "name": name, "state": state, "gamma": gamma}
                 if ring == 1 and isinstance(vectors[0], TensorVector):
-                    return DeviceSampler(vectors[0], routes=routes, noise_size=noise_size, seed=own, name=name, state=state)
-                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, state=state)
+                    return DeviceSampler(vectors[0], routes=routes, **how)
+                return VecEnvSampler(vectors, routes=routes, **how)
 
             return make
 

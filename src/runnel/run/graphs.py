@@ -32,8 +32,13 @@ def on_policy_graph(
     network: Callable[[], AgentNet],
     learner: Callable[[Collective], Learner],
     batch_segments: int | None = None,
+    return_gamma: float | None = None,
 ) -> Experiment:
-    """Actors play and write `trajectories`; an update takes `batch_segments` of them (default: one round of all)."""
+    """Actors play and write `trajectories`; an update takes `batch_segments` of them (default: one round of all).
+
+    A learner that scales rewards by their discounted return (`normalise_reward`) needs that return from one segment to the
+    next: give its discount as `return_gamma`.
+    """
     batch = batch_segments or c.batch_segments
     policy = c.lag_policy(batch, batch_steps=batch * c.num_envs // c.ring * c.num_steps)
     net = network()
@@ -42,6 +47,7 @@ def on_policy_graph(
         num_steps=c.num_steps,
         num_envs=c.num_envs // c.ring,
         state=net.state_spec,
+        carried_return=return_gamma is not None,
         batch_segments=batch,
         capacity=max(batch * (policy.lag + 1), c.batch_segments),
         num_writers=c.most_actors,
@@ -53,7 +59,9 @@ def on_policy_graph(
         title=task.name,
         streams=(stream,),
         staleness={"trajectories": policy},
-        actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec),
+        actors=task.actors(
+            c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec, gamma=return_gamma
+        ),
         inference=(_inference(c, task, net, network),),
         learner=learner,
         phases=(Phase({"trajectories": batch}),),

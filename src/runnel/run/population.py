@@ -25,6 +25,7 @@ def population_graph(
     network: Callable[[int | None], Population],
     learner: Callable[[Collective], Learner],
     chosen: int,
+    return_gamma: float | None = None,
 ) -> Experiment:
     """As `on_policy_graph`, with `c.num_envs` environments for each of `members`, evaluated apart.
 
@@ -40,7 +41,7 @@ def population_graph(
     if c.net.core != "none":
         raise ConfigError("net.core", c.net.core, "a population has no recurrent members; use none")
     wide = replace(c, num_envs=members * c.num_envs)
-    graph = on_policy_graph(wide, task, network=lambda: network(None), learner=learner)
+    graph = on_policy_graph(wide, task, network=lambda: network(None), learner=learner, return_gamma=return_gamma)
     return replace(
         graph,
         config=c,

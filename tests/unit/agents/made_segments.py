@@ -20,11 +20,13 @@ def make_net(spec=DISCRETE, *, seed=0, normalise_obs=False, **net):
     return ActorCritic(spec, build_body(spec, NetConfig(hidden=(16,), **net), seed=seed), normalise_obs=normalise_obs)
 
 
-def make_segment(seed=0, *, spec=DISCRETE, num_steps=8, num_envs=4, state=None):
+def make_segment(seed=0, *, spec=DISCRETE, num_steps=8, num_envs=4, state=None, carried=True):
     """Random data with ends of both kinds; `final_obs` differs from `obs[t + 1]`; `state` adds the state of a core."""
     rng = make_rng(seed, "segment")
-    stream = trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, **({"state": state} if state else {}))
+    stream = trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, state=state, carried_return=carried)
     arrays = stream.allocate()
+    if carried:
+        arrays["carried_return"].copy_(torch.linspace(-1.0, 1.0, num_envs))
     arrays["obs"].copy_(torch.from_numpy(rng.normal(size=arrays["obs"].shape)))
     if spec.action.kind == "discrete":
         arrays["action"].copy_(torch.from_numpy(rng.integers(0, 2, size=arrays["action"].shape)))

@@ -23,6 +23,7 @@ from runnel.core.records import Slot, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
+from runnel.envs.carried import CarriedReturns
 from runnel.envs.device.engines import Act, Played
 from runnel.envs.device.episodes import records
 from runnel.envs.device.vector import TensorVector
@@ -63,10 +64,14 @@ class DeviceSampler:
         seed: int,
         name: str,
         state: Mapping[str, ArraySpec] | None = None,
+        gamma: float | None = None,
     ) -> None:
         self._route = route(routes, AGENT)
         self.vector, self._noise_size = vector, noise_size
-        self._by_step = VecEnvSampler([vector], routes=routes, noise_size=noise_size, seed=seed, name=name, state=state)
+        self._by_step = VecEnvSampler(
+            [vector], routes=routes, noise_size=noise_size, seed=seed, name=name, state=state, gamma=gamma
+        )
+        self._returns = None if gamma is None else CarriedReturns(vector.num_envs, gamma=gamma, device=vector.device)
         self._asks = bool(state)
         self._generator = torch.Generator(device=vector.device)
         self._generator.manual_seed(make_seed(seed, name, "noise"))
@@ -133,7 +138,12 @@ class DeviceSampler:
     def _segment(self, arrays: Batch, act: Act, rows: RowPolicy | None) -> Played:
         """The work of a segment, on the device alone. The noise is kept in fixed memory, so that requests can be made once."""
         self._noise.uniform_(generator=self._generator).clamp_(min=_SMALLEST_NOISE)
-        return self.vector.play(arrays, act, self._noise, rows)
+        if self._returns is None:
+            return self.vector.play(arrays, act, self._noise, rows)
+        self._returns.begin(arrays)
+        played = self.vector.play(arrays, act, self._noise, rows)
+        self._returns.end(arrays)
+        return played
 
     def _check(self, spec: StreamSpec) -> None:
         if self._noise.numel():
@@ -178,6 +188,7 @@ class DeviceSampler:
             "started": self._started,
             "vector": self.vector.snapshot() if self._started else None,
             "generator": self._generator.get_state(),
+            "returns": None if self._returns is None else self._returns.now.clone(),
             "slot": None if self._slot is None else self._slot.index,
             "num_steps": self._num_steps,
             "events": [dict(e) for e in self._events],
@@ -191,6 +202,8 @@ class DeviceSampler:
         if self._started:
             self.vector.restore(state["vector"])
         self._generator.set_state(state["generator"])
+        if self._returns is not None and state["returns"] is not None:  # a resume may be the first to ask for them
+            self._returns.now.copy_(torch.as_tensor(state["returns"]))
         self._slot = None if state["slot"] is None else writers[self._route.samples].reclaim(state["slot"])
         self._reports, self._events = [], [dict(e) for e in state["events"]]
 
