@@ -24,6 +24,7 @@ from runnel.core.trajectories import merge_segments
 from runnel.losses.policy import policy_gradient_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.ops.normalise import explained_variance
 from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
 
@@ -100,7 +101,7 @@ class A2CLearner:
             log_ratio = logprob - batch["logprob"]
             kl = (log_ratio.exp() - 1.0 - log_ratio).sum() / count
             targets, advantages = self._credit(batch, log_ratio, values.detach(), next_values)
-            explained = 1.0 - (targets - values).var() / targets.var().clamp(min=1e-12)
+            explained = explained_variance(values, targets, self.collective)
         policy = policy_gradient_loss(logprob, advantages, denominator=count)
         critic = value_loss(values, targets, denominator=count)
         bonus = entropy.sum() / count

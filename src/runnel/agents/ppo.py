@@ -29,7 +29,7 @@ from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.compiled import Compiled
 from runnel.nets.fused import Fused
 from runnel.ops.capture import Captured
-from runnel.ops.normalise import ReturnScale, standardise
+from runnel.ops.normalise import ReturnScale, explained_variance, standardise
 from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
 from runnel.ops.shuffle import Shuffle
@@ -189,8 +189,7 @@ class PPOLearner:
         # The batch was made by the statistics that were published with its version. They change only now, so that ratios
         # start at 1 and every minibatch sees one and the same normalisation; the next publication carries the new ones.
         self.net.update_statistics(self._flat_obs(batch), self.collective)
-        residual, spread = (batch["return"] - batch["value"]).var(), batch["return"].var()
-        explained = 1.0 - residual / spread.clamp(min=1e-12)
+        explained = explained_variance(batch["value"], batch["return"], self.collective)
         return history, torch.cat([history.mean(0), explained.reshape(1)])
 
     def _passes(self, batch: Batch) -> Tensor:

@@ -94,3 +94,19 @@ def standardise(x: Tensor, collective: Collective) -> Tensor:
     std = (square / count - mean.square()).clamp(min=0.0).sqrt()
     scaled: Tensor = (x - mean.to(x.dtype)) / (std.to(x.dtype) + 1e-8)
     return scaled
+
+
+def explained_variance(values: Tensor, targets: Tensor, collective: Collective) -> Tensor:
+    """`1 - Var(targets - values) / Var(targets)` over the entries of all ranks: 1 for a perfect critic, 0 for one that knows
+    the mean, and 0 where targets do not differ. `[...], [...] -> []`
+
+    From sums, because a mean over ranks of such shares is not the share of the whole batch.
+    """
+    x = torch.stack([(targets - values).flatten(), targets.flatten()]).double()
+    count = torch.full((2,), float(x.shape[1]), dtype=x.dtype, device=x.device)
+    count, total, square = collective.all_reduce(torch.stack([count, x.sum(1), x.square().sum(1)]))
+    mean = total / count
+    residual, spread = (square / count - mean.square()).clamp(min=0.0)
+    least = 1e-12 * (1.0 + mean[1].square())  # below this, the difference of the two is rounding
+    share: Tensor = torch.where(spread > least, 1.0 - residual / torch.maximum(spread, least), 0.0)
+    return share.to(values.dtype)

@@ -135,8 +135,7 @@ def test_ranks_take_the_step_of_one(name: str, num: int) -> None:
         assert torch.equal(other, found[0][0]), "the same bits on every rank"
         assert part == rows // num
     for key, value in metrics.items():
-        if key != "explained_variance":  # of each part by itself
-            assert fmean(said[key] for _, said, _ in found) == pytest.approx(value, rel=1e-4, abs=1e-5), key
+        assert fmean(said[key] for _, said, _ in found) == pytest.approx(value, rel=1e-4, abs=1e-5), key
 
 
 def test_a_rank_that_joins_draws_like_nobody_else() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from runnel.core.protocols import OneProcess
 from runnel.ops.masked import masked_mean, masked_sum
-from runnel.ops.normalise import RunningMeanStd
+from runnel.ops.normalise import RunningMeanStd, explained_variance
 
 
 class TwoRanks:
@@ -57,6 +57,21 @@ def test_statistics_keep_their_address_and_travel_in_the_state():
     stats.update(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), OneProcess())
     assert before == {k: v.data_ptr() for k, v in stats.state_dict().items()}
     assert set(before) == {"mean", "var", "count"}
+
+
+def test_explained_variance_is_that_of_numpy_and_of_all_ranks():
+    rng = np.random.default_rng(2)
+    targets = np.concatenate([rng.normal(100.0, 1.0, 20), rng.normal(-3.0, 5.0, 20)]).astype(np.float32)
+    values = (targets + rng.normal(0.0, 2.0, 40)).astype(np.float32)
+    expected = 1.0 - (targets - values).astype(np.float64).var() / targets.astype(np.float64).var()
+    mine, theirs = (torch.from_numpy(np.stack([values[part], targets[part]])) for part in (slice(20), slice(20, 40)))
+    whole = torch.cat([mine, theirs], 1)
+    assert explained_variance(whole[0], whole[1], OneProcess()).item() == pytest.approx(expected, abs=1e-6)
+    far = torch.stack([theirs[1] - theirs[0], theirs[1]]).double()
+    sent = torch.stack([torch.full((2,), 20.0).double(), far.sum(1), far.square().sum(1)])
+    assert explained_variance(mine[0], mine[1], TwoRanks([sent])).item() == pytest.approx(expected, abs=1e-6)
+    same = torch.full((7,), 1234.1)
+    assert explained_variance(same * 2.0, same, OneProcess()).item() == 0.0
 
 
 def test_masked_reductions_are_independent_of_the_split():

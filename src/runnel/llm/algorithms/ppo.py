@@ -15,6 +15,7 @@ from runnel.llm.algorithms.base import Component, Part, aggregate
 from runnel.llm.algorithms.policy import ClipConfig, PolicyAlgorithm, clip_component
 from runnel.losses.base import Loss
 from runnel.losses.token import token_value_loss
+from runnel.ops.normalise import explained_variance
 from runnel.ops.ragged import last_of_row, row_index, token_gae
 
 
@@ -83,7 +84,7 @@ class TokenPPO(PolicyAlgorithm):
             gamma=self.ppo.gamma,
             lam=self.ppo.lam,
         )
-        stats = explained_variance(rows["value"][mask], returns[mask])
+        stats = explained_variance(rows["value"][mask], returns[mask], collective)
         if self.ppo.normalise:
             advantage = normalised(advantage, mask, collective)
         out |= {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, "token")[1]}
@@ -122,9 +123,3 @@ def normalised(advantage: Tensor, mask: Tensor, collective: Collective) -> Tenso
     mean = total / max(count, 1.0)
     deviation: float = max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
     return (advantage - mean) / (deviation + 1e-8) * mask
-
-
-def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
-    """`1 - var(returns - value) / var(returns)`: 1 for a perfect critic, 0 for one that knows the mean. `[M], [M] -> []`"""
-    spread = returns.var(correction=0)
-    return torch.where(spread > 1e-8, 1.0 - (returns - value).var(correction=0) / spread.clamp(min=1e-8), 0.0)
