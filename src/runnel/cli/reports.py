@@ -13,6 +13,7 @@ from typing import Any
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
 from runnel.eval.reference import parse_range
+from runnel.eval.tally import incomplete
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
 from runnel.track.card import write_card
@@ -94,6 +95,8 @@ def _tell(run: Path, row: Row, samples: Sequence[dict[str, Any]], *, named: bool
         f"({row['iqm_low']:.4g} to {row['iqm_high']:.4g}), median {row['median']:.4g} "
         f"({row['median_low']:.4g} to {row['median_high']:.4g}), {row['episodes']} episodes"
     )
+    for text in incomplete(row["extra"]):
+        print(f"warning: {text}")
     for name, p in row["pass"].items():
         print(f"{name} {p['value']:.4g}, 95% interval {p['low']:.4g} to {p['high']:.4g} over {p['prompts']} prompts")
     for sample in samples[:5]:

@@ -144,8 +144,7 @@ def read_mask(raw: Any, spec: ActionSpec) -> Array:
         raise DataError(f"gave an action_mask of shape {mask.shape}; {_rule(spec)}")
     shut = [i for i, part in enumerate(mask_parts(mask, spec)) if not part.any()]
     if shut:
-        where = f" (part {shut[0]} of the action has none)" if spec.kind == "multi" else ""
-        raise DataError(f"gave the action_mask {mask.tolist()}{where}; {_rule(spec)}")
+        raise DataError(f"gave {_shut(mask, spec, shut[0])}; {_rule(spec)}")
     return mask
 
 
@@ -160,6 +159,25 @@ def final_mask(raw: Any, spec: ActionSpec, *, terminated: bool) -> Array:
     if raw is None:
         raise DataError("truncated an episode without an action_mask; put one into every info, also the last of an episode")
     return read_mask(raw, spec)
+
+
+def read_masks(raw: Any, spec: ActionSpec, num_rows: int) -> Array:
+    """`read_mask` of many decisions at once: bool `[num_rows, mask_size]`."""
+    mask = flat_mask(raw, spec)
+    if isinstance(raw, Mapping):  # which may leave every part out
+        mask = np.broadcast_to(mask, (num_rows, mask.shape[-1]))
+    if mask.shape != (num_rows, spec.mask_size):
+        raise DataError(f"gave an action_mask of shape {mask.shape} for {num_rows} environments; {_rule(spec)}")
+    for i, part in enumerate(mask_parts(mask, spec)):
+        if not (open_rows := part.any(axis=-1)).all():
+            row = int(np.argmin(open_rows))
+            raise DataError(f"gave its row {row} {_shut(mask[row], spec, i)}; {_rule(spec)}")
+    return mask
+
+
+def _shut(mask: Array, spec: ActionSpec, part: int) -> str:
+    where = f" (part {part} of the action has none)" if spec.kind == "multi" else ""
+    return f"the action_mask {mask.tolist()}{where}"
 
 
 def _rule(spec: ActionSpec) -> str:

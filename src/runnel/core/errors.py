@@ -49,6 +49,10 @@ class OutOfMemoryError(RunnelError):
         self.what, self.fix, self.detail = what, fix, detail
 
 
+class EvaluationInterrupted(RunnelError):
+    """Whoever stops a run does not wait for an evaluation: its `Progress` raises this, and the evaluation is given up."""
+
+
 class DataError(RunnelError):
     """A data set, message or environment output that breaks its contract."""
 

@@ -510,16 +510,23 @@ class Recorder(Protocol):
 
 
 class Progress(Protocol):
+    """Called often while an evaluation goes on; raises `EvaluationInterrupted` where the run is to stop."""
+
     def __call__(self, done: int, total: int) -> None: ...
 
 
 @dataclass
 class EvalResult:
-    """Scores of the episodes of one evaluation (`returns`), other per-episode numbers, and a few samples to read."""
+    """Scores of the episodes of one evaluation (`returns`), other per-episode numbers, and a few samples to read.
+
+    `extra["cut"]` flags returns that are those up to a limit of steps; `extra["crashed"]` flags episodes that have no return,
+    because their environment broke. Each is there only if there was one. `faults` says what broke.
+    """
 
     returns: list[float]
     extra: dict[str, list[float]] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------------------------------------------------------- agents

@@ -128,11 +128,14 @@ def _stacked(env: Any, frame_stack: int) -> Any:
 
 
 def evaluation_kwargs(target: Target, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`kwargs` for measuring a policy: whole games and the score itself, where training cuts lives and clips rewards."""
-    options = dict(kwargs or {})
+    """`kwargs` for measuring a policy: whole games and the score itself, where training cuts lives and clips rewards.
+
+    These are settings of the Atari preset and of EnvPool. Any other environment may mean something of its own by such a name.
+    """
+    options, whole_games = dict(kwargs or {}), {"episodic_life": False, "reward_clip": False}
     if _special(target) == _ATARI:
-        return {**options, "episodic_life": False, "reward_clip": False}
-    return {k: False if k in ("episodic_life", "reward_clip") else v for k, v in options.items()}
+        return {**options, **whole_games}
+    return {**options, **{k: v for k, v in whole_games.items() if k in options}} if _special(target) == _POOL else options
 
 
 def _construct(factory: Callable[..., Any], target: Target, options: dict[str, Any]) -> Any:

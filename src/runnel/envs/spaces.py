@@ -32,7 +32,15 @@ class ObsLeaf:
     key: str
     path: tuple[str | int, ...]
     spec: ArraySpec
+    shape: tuple[int, ...]
+    dtype: Any
+    """Shape and type of the raw value, as the space says them."""
     encode: Callable[[Any], Array] | None = None
+    exact: bool = False
+    """Whether the space holds whole numbers, so that a fraction is none of its values."""
+    low: Array | None = None
+    high: Array | None = None
+    """What lies between them is in the space; None where it is all that the type can hold."""
 
     def pick(self, obs: Any) -> Any:
         """The raw value of this leaf inside `obs`."""
@@ -42,19 +50,40 @@ class ObsLeaf:
 
     def read(self, obs: Any) -> Array:
         """The encoded value; dimensions in front (a batch of observations) are kept."""
-        raw = self.pick(obs)
+        raw = np.asarray(self.pick(obs))
+        if wrong := self._wrong_kind(raw):
+            raise DataError(f"an observation has {wrong}")
         if self.encode is not None:
             return self.encode(raw)
-        return np.asarray(raw, dtype=np.uint8 if self.spec.dtype == torch.uint8 else np.float32)
+        return raw.astype(np.uint8 if self.spec.dtype == torch.uint8 else np.float32, copy=False)
 
-    def check(self, obs: Any) -> None:
-        """Refuse what an assignment would broadcast or wrap without a word: another shape, or no bytes where bytes belong."""
-        raw = np.asarray(self.pick(obs))
-        shape = raw.shape if self.encode is None else self.encode(raw).shape
-        if shape != self.spec.shape:
-            raise DataError(f"gave {self.key!r} of shape {shape}, but its space says {self.spec.shape}")
-        if self.spec.dtype == torch.uint8 and raw.dtype != np.uint8 and (raw != raw.astype(np.uint8)).any():
-            raise DataError(f"gave {self.key!r} as {raw.dtype} with values that are no bytes, but its space says uint8")
+    def checked(self, raw: Any, front: tuple[int, ...] = ()) -> Array:
+        """The raw value as an array. Refuses what an assignment would broadcast, round or wrap without a word: another shape
+        (`front` stands before the leaf's own), a fraction among whole numbers, no byte where bytes belong."""
+        value = np.asarray(raw)
+        if value.shape != (*front, *self.shape):
+            each = f" for each of {front[0]}" if front else ""
+            raise DataError(f"gave {self.key!r} of shape {value.shape}, but its space says {self.shape}{each} ({self.about})")
+        if value.dtype is not self.dtype and (wrong := self._wrong_kind(value)):
+            raise DataError(f"gave {wrong}")
+        return value
+
+    def _wrong_kind(self, value: Array) -> str:
+        """What is wrong with the type of a value, if anything: a cast would change it without a word."""
+        if value.dtype.kind not in ("iub" if self.exact else "iubf"):
+            return f"{self.key!r} as {value.dtype}, but its space holds {self.dtype} ({self.about}); give it in that type"
+        if self.spec.dtype != torch.uint8 or value.dtype in (np.uint8, np.bool_) or not value.size:
+            return ""
+        if value.min() >= 0 and value.max() <= 255:  # other integers are fine as long as they are bytes
+            return ""
+        return f"{self.key!r} as {value.dtype} with values that are no bytes, but its space says uint8 ({self.about})"
+
+    @property
+    def about(self) -> str:
+        """The space in a few words."""
+        if self.low is None or self.high is None:
+            return f"{self.dtype} {self.shape}"
+        return f"{self.dtype} {self.shape} from {self.low.min():g} to {self.high.max():g}"
 
 
 def obs_leaves(space: Any, key: str = "obs", path: tuple[str | int, ...] = ()) -> list[ObsLeaf]:
@@ -67,16 +96,33 @@ def obs_leaves(space: Any, key: str = "obs", path: tuple[str | int, ...] = ()) -
     if isinstance(space, spaces.Tuple):
         return [leaf for i, inner in enumerate(space.spaces) for leaf in obs_leaves(inner, f"{key}/{i}", (*path, i))]
     if isinstance(space, spaces.Box):
-        dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
-        return [ObsLeaf(key, path, ArraySpec(tuple(space.shape), dtype))]
+        return [_box(space, key, path)]
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
-        return [ObsLeaf(key, path, ArraySpec((size,)), lambda x: one_hot(np.asarray(x) - start, size))]
+        spec = ArraySpec((size,))
+        return [ObsLeaf(key, path, spec, (), space.dtype, lambda x: one_hot(np.asarray(x) - start, size), exact=True)]
     if isinstance(space, spaces.MultiBinary):
-        return [ObsLeaf(key, path, ArraySpec(tuple(space.shape)))]
+        shape, bounds = tuple(space.shape), [np.full(space.shape, x, np.float32) for x in (0.0, 1.0)]
+        return [ObsLeaf(key, path, ArraySpec(shape), shape, space.dtype, low=bounds[0], high=bounds[1])]
     if isinstance(space, spaces.MultiDiscrete):
         return [_multi_discrete(space, key, path)]
     raise ConfigError("env", space, f"observation space {type(space).__name__} at {key!r} is not supported; {_SUPPORTED}")
+
+
+def _box(space: Any, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
+    """A Box. Its bounds are kept in the type in which observations are: rounding keeps the order of numbers."""
+    dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
+    spec = ArraySpec(tuple(space.shape), torch.uint8 if dtype == np.uint8 else torch.float32)
+    least, most = (-np.inf, np.inf) if space.dtype.kind == "f" else _range_of(space.dtype)
+    bounds = (None, None)
+    if (space.low > least).any() or (space.high < most).any():
+        bounds = (space.low.astype(dtype), space.high.astype(dtype))
+    return ObsLeaf(key, path, spec, spec.shape, space.dtype, None, space.dtype.kind in "iu", *bounds)
+
+
+def _range_of(dtype: Any) -> tuple[int, int]:
+    """The numbers that an integer type can hold."""
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
 def one_hot(index: Any, size: int) -> Array:
@@ -103,7 +149,7 @@ def _multi_discrete(space: Any, key: str, path: tuple[str | int, ...]) -> ObsLea
         flat = raw.reshape(*raw.shape[: raw.ndim - ndim], len(sizes)) - starts
         return np.concatenate([one_hot(flat[..., i], n) for i, n in enumerate(sizes)], axis=-1)
 
-    return ObsLeaf(key, path, ArraySpec((sum(sizes),)), encode)
+    return ObsLeaf(key, path, ArraySpec((sum(sizes),)), tuple(space.shape), space.dtype, encode, exact=True)
 
 
 def mask_in_obs(space: Any) -> bool:
@@ -128,16 +174,29 @@ def flatten_obs(space: Any) -> Callable[[Any], dict[str, Array]]:
 
 
 def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[[int, Any], None]:
-    """A function `(row, raw observation)` that writes one row of `buffers`; one plain Box costs one numpy assignment."""
+    """A function `(row, raw observation)` that writes one row of `buffers`, held against its space; one plain Box costs three
+    comparisons and one numpy assignment."""
     if len(leaves) == 1 and leaves[0].encode is None and not leaves[0].path:
-        plain: Callable[[int, Any], None] = buffers[leaves[0].key].__setitem__
-        return plain
-    parts = [(buffers[leaf.key], leaf.pick, leaf.encode) for leaf in leaves]
+        return _box_writer(leaves[0], buffers[leaves[0].key])
+    parts = [(buffers[leaf.key], leaf.pick, leaf.checked, leaf.encode) for leaf in leaves]
 
     def write(row: int, obs: Any) -> None:
-        for buffer, pick, encode in parts:
-            raw = pick(obs)
+        for buffer, pick, checked, encode in parts:
+            raw = checked(pick(obs))
             buffer[row] = raw if encode is None else encode(raw)
+
+    return write
+
+
+def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Any], None]:
+    kind, dtype, shape, checked = np.ndarray, leaf.dtype, leaf.shape, leaf.checked
+
+    def write(row: int, obs: Any) -> None:
+        # types of numpy are single objects, so `is` tells them apart; what it does not know is looked at more closely
+        if obs.__class__ is kind and obs.dtype is dtype and obs.shape == shape:
+            buffer[row] = obs
+        else:
+            buffer[row] = checked(obs)
 
     return write
 

@@ -6,6 +6,7 @@ first would favour short ones.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
@@ -20,8 +21,12 @@ from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.envs.registry import Target, evaluation_kwargs, make_env
 from runnel.envs.spaces import MASK
-from runnel.envs.vector import Episode, StepOut, VectorEnv
+from runnel.envs.vector import StepOut, VectorEnv
+from runnel.eval.tally import Outcome, Tally, incomplete, result_of
 
+MAX_STEPS = 27_000
+"""Steps after which an evaluated episode is cut, unless it says otherwise: the limit of Atari (108,000 frames, 4 a step), the
+longest in common use. Some environments (CliffWalking) have no limit of their own, and a policy may stay there for ever."""
 _DRAIN_EVERY = 8
 _MAX_POLLS = 100_000
 _SMALLEST_NOISE = 2.0**-25
@@ -31,7 +36,8 @@ class EnvEvaluation:
     """Plays exactly `episodes` episodes with the client's policy, on seeds that training never uses, new ones every round.
 
     `make_vector` is called once, at the first round. `noise_size` is as in the sampler (None: what the action needs); a
-    greedy policy ignores the noise, any other gets seeded noise. `state` names the policy's recurrent state.
+    greedy policy ignores the noise, any other gets seeded noise. `state` names the policy's recurrent state. An episode is cut
+    after `max_steps`: its return is the one until then. One that crashed takes a place and has no return.
     """
 
     def __init__(
@@ -42,60 +48,71 @@ class EnvEvaluation:
         seed: int,
         noise_size: int | None = None,
         state: Mapping[str, ArraySpec] | None = None,
+        max_steps: int = MAX_STEPS,
     ) -> None:
         if episodes < 1:
             raise ConfigError("eval.episodes", episodes, "play at least one episode")
-        self._state_spec = state or {}
+        if max_steps < 1:
+            raise ConfigError("eval.max_steps", max_steps, "use at least 1")
+        self._state_spec, self._max_steps = state or {}, max_steps
         self._make, self._episodes, self._seed, self._noise_size = make_vector, episodes, seed, noise_size
         self._vector: VectorEnv | None = None
 
     def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
         if self._vector is None:
             self._vector = self._make()
-        vector, seed = self._vector, make_seed(self._seed, "eval", round_index)
-        rng, size = make_rng(seed, "noise"), self._noise_size
+        seed, tally = make_seed(self._seed, "eval", round_index), Tally(self._episodes, self._vector.num_envs)
+        rng = make_rng(seed, "noise")
+        attempt = 0
+        while tally.missing:  # once more only where episodes had to be cut: nothing but a reset ends those
+            began = seed if attempt == 0 else make_seed(seed, "again", attempt)
+            self._play(self._vector, client, tally, seed=began, rng=rng, progress=progress)
+            attempt += 1
+        return tally.result()
+
+    def _play(
+        self,
+        vector: VectorEnv,
+        client: InferenceClient,
+        tally: Tally,
+        *,
+        seed: int,
+        rng: np.random.Generator,
+        progress: Progress | None,
+    ) -> None:
+        """From a reset, until all episodes are played or every environment that owes some is in one that was cut."""
+        size = self._noise_size
         noise = torch.zeros(vector.num_envs, vector.spec.action.noise_size if size is None else size)
-        tally = _Tally(self._episodes, vector.num_envs)
         out = vector.reset(seed)
+        vector.faults()  # those before are told already
+        tally.begin(self._max_steps)
         state = {k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in self._state_spec.items()}
         state = {k: x.to(out.reward.device) for k, x in state.items()}
-        while tally.missing:
+        age, total = (torch.zeros_like(out.reward, dtype=kind) for kind in (torch.int64, torch.float64))
+        clock = 0
+        while not tally.settled:
             for _ in range(_DRAIN_EVERY):
                 rng.random(dtype=np.float32, out=noise.numpy())
                 rows = _ask(client, out, noise, state).rows
                 vector.step(rows["action"])
                 over = out.terminated | out.truncated
                 state = {k: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0.0, rows[k]) for k, x in state.items()}
-            for e in vector.episodes():
-                tally.add(e.env - vector.index0, e)
-            if progress is not None:
-                progress(self._episodes - tally.missing, self._episodes)
-        episodes = tally.counted()
-        return EvalResult([e.total for e in episodes], {"length": [float(e.length) for e in episodes]})
+                age, total, clock = age + 1, total + out.reward, clock + 1
+                if clock >= self._max_steps and bool((late := (age == self._max_steps) & ~over).any()):
+                    tally.add(vector)  # what ended before comes before
+                    for row in late.nonzero().flatten().tolist():
+                        tally.cut(row, float(total[row]))
+                age, total = age.masked_fill(over, 0), total.masked_fill(over, 0.0)
+                if progress is not None:
+                    progress(self._episodes - tally.missing, self._episodes)
+            tally.add(vector)
+        if progress is not None:
+            progress(self._episodes - tally.missing, self._episodes)
 
     def close(self) -> None:
         if self._vector is not None:
             self._vector.close()
             self._vector = None
-
-
-class _Tally:
-    """The first episodes of each environment, up to its quota."""
-
-    def __init__(self, episodes: int, num_envs: int) -> None:
-        base, more = divmod(episodes, num_envs)
-        self._quota = [base + (row < more) for row in range(num_envs)]
-        self._found: list[list[Episode]] = [[] for _ in range(num_envs)]
-        self.missing = episodes
-
-    def add(self, row: int, episode: Episode) -> None:
-        if len(self._found[row]) < self._quota[row]:
-            self._found[row].append(episode)
-            self.missing -= 1
-
-    def counted(self) -> list[Episode]:
-        """By environment, then in the order they were played."""
-        return [episode for found in self._found for episode in found]
 
 
 def _ask(client: InferenceClient, out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Reply:
@@ -119,26 +136,32 @@ def evaluate(
     seed: int = 0,
     kwargs: Mapping[str, Any] | None = None,
     frame_stack: int = 0,
+    max_steps: int = MAX_STEPS,
 ) -> EvalResult:
-    """Play `episodes` episodes of `env` with `policy`, greedily; episode i is reset with a seed of its own."""
-    if episodes < 1:
-        raise ConfigError("episodes", episodes, "play at least one episode")
+    """Play `episodes` episodes of `env` with `policy`, greedily; episode i is reset with a seed of its own, and cut after
+    `max_steps` (`extra["cut"]` then says which, and a warning how many)."""
+    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
+        if value < 1:
+            raise ConfigError(name, value, "use at least 1")
     played = make_env(env, kwargs=evaluation_kwargs(env, kwargs), frame_stack=frame_stack)
     try:
-        scores = [_play(policy, played, make_seed(seed, "evaluate", i)) for i in range(episodes)]
+        scores = [_play(policy, played, make_seed(seed, "evaluate", i), max_steps) for i in range(episodes)]
     finally:
         played.close()
-    return EvalResult([total for total, _ in scores], {"length": [float(length) for _, length in scores]})
+    result = result_of(scores)
+    for text in incomplete(result.extra):
+        warnings.warn(text, stacklevel=2)
+    return result
 
 
-def _play(policy: Policy, env: Any, seed: int) -> tuple[float, int]:
+def _play(policy: Policy, env: Any, seed: int, max_steps: int) -> Outcome:
     policy.reset()
     obs, info = env.reset(seed=seed)
     total, length, over = 0.0, 0, False
-    while not over:
+    while not over and length < max_steps:
         obs, reward, terminated, truncated, info = env.step(act(policy, obs, info))
-        total, length, over = total + float(reward), length + 1, terminated or truncated
-    return total, length
+        total, length, over = total + float(reward), length + 1, bool(terminated or truncated)
+    return Outcome(total, length, cut=not over)
 
 
 class _MaskedPolicy(Protocol):

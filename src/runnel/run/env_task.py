@@ -108,7 +108,7 @@ class EnvTask:
             def vector() -> VectorEnv:
                 return self.vector(min(episodes, self.most_eval_envs), seed=seed, evaluation=True)
 
-            return EnvEvaluation(vector, episodes=episodes, seed=seed, state=state)
+            return EnvEvaluation(vector, episodes=episodes, seed=seed, state=state, max_steps=self._config.eval.max_steps)
 
         return EvaluationSpec(
             make=make,

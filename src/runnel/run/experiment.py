@@ -18,6 +18,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Evaluation, Inferencer, Learner, Policy, Recorder, Sampler, Store
 from runnel.core.records import StreamSpec
 from runnel.core.shares import check_shares
+from runnel.eval.runner import MAX_STEPS
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.run.record_config import RecordConfig
@@ -32,6 +33,9 @@ class EvalConfig:
     """Evaluate every so many updates; 0 evaluates only at the end."""
     episodes: int = 100
     """Episodes (or prompts) of one evaluation; 0 turns evaluation off."""
+    max_steps: int = MAX_STEPS
+    """Steps after which an episode of an evaluation is cut, which is counted and told: some environments have no limit of their
+    own. The default is Atari's limit, the longest in common use."""
     stop_return: float | None = None
     """Stop the run when an evaluation's mean reaches this."""
     samples: int = 0
@@ -216,6 +220,7 @@ class RunConfig:
             "num_actors",
             "log_every",
             "trace_mb",
+            "eval.max_steps",
             "placement.threads",
             "placement.trainers",
         )

@@ -44,6 +44,8 @@ class Group:
         self._writers = writers
         self._recorder, self._counts = recorder, None if recorder is None else UpdateCounts(recorder)
         self._log: list[dict[str, Any]] = []
+        self._first: list[Worker] = []
+        """Who goes first in the next round, beside its own turn."""
         self.polling: Worker | None = None
 
     @property
@@ -76,6 +78,9 @@ class Group:
             elif states is not None:
                 fresh.append(worker.name)
             worker.setup()
+        evaluator = self.evaluator
+        if evaluator is not None and evaluator.owes:  # the version that it owes is still the newest, but not for long
+            self._first = [evaluator]
         return fresh
 
     def _abandon_fresh(self, stream: str, table: SlotTable, states: Mapping[str, State]) -> None:
@@ -106,7 +111,8 @@ class Group:
     def round(self) -> int:
         """Poll each worker once. Returns the work done; 0 means that every one of them waits."""
         work = 0
-        for worker in self.workers:
+        first, self._first = self._first, []
+        for worker in (*first, *self.workers):
             self.polling = worker
             work += worker.poll()
             self._note(worker)
@@ -130,11 +136,13 @@ class Group:
             if worker in self._writers[stream]
         )
 
-    def evaluate(self) -> None:
-        """Measure the newest version now, if an evaluator lives here."""
-        if self.evaluator is not None:
-            self.evaluator.evaluate()
-            self._note(self.evaluator)
+    def evaluate(self) -> bool:
+        """Measure the newest version now, if an evaluator lives here; returns whether it was not interrupted."""
+        if self.evaluator is None:
+            return True
+        self.evaluator.evaluate()
+        self._note(self.evaluator)
+        return not self.evaluator.owes
 
     def collect(self) -> list[dict[str, Any]]:
         """What workers said since the last call."""

@@ -17,6 +17,8 @@ import numpy as np
 from runnel.core.clock import Clock
 from runnel.core.protocols import State
 from runnel.eval.statistics import summarise
+from runnel.eval.tally import incomplete
+from runnel.run.version_counts import VersionCounts
 from runnel.track.folder import RunFolder
 from runnel.track.groups import GroupFile
 from runnel.track.live import LiveView
@@ -95,6 +97,9 @@ class Ledger:
         self._load, self._next_look = Load(), self._start + FIRST_LOOK_S
         self._load.look()
         self.version, self.steps, self.tokens, self.progress = 0, 0, 0, 0.0
+        self._counts = VersionCounts()
+        self._early: list[Row] = []
+        """What was said of versions whose update another process has not reported yet."""
         self.streams: dict[str, Any] = {}
         self.last_eval: Row | None = None
         self.stop_reason: str | None = None
@@ -118,7 +123,9 @@ class Ledger:
         """Take events in; each kind has its own path."""
         for event in events:
             kind = event["kind"]
-            if kind == "episode":
+            if kind in ("eval", "video") and event["version"] > self.version:
+                self._early.append(event)
+            elif kind == "episode":
                 self._episode(event)
             elif kind == "update":
                 self._update(event)
@@ -129,7 +136,7 @@ class Ledger:
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
             elif kind == "video":
-                self._videos.add(event, version=event["version"], steps=self.steps)
+                self._videos.add(event, version=event["version"], steps=self._counts.of(event["version"])[0])
             elif kind == "group":
                 at = {"version": event["version"], "steps": self.steps, "tokens": self.tokens}
                 self._groups.add({**at, **{k: v for k, v in event.items() if k not in ("kind", "worker")}})
@@ -157,6 +164,7 @@ class Ledger:
     def _update(self, event: Row) -> None:
         self.version, self.steps, self.tokens = event["version"], event["steps"], event["tokens"]
         self.progress, self.streams = event["progress"], event["streams"]
+        self._counts.add(self.version, self.steps, self.tokens)
         due = self.version % self._log_every == 0 or self.progress >= 1.0
         metrics = self._mean(event["metrics"], due)
         if self._returns:
@@ -171,6 +179,8 @@ class Ledger:
         if due:
             self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time() | event.get("time", {})})
         self._call(self._callbacks.on_update, {**row, "metrics": metrics})
+        early, self._early = self._early, []
+        self.add(early)
 
     def _mean(self, metrics: Mapping[str, float], due: bool) -> dict[str, float]:
         """The metrics of one update, or, where a row is due, their means since the last row."""
@@ -210,11 +220,13 @@ class Ledger:
 
     def _eval(self, event: Row) -> None:
         summary = summarise(event["returns"])
+        steps, tokens = self._counts.of(event["version"])
+        self._counts.forget_before(event["version"])
         row: Row = {
             "kind": "eval",
             "version": event["version"],
-            "steps": self.steps,
-            "tokens": self.tokens,
+            "steps": steps,
+            "tokens": tokens,
             "returns": event["returns"],
             "mean": summary.mean,
             "low": summary.low,
@@ -228,8 +240,11 @@ class Ledger:
             row["per_prompt"] = {k: event["extra"][k] for k in ("passed", "judged")}
         if "length" in event["extra"]:
             row["lengths"] = [int(n) for n in event["extra"]["length"]]
+        row |= {name: int(sum(event["extra"][name])) for name in ("cut", "crashed") if name in event["extra"]}
         self.last_eval = row
         self._write(row)
+        for text in incomplete(event["extra"]):
+            self.note(f"evaluation of version {event['version']}: {text}", level="warning")
         self._call(self._callbacks.on_eval, row)
         if self._stop_return is not None and summary.mean >= self._stop_return:
             self.stop_reason = f"evaluation reached {summary.mean:.4g} (stop_return is {self._stop_return:g})"
@@ -322,6 +337,8 @@ class Ledger:
         self._metrics.truncate(_behind_checkpoint(self._metrics.path, state["offsets"]["metrics"]))
         self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
+        self._counts.begin(self.version, self.steps, self.tokens)
+        self._early.clear()
         self._videos.cut(self.version)
         self._groups.cut(self.version)
         self.progress = 0.0  # the next update tells; the budget may be another than that of the checkpoint

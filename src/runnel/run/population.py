@@ -63,6 +63,7 @@ def _evaluation(
             episodes=episodes,
             most_envs=max(1, task.most_eval_envs // members),
             seed=seed,
+            max_steps=c.eval.max_steps,
         ),
         inferencer=lambda: TorchInferencer(network(None), greedy=True, device=c.device),
     )

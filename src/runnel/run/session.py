@@ -46,6 +46,7 @@ class Session:
     """What the ledger held before the first start; also of a run that was resumed."""
     _looked: float = 0.0
     _orders_read: int = -1
+    _heard: list[dict[str, Any]] = field(default_factory=list)
     _saving: float = 0.0
     started: bool = False
     """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""
@@ -90,19 +91,25 @@ class Session:
             path.rename(path.with_name(f"damaged-{path.name}-{self.epoch}"))
 
     def orders(self) -> list[dict[str, Any]]:
-        """What a person has asked for since the last call; the folder is looked at once a second. A stop is done here."""
+        """What a person has asked for since the last call."""
+        self.listen()
+        found, self._heard = self._heard, []
+        return found
+
+    def listen(self) -> None:
+        """Look for orders, once a second; also in the middle of something long, since a stop is done here."""
         now = self.clock.now()
         if now - self._looked < ORDERS_S:
-            return []
+            return
         self._looked = now
         found, self._orders_read = self.folder.read_orders(self._orders_read)
+        self._heard += found
         for order in found:
             if order["op"] == "stop":
                 self.ledger.note("stopped by order", what="order")
                 self.interrupted.set()
             elif order["op"] == "checkpoint":
                 self.ledger.note("a checkpoint was ordered", what="order")
-        return found
 
     def should_stop(self) -> str | None:
         """The status to end with, or None to go on."""
@@ -156,7 +163,8 @@ class Session:
 
 @contextmanager
 def catch_signals(interrupted: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run at the next boundary, with a checkpoint; a second Ctrl-C ends it at once."""
+    """Ctrl-C and SIGTERM end the run at the next boundary, with a checkpoint (an evaluation is given up for that); a second
+    Ctrl-C ends it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

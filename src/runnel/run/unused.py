@@ -34,6 +34,7 @@ ON_ENVIRONMENTS: Unused = {
 }
 ON_TEXT: Unused = {
     "total_steps": "a language model's run counts no steps of an environment; use total_updates or total_tokens",
+    "eval.max_steps": "is of episodes in environments",
     **all_of(
         "record", ("videos", "every", "fps", "max_steps", "keep"), "records episodes of environments; see record.groups_every"
     ),

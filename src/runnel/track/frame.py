@@ -122,7 +122,8 @@ def describe_eval(row: Row) -> str:
     text = short(row.get("mean"))
     if row.get("low") is not None and row.get("high") is not None:
         text += f"  95% interval {short(row['low'])} to {short(row['high'])}"
-    return text + (f"  ({row['num']:,} episodes)" if row.get("num") else "")
+    lost = "".join(f", {row[name]:,} {name}" for name in ("cut", "crashed") if row.get(name))
+    return text + (f"  ({row['num']:,} episodes{lost})" if row.get("num") else "")
 
 
 def rate_unit(picture: Picture) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +13,7 @@ from gymnasium import spaces
 
 from runnel.core.errors import DataError
 from runnel.envs.registry import make_vector, obs_flattener, probe_env
+from runnel.envs.vector import VectorConfig
 from runnel.nets.policy import EnvPolicy
 
 ONES = np.ones(3, np.float32)
@@ -39,9 +41,13 @@ class Scripted(gym.Env):
 def play(num_steps: int = 6, **settings: Any) -> Any:
     vector = make_vector(lambda: Scripted(**settings), 2, seed=0)
     vector.reset()
-    for _ in range(num_steps):
-        vector.step(torch.ones(2, dtype=torch.int64))
+    step(vector, num_steps)
     return vector.out
+
+
+def step(vector: Any, num_steps: int) -> None:
+    for _ in range(num_steps):
+        vector.step(torch.ones(vector.num_envs, dtype=torch.int64))
 
 
 BOX, BYTES = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (3,), np.uint8)
@@ -53,7 +59,10 @@ BOX, BYTES = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (3,), np.uint8)
         (BOX, ONES, np.ones(1, np.float32), r"step 1\) gave 'obs' of shape \(1,\), but its space says \(3,\)"),
         (BOX, ONES, 0.5, r"gave 'obs' of shape \(\)"),
         (spaces.Dict({"x": BOX}), {"x": ONES}, {"x": ONES[:1]}, r"gave 'obs/x' of shape \(1,\)"),
-        (BYTES, ONES * 0.7, ONES, "float32 with values that are no bytes"),
+        (BYTES, ONES * 0.7, ONES, r"gave 'obs' as float32, but its space holds uint8"),
+        (spaces.Box(0, 9, (3,), np.int32), np.int32([1, 2, 3]), ONES * 0.5, "as float32, but its space holds int32"),
+        (spaces.Discrete(4), 1, 1.5, "as float64, but its space holds int64"),
+        (spaces.Discrete(4), 1, np.array([1]), r"of shape \(1,\), but its space says \(\)"),
         (BYTES, np.uint8([1, 2, 3]), np.array([1, 2, 300]), "int64 with values that are no bytes"),
         (BYTES, np.uint8([1, 2, 3]), np.array([1, 2, -1]), "int64 with values that are no bytes"),
         (spaces.Discrete(4), 1, 4, "outside its space: 4"),
@@ -64,6 +73,113 @@ BOX, BYTES = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (3,), np.uint8)
 def test_an_observation_that_its_space_does_not_hold_is_refused(space: Any, first: Any, later: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         play(space=space, first=first, later=later)
+
+
+class Late(Scripted):
+    """Gives `later` at the third of 8 steps of an episode, and `first` at all others."""
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        return self._later if self._count == 3 else self._first, 1.0, False, self._count == 8, {}
+
+
+BACKENDS = [
+    pytest.param(VectorConfig(backend="serial"), id="serial"),
+    pytest.param(VectorConfig(backend="processes", num_workers=1), id="processes"),
+]
+WRONG_LATER = [
+    (BOX, ONES, np.ones(1, np.float32), r"gave 'obs' of shape \(1,\), but its space says \(3,\)"),
+    (BOX, ONES, 0.5, r"gave 'obs' of shape \(\), but its space says \(3,\)"),
+    (BYTES, np.uint8([1, 2, 3]), ONES * 0.7, "gave 'obs' as float32, but its space holds uint8"),
+    (BYTES, np.uint8([1, 2, 3]), np.array([1, 2, 300]), "gave 'obs' as int64 with values that are no bytes"),
+    (
+        spaces.Dict({"x": BOX, "y": BOX}),
+        {"x": ONES, "y": ONES},
+        {"x": ONES, "y": np.float32(1.0)},
+        r"gave 'obs/y' of shape \(\)",
+    ),
+]
+
+
+@pytest.mark.parametrize("config", BACKENDS)
+@pytest.mark.parametrize(("space", "first", "later", "message"), WRONG_LATER)
+def test_every_step_is_held_against_the_space(config: Any, space: Any, first: Any, later: Any, message: str) -> None:
+    """In the middle of an episode numpy would broadcast or round these without a word."""
+    vector = make_vector(lambda: Late(space, first, later), 2, seed=0, config=config)
+    try:
+        vector.reset()
+        with pytest.raises(DataError, match=rf"lambda>' \(index 0, episode 0, step 3\) {message}"):
+            step(vector, 7)
+        assert vector._clock == 3
+    finally:
+        vector.close()
+
+
+class Leaves(Scripted):
+    """Gives 0 for ever, and `value` from its `since`-th step on."""
+
+    def __init__(self, value: Any, since: int, space: Any = BOX) -> None:
+        super().__init__(space, np.zeros(3, space.dtype), value)
+        self.steps, self.since = 0, since
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._later if self.steps >= self.since else self._first, 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("row", [0, 3])
+def test_values_that_leave_the_box_are_found_within_64_steps(row: int) -> None:
+    made: list[Leaves] = []
+
+    def make() -> Leaves:
+        made.append(Leaves(np.float32([0, 1.5, 0]), 10 if len(made) == row else 10_000))
+        return made[-1]
+
+    vector = make_vector(make, 4, seed=0)
+    vector.reset()
+    message = rf"\(index {row}, episode 0, step \d+\) gave 'obs' with 1.5 at \[1\], but its space says -1 to 1 there"
+    with pytest.raises(DataError, match=message):
+        step(vector, 10 + 64)
+    assert 10 <= vector._clock < 10 + 64
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_bounds_are_looked_at_where_episodes_begin_and_end(where: str) -> None:
+    outside = np.float32([0, 0, -2])
+
+    class Ends(Scripted):
+        def step(self, action: Any) -> Any:
+            return outside, 1.0, True, False, {}
+
+    vector = make_vector(lambda: Ends(BOX, outside if where == "first" else ONES, ONES), 1, seed=0)
+    if where == "last":
+        vector.reset()
+    broken = vector.reset if where == "first" else partial(step, vector, 1)
+    with pytest.raises(DataError, match=r"gave 'obs' with -2 at \[2\], but its space says -1 to 1 there"):
+        broken()
+
+
+def test_bounds_are_compared_in_the_type_of_the_observation() -> None:
+    """0.1 in double precision is below its float32, which is what is stored."""
+    space = spaces.Box(-0.1, 0.1, (1,), np.float64)
+    vector = make_vector(lambda: Scripted(space, np.array([0.1]), np.array([-0.1])), 1, seed=0)
+    vector.reset()
+    step(vector, 130)
+
+
+def test_flags_of_a_multi_binary_space_are_flags() -> None:
+    space = spaces.MultiBinary(3)
+    with pytest.raises(DataError, match=r"with 2 at \[1\], but its space says 0 to 1"):
+        play(space=space, first=np.int8([0, 1, 1]), later=np.int8([0, 2, 1]))
+
+
+def test_a_stack_of_frames_refuses_what_is_no_frame() -> None:
+    frame, config = np.zeros((4, 5), np.uint8), VectorConfig(backend="serial", frame_stack=2)
+    for wrong in (frame[0], frame + 0.5):
+        vector = make_vector(lambda w=wrong: Late(spaces.Box(0, 255, (4, 5), np.uint8), frame, w), 1, seed=0, config=config)
+        vector.reset()
+        with pytest.raises(DataError, match=r"step 3\) gave 'obs' "):
+            step(vector, 7)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.errors import EvaluationInterrupted
 from runnel.core.protocols import EvalResult, Feedback, ParamSet, Reply, Request, State, Update
 from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
 from runnel.flow.params import ChannelSubscriber, LocalChannel
@@ -165,12 +166,15 @@ class FakeStore:
 class FakeEvaluation:
     def __init__(self) -> None:
         self.runs: list[tuple[int, int]] = []
-        self.closed = False
+        self.faults: list[dict[str, Any]] = []
+        self.closed = self.stop = False
 
     def run(self, client: Any, *, round_index: int, progress: Any = None) -> EvalResult:
+        if self.stop:
+            raise EvaluationInterrupted
         self.runs.append((client.version, round_index))
         reply = client.ready(client.submit(Batch(x=torch.zeros(1))))
-        return EvalResult([float(reply.rows["x"][0])], {"length": [3.0]}, [{"text": "a"}])
+        return EvalResult([float(reply.rows["x"][0])], {"length": [3.0]}, [{"text": "a"}], self.faults)
 
     def close(self) -> None:
         self.closed = True

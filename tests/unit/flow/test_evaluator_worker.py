@@ -6,7 +6,9 @@ from fakes_flow import FakeEvaluation, FakeInferencer, channel_of
 from runnel.core.clock import ManualClock
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
+from runnel.flow.workers.base import Worker
 from runnel.flow.workers.evaluator import EvaluatorWorker
+from runnel.run.group import Group
 
 
 def evaluator(channel: LocalChannel, every: int) -> tuple[EvaluatorWorker, FakeEvaluation]:
@@ -74,3 +76,44 @@ def test_a_restored_evaluator_repeats_nothing() -> None:
     publish(channel, 10)
     assert again.poll() == 1
     assert evaluation.runs == [(10, 1)]
+
+
+def test_an_interrupted_evaluation_is_owed_and_told_once() -> None:
+    channel = channel_of(5)
+    worker, evaluation = evaluator(channel, every=5)
+    evaluation.stop = True
+    assert worker.poll() == 1
+    assert worker.poll() == 1
+    assert worker.owes
+    (event,) = worker.drain()
+    assert event == {"kind": "note", "text": "the evaluation of version 5 was interrupted"}
+    again, evaluation = evaluator(channel, every=5)
+    again.restore(worker.snapshot())
+    assert again.owes
+    again.poll()
+    assert evaluation.runs == [(5, 0)], "the same version, the same round"
+    assert not again.owes
+
+
+def test_what_broke_in_an_evaluation_is_told() -> None:
+    worker, evaluation = evaluator(channel_of(2), every=1)
+    evaluation.faults = [{"kind": "env_failed", "env": 3, "episode": 0, "step": 7, "error": "x"}]
+    worker.poll()
+    assert [e["kind"] for e in worker.drain()] == ["env_failed", "eval"]
+
+
+def test_an_owed_evaluation_goes_first_after_a_resume() -> None:
+    """Before the trainer makes another version of it."""
+    channel = channel_of(5)
+    worker, evaluation = evaluator(channel, every=5)
+
+    class Trains(Worker):
+        def poll(self) -> int:
+            publish(channel, channel.newest() + 1)
+            return 1
+
+    group = Group("main", [Trains("actor-0", ManualClock()), worker], {}, {}, {})
+    group.start({"worker-actor-0": {}, "worker-evaluator": {"round": 0, "last": -1, "owes": True}})
+    group.round()
+    group.round()
+    assert evaluation.runs == [(5, 0)]

@@ -49,6 +49,7 @@ TRIES: dict[str, Try] = {
     "deterministic": Try(seen="wired"),  # inference answers rows apart
     "staleness.max_lag": Try(1, {"staleness.mode": "window"}, seen="placed"),
     "staleness.max_concurrent": Try(seen="placed"),
+    "eval.max_steps": Try(3),
     "eval.pass_k": Try((2,)),
     "record.every": Try(given=VIDEOS),
     "record.max_steps": Try(3, VIDEOS),

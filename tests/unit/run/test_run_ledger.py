@@ -9,7 +9,9 @@ import pytest
 
 from runnel.core.clock import ManualClock
 from runnel.run.ledger import Callbacks, Ledger
+from runnel.run.version_counts import VersionCounts
 from runnel.track.folder import RunFolder
+from runnel.track.frame import describe_eval
 
 
 class ListSink:
@@ -143,7 +145,7 @@ def test_an_evaluation_becomes_a_row_with_its_interval(tmp_path: Path) -> None:
     assert row["lengths"] == [1, 3]
     assert ledger.last_eval is not None
     assert ledger.stop_reason is None
-    ledger.add([evaluation(4, 9.0, 11.0)])
+    ledger.add([update(4, steps=40), evaluation(4, 9.0, 11.0)])
     assert ledger.stop_reason == "evaluation reached 10 (stop_return is 10)"
 
 
@@ -162,7 +164,7 @@ def test_failures_samples_and_notes_have_their_places(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "event"),
-    [("on_update", update(1)), ("on_episode", episode(1.0)), ("on_eval", evaluation(1, 2.0))],
+    [("on_update", update(1)), ("on_episode", episode(1.0)), ("on_eval", evaluation(0, 2.0))],
 )
 @pytest.mark.parametrize(("answer", "stops"), [(False, True), (None, False), (True, False), (0, False)])
 def test_a_callback_that_returns_false_stops_the_run(
@@ -299,3 +301,65 @@ def test_rows_say_what_engines_found_about_the_newest_version_that_any_has_check
     found = [{k: v for k, v in row["metrics"].items() if "canary" in k} for row in rows_of(tmp_path)]
     two, three = ({"mismatch/canary_kl": kl, "mismatch/canary_version": v} for kl, v in ((0.5, 1.0), (0.125, 2.0)))
     assert found == [{}, two, three, three]
+
+
+def test_an_evaluation_has_the_steps_of_the_version_that_it_measured(tmp_path: Path) -> None:
+    """An evaluator in a process of its own: the learner goes on meanwhile, and either may be heard of first."""
+    ledger, _ = ledger_of(tmp_path)
+    for k in range(1, 10):
+        ledger.add([update(k, steps=100 * k)])
+    ledger.add([evaluation(5, 1.0)])
+    ledger.add([evaluation(11, 2.0), {"kind": "note", "worker": "evaluator", "text": "between"}])
+    ledger.add([update(10, steps=1_000)])
+    assert [r["version"] for r in rows_of(tmp_path) if r["kind"] == "eval"] == [5], "the update of version 11 is not heard of"
+    ledger.add([update(11, steps=1_150), update(12, steps=1_200)])
+    rows = rows_of(tmp_path)
+    assert [(r["version"], r["steps"], r["tokens"]) for r in rows if r["kind"] == "eval"] == [
+        (5, 500, 1_000),
+        (11, 1_150, 2_300),
+    ]
+    assert [r["version"] for r in rows if r["kind"] in ("update", "eval")] == [*range(1, 10), 5, 10, 11, 11, 12]
+
+
+def test_after_going_back_an_evaluation_has_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    ledger.add([update(4, steps=400)])
+    saved = ledger.snapshot()
+    ledger.add([update(5, steps=500), evaluation(7, 9.0)])
+    ledger.restore(saved)
+    ledger.add([evaluation(4, 1.0), update(5, steps=555), update(6, steps=600), update(7, steps=700), evaluation(5, 2.0)])
+    assert [(r["version"], r["steps"]) for r in rows_of(tmp_path) if r["kind"] == "eval"] == [(4, 400), (5, 555)]
+
+
+def test_counts_of_versions_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runnel.run.version_counts.MOST", 100)
+    counts = VersionCounts()
+    for version in range(1, 1_001):
+        counts.add(version, 10 * version, 0)
+        assert len(counts._steps) <= 100
+    assert counts.of(1_000) == (10_000, 0)
+    assert counts.of(960) == (9_600, 0)
+    counts.forget_before(990)
+    assert counts.of(990) == (9_900, 0)
+    assert len(counts._steps) == 11
+
+
+def test_episodes_that_were_cut_or_crashed_are_counted_and_told(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    event = evaluation(0, 4.0, 6.0, 8.0)
+    ledger.add([{**event, "extra": {"length": [5.0, 9.0, 9.0], "cut": [0.0, 1.0, 1.0], "crashed": [0.0, 0.0, 1.0, 0.0]}}])
+    row, *told = rows_of(tmp_path)
+    assert (row["mean"], row["num"], row["cut"], row["crashed"]) == (6.0, 3, 2, 1)
+    assert [(t["level"], t["text"]) for t in told] == [
+        (
+            "warning",
+            "evaluation of version 0: 2 of 3 evaluated episodes were cut after 9 steps (eval.max_steps); their returns are "
+            "those until then",
+        ),
+        (
+            "warning",
+            "evaluation of version 0: 1 of 4 evaluated episodes crashed and have no return; the mean is that of the other 3, "
+            "which may be the easier ones",
+        ),
+    ]
+    assert describe_eval(row).endswith("(3 episodes, 2 cut, 1 crashed)")

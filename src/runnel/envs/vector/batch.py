@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runnel.core.actions import env_action, final_mask, flat_mask
-from runnel.core.errors import DataError
+from runnel.core.actions import env_action, final_mask, flat_mask, read_masks
+from runnel.core.errors import DataError, RunnelError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
 from runnel.core.spaces import EnvSpec
-from runnel.envs.spaces import MASK, ObsLeaf, mask_in_obs, obs_leaves
+from runnel.envs.bounds import Bounds, due_rows
+from runnel.envs.spaces import MASK, Array, ObsLeaf, mask_in_obs, obs_leaves
 from runnel.envs.vector.contract import Episode, Fault
 from runnel.envs.vector.host import HostVector
 
@@ -23,9 +24,13 @@ Rows = NDArray[np.int64]
 class BatchVector(HostVector):
     """Turns batches into a `StepOut`: observations by leaf, masks, final observations, episode records."""
 
-    def __init__(self, spec: EnvSpec, space: Any, num_envs: int, *, seed: int, index0: int, name: str) -> None:
+    def __init__(
+        self, spec: EnvSpec, space: Any, num_envs: int, *, seed: int, index0: int, name: str, bounded: bool = False
+    ) -> None:
+        """`bounded`: whether it is held to the bounds of its observation space; a library's own may leave them."""
         super().__init__(spec, num_envs, seed=seed, index0=index0, name=name)
         self._leaves: list[ObsLeaf] = obs_leaves(space)
+        self._bounds = Bounds(self._leaves if bounded else [])
         self._mask_in_obs = mask_in_obs(space)
         self._total, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         plain = spec.action.kind == "discrete" and spec.action.start == 0
@@ -39,27 +44,31 @@ class BatchVector(HostVector):
         self._length.fill(0)
         self._reward.fill(0.0)
         self._clear_flags()
-        for leaf in self._leaves:
-            self._check_shape(leaf, obs)
-        self._show(obs, info, slice(None))
+        self._show(obs, info)
+        self._check_bounds(self._obs, slice(None))
 
-    def _check_shape(self, leaf: ObsLeaf, obs: Any) -> None:
-        raw = np.asarray(leaf.pick(obs))
-        shape = raw.shape if leaf.encode is None else leaf.encode(raw).shape
-        if shape != (self.num_envs, *leaf.spec.shape):
-            raise DataError(
-                f"environment {self.name!r} gave {leaf.key!r} of shape {shape}, but its space says {leaf.spec.shape} "
-                f"for each of {self.num_envs}"
-            )
-
-    def _show(self, obs: Any, info: Any, rows: Any) -> None:
-        """Write the rows `rows` of a batch of observations."""
-        for leaf in self._leaves:
-            raw = leaf.pick(obs)
-            into = self._obs[leaf.key]
-            into[rows] = raw[rows] if leaf.encode is None else leaf.encode(raw[rows])
+    def _show(self, obs: Any, info: Any) -> None:
+        """Write a batch of observations, held against their space, and the masks that go with them."""
+        self._write(self._obs, obs, self.num_envs)
         if self._mask is not None:
-            self._mask[rows] = flat_mask(obs[MASK] if self._mask_in_obs else info[MASK], self.spec.action)[rows]
+            self._mask[:] = read_masks(obs[MASK] if self._mask_in_obs else info[MASK], self.spec.action, self.num_envs)
+        if self._bounds and (rows := due_rows(self._clock, self.num_envs)) is not None:
+            self._check_bounds(self._obs, rows)
+
+    def _write(self, into: Mapping[str, Array], obs: Any, num_rows: int) -> None:
+        """The first `num_rows` rows of `into`, by leaf."""
+        for leaf in self._leaves:
+            raw = leaf.checked(leaf.pick(obs), (num_rows,))
+            into[leaf.key][:num_rows] = raw if leaf.encode is None else leaf.encode(raw)
+
+    def _check_bounds(self, arrays: Mapping[str, Array], rows: slice) -> None:
+        if (found := self._bounds.outside(arrays, rows)) is not None:
+            raise DataError(f"{found[1]} [its row {found[0]}]")
+
+    def _failure(self, error: Exception) -> DataError:
+        """An error with the name of the environment, and when it was."""
+        where = f"environment {self.name!r} (one of {self.num_envs} from index {self.index0} on, step {self._clock})"
+        return DataError(f"{where} {error if isinstance(error, RunnelError) else f'raised {type(error).__name__}: {error}'}")
 
     def _outcome(self, reward: Any, terminated: Any, truncated: Any) -> Rows:
         """Record rewards and flags; returns the rows whose episodes ended."""
@@ -72,9 +81,8 @@ class BatchVector(HostVector):
 
     def _end(self, rows: Rows, final: Any, info: Any) -> None:
         """Episodes of `rows` ended with the batch of observations `final`, one for each of them; `info` is of all rows."""
-        for leaf in self._leaves:
-            raw = leaf.pick(final)
-            self._final[leaf.key][: len(rows)] = raw if leaf.encode is None else leaf.encode(raw)
+        self._write(self._final, final, len(rows))
+        self._check_bounds(self._final, slice(len(rows)))
         if self._mask is not None:
             self._end_masks(rows, final, info)
         for row in rows.tolist():
@@ -116,7 +124,7 @@ class BatchVector(HostVector):
             self._keep_last(row)
         self._total.fill(0.0)
         self._length.fill(0)
-        self._show(obs, info, slice(None))
+        self._show(obs, info)
 
 
 def take(obs: Any, rows: Rows) -> Any:

@@ -113,10 +113,10 @@ class PoolVector(BatchVector):
         if len(rows):
             self._end(rows, take(obs, rows), info)
             young = self._pool.step(self._idle[: len(rows)], self._ids[rows])[0]
-            self._show(obs, info, slice(None))
+            self._show(obs, info)
             self._show_young(young, rows)
         else:
-            self._show(obs, info, slice(None))
+            self._show(obs, info)
         return self.out
 
     def _show_young(self, young: Any, rows: NDArray[np.int64]) -> None:

@@ -8,17 +8,20 @@ the reset and ignores its action; such a step must never be trained on, so rows 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runnel.core.actions import flat_mask
 from runnel.core.errors import DataError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
-from runnel.envs.spaces import MASK, env_spec
-from runnel.envs.trust import trusting_vector
+from runnel.core.spaces import ActionSpec
+from runnel.envs.spaces import MASK, action_spec, env_spec
+from runnel.envs.trust import of_gymnasium, trusting_vector
 from runnel.envs.vector.array_state import ArrayState, check_arrays
 from runnel.envs.vector.batch import BatchVector, Rows, take
 from runnel.envs.vector.contract import EpisodeSeeds, StepOut, mark_stack
@@ -96,9 +99,11 @@ class Nursery:
     def __init__(self, make: MakeVec, num_envs: int, name: str, index0: int) -> None:
         self.vec = make(num_envs)
         check_arrays(self.vec, name)
+        self._action = action_spec(self.vec.single_action_space)
         self._young = make(max(_NURSERY, num_envs) + 1)
         self._index0, self._seed, self._block, self._used = index0, 0, -1, 0
         self._obs: Any = None
+        self._info: Any = {}
         self.vec.reset(seed=1)
         self._young.reset(seed=2)
         self._state = ArrayState(self.vec, self._young, name)
@@ -113,7 +118,7 @@ class Nursery:
 
     def _refill(self) -> None:
         self._block, self._used = self._block + 1, 0
-        self._obs, _ = self._young.reset(seed=make_seed(self._seed, "nursery", self._index0, self._block))
+        self._obs, self._info = self._young.reset(seed=make_seed(self._seed, "nursery", self._index0, self._block))
 
     def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
         final, obs = take(obs, rows), np.array(obs)  # a copy: the environment may keep its own
@@ -124,6 +129,7 @@ class Nursery:
             source = np.arange(self._used, self._used + count)
             self._state.move(rows[:count], source)
             obs[rows[:count]] = self._obs[source]
+            info = with_masks(info, rows[:count], self._info, source, self._action)
             rows, self._used = rows[count:], self._used + count
         return final, obs, info
 
@@ -149,6 +155,7 @@ class Masked:
 
     def __init__(self, vec: Any, name: str, index0: int) -> None:
         self.vec, self._name, self._index0 = vec, name, index0
+        self._action = action_spec(vec.single_action_space)
         b = vec.num_envs
         self._seeds = [EpisodeSeeds(index0 + i) for i in range(b)]
         self._seed, self._clock = 0, 0
@@ -182,7 +189,8 @@ class Masked:
         over = self._over(rows, truncated, info)
         if not len(over):
             return final, obs, info
-        return final, *self._reset(over)
+        obs, young = self._reset(over)
+        return final, obs, with_masks(info, over, young, over, self._action)
 
     def last_info(self, info: Any) -> Any:
         return info
@@ -235,6 +243,18 @@ class Masked:
             )
 
 
+def with_masks(info: Any, rows: Rows, young: Any, source: Rows, action: ActionSpec) -> Any:
+    """`info` of a step, in which `rows` have the masks of the episodes that begin there: rows `source` of `young`, the info of
+    their reset. The others have nothing new there (a reset of some rows leaves theirs at zero)."""
+    if MASK not in info:
+        return info
+    if MASK not in young:
+        raise DataError("began an episode without an action_mask; put one into the info of every reset, too")
+    mask = np.array(flat_mask(info[MASK], action))
+    mask[rows] = flat_mask(young[MASK], action)[source]
+    return {**info, MASK: mask}
+
+
 def choose_resets(make: MakeVec, num_envs: int, *, name: str, index0: int) -> Resets:
     """What fits the mode that the environment declares (`metadata["autoreset_mode"]`)."""
     from gymnasium.vector import AutoresetMode
@@ -261,12 +281,16 @@ class GymVector(BatchVector):
         has_mask = MASK in resets.begin(seed)[1] if has_mask is None else has_mask
         space = vec.single_observation_space
         spec = mark_stack(env_spec(space, vec.single_action_space, has_mask=has_mask), stack)
-        super().__init__(spec, space, vec.num_envs, seed=seed, index0=index0, name=name)
+        bounded = not (stack or of_gymnasium(vec))
+        super().__init__(spec, space, vec.num_envs, seed=seed, index0=index0, name=name, bounded=bounded)
 
     def reset(self, seed: int | None = None) -> StepOut:
         self._seed = self._seed if seed is None else seed
         self._clock, self._ended, self._cut = 0, [], False
-        self._begin(*self._resets.begin(self._seed))
+        try:
+            self._begin(*self._resets.begin(self._seed))
+        except Exception as error:
+            raise self._failure(error) from error
         return self.out
 
     def send(self, actions: Tensor) -> None:
@@ -279,23 +303,27 @@ class GymVector(BatchVector):
         try:
             self._step(played)
         except Exception as error:
-            raise DataError(
-                f"environment {self.name!r} (one of {self.num_envs} from index {self.index0} on, step {self._clock}) "
-                f"raised {type(error).__name__}: {error}"
-            ) from error
+            raise self._failure(error) from error
 
     def _step(self, played: NDArray[Any]) -> None:
         obs, reward, terminated, truncated, info = self._vec.step(self._env_actions(played))
         self._resets.after_step(played)
-        if self._clock == 1:
-            for leaf in self._leaves:
-                self._check_shape(leaf, obs)
+        self._check_mask(info)
         rows = self._outcome(reward, terminated, truncated)
         if len(rows):
-            last = self._resets.last_info(info)
+            last = self._last_masks(info)
             final, obs, info = self._resets.renew(rows, self._truncated, obs, info)
             self._end(rows, final, last)
-        self._show(obs, info, slice(None))
+        self._show(obs, info)
+
+    def _last_masks(self, info: Any) -> Any:
+        """The masks where episodes ended, as a copy: a reset that comes next may write into the same memory."""
+        last = self._resets.last_info(info) if self._mask is not None else {}
+        return {MASK: deepcopy(last[MASK])} if MASK in last else {}
+
+    def _check_mask(self, info: Any) -> None:
+        if self._mask is None and MASK in info:
+            raise DataError("gave an action_mask, but none at its first reset; put one into every info")
 
     def snapshot(self) -> State:
         return {**self._save_batch(), "cut": self._cut, "vec": self._resets.save()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,23 @@ class HostVector:
         self._mask = None if out.action_mask is None else out.action_mask.numpy()
         self._now = {k: x.numpy() for k, x in out_arrays(out).items()}
         self._num_actions = spec.action.num_actions if spec.action.kind == "discrete" else 0
+        self._action_size = num_envs * prod(spec.action.shape)
 
     def send(self, actions: Tensor) -> None:
         raise NotImplementedError
 
     def _check_actions(self, actions: NDArray[Any]) -> None:
-        """Refuse a choice outside of its space. Plain numbers are compared faster than arrays, up to thousands of them."""
+        """Refuse what is not one action a row, and a choice outside of its space, as Gymnasium would. Plain numbers are
+        compared faster than arrays, up to thousands of them."""
+        if actions.size != self._action_size or len(actions) != self.num_envs:
+            raise DataError(
+                f"{self.num_envs} environments {self.name!r} were given actions of shape {actions.shape}, not "
+                f"{(self.num_envs, *self.spec.action.shape)}"
+            )
         if not self._num_actions:
             return
+        if actions.dtype.kind not in "iu":
+            raise DataError(f"environment {self.name!r} was given actions as {actions.dtype}; a choice is an integer")
         chosen = actions.tolist()
         if min(chosen) < 0 or max(chosen) >= self._num_actions:
             row = next(i for i, a in enumerate(chosen) if not 0 <= a < self._num_actions)

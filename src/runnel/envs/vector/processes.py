@@ -118,8 +118,8 @@ class ProcessVector(HostVector):
         return self.out
 
     def send(self, actions: Tensor) -> None:
+        self._check_actions(actions.cpu().numpy())  # before the copy, which would broadcast and round
         self._actions.copy_(actions)
-        self._check_actions(self._shared["actions"])
         self._clock += 1
         self._waiting = list(self._workers)
         self._deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s

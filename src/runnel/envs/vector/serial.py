@@ -13,9 +13,10 @@ from runnel.core.actions import env_action_rows, final_mask, read_mask
 from runnel.core.errors import DataError, RunnelError
 from runnel.core.protocols import State
 from runnel.core.spaces import ActionSpec, EnvSpec
+from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, env_spec, mask_in_obs, obs_leaves, obs_writer
-from runnel.envs.trust import trusting
+from runnel.envs.trust import of_gymnasium, trusting
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, EpisodeSeeds, StepOut, mark_stack
 from runnel.envs.vector.host import HostVector
 
@@ -98,6 +99,8 @@ class SerialVector(HostVector):
         self._mask_in_obs = mask_in_obs(inner.observation_space)
         self._convert = _action_rows(spec.action)
         self._leaves = obs_leaves(inner.observation_space)
+        known = self._stack is not None or of_gymnasium(inner)  # some of Gymnasium's own leave their Box, and stay usable
+        self._bounds = Bounds([] if known else self._leaves)
         self._bind_writers()
         self._watcher: Callable[[int], None] | None = None
         self._steps = [self._stepper(row) for row in range(num_envs)]
@@ -160,8 +163,14 @@ class SerialVector(HostVector):
                 self._begin(row, seat)
             except Exception as error:
                 raise self._failure(seat, error) from error
+        self._check_bounds(slice(None))
         self._reward.fill(0.0)
         self._clear_flags()
+
+    def _check_bounds(self, rows: slice) -> None:
+        """Refuse what lies outside of its Box, in some rows."""
+        if (found := self._bounds.outside(self._obs, rows)) is not None:
+            raise self._failure(self._seats[found[0]], DataError(found[1]))
 
     def send(self, actions: Tensor) -> None:
         raw = actions.cpu().numpy()
@@ -174,6 +183,8 @@ class SerialVector(HostVector):
         converted, row = self._convert(raw), 0
         while row < self.num_envs:
             row = self._step_from(row, converted)
+        if self._bounds and (rows := due_rows(self._clock, self.num_envs)) is not None:
+            self._check_bounds(rows)
 
     def step(self, actions: Tensor) -> StepOut:
         self.send(actions)
@@ -190,7 +201,7 @@ class SerialVector(HostVector):
                 reward_out[row] = reward
                 seat.total += float(reward)
                 if terminated or truncated:
-                    self._check(obs, info)
+                    self._check(info)
                     self._end(row, seat, (obs, info), (terminated, truncated))
                     self._begin(row, seat)
                     continue
@@ -198,7 +209,7 @@ class SerialVector(HostVector):
                 if mask is not None:
                     self._write_mask(row, obs, info)
                 if first:
-                    self._check(obs, info)
+                    self._check(info)
         except Exception as error:
             if not self._restart:
                 raise self._failure(seats[row], error) from error
@@ -216,15 +227,13 @@ class SerialVector(HostVector):
     def _begin(self, row: int, seat: _Seat) -> None:
         """The next episode of a seat."""
         obs, info = seat.next_episode(self._seed, self._clock)
-        self._check(obs, info)
+        self._check(info)
         self._write_first(row, obs)
         if self._mask is not None:
             self._write_mask(row, obs, info)
 
-    def _check(self, obs: Any, info: Mapping[str, Any]) -> None:
-        """What an environment gives is held against its spaces at the first step, and at both ends of every episode."""
-        for leaf in self._leaves:
-            leaf.check(obs)
+    def _check(self, info: Mapping[str, Any]) -> None:
+        """Masks that come late are looked for at the first step, and at both ends of every episode."""
         if self._mask is None and MASK in info:
             raise DataError("gave an action_mask, but none at its first reset; put one into every info")
 
@@ -241,6 +250,8 @@ class SerialVector(HostVector):
         if self._mask is not None:
             raw = obs[MASK] if self._mask_in_obs else info.get(MASK)
             self._final[MASK][len(rows)] = final_mask(raw, self.spec.action, terminated=bool(flags[0]))
+        if self._bounds and (found := self._bounds.outside(self._final, slice(len(rows), len(rows) + 1))) is not None:
+            raise DataError(found[1])
         rows.append(row)
         seat.failures = 0
         self._ended.append(Episode(seat.index, seat.total, self._clock - seat.start))

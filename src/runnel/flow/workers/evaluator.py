@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from runnel.core.clock import Clock
+from runnel.core.errors import EvaluationInterrupted
 from runnel.core.protocols import Evaluation, Progress, Recorder, State
 from runnel.flow.inference import InlineClient
 from runnel.flow.workers.base import Worker
 
 
 class EvaluatorWorker(Worker):
-    """Consumes parameter versions, produces evaluations. One evaluation is one poll, so a checkpoint never cuts one in two.
-    Waits for the next version that is due; the trainer publishes it."""
+    """Consumes parameter versions, produces evaluations. One evaluation is one poll, so a checkpoint never cuts one in two: one
+    that is interrupted, because the run is to stop, is given up, and owed. Waits for the next version that is due; the trainer
+    publishes it."""
 
     kind = "evaluator"
 
@@ -31,6 +33,8 @@ class EvaluatorWorker(Worker):
         self._evaluation, self._client, self._every, self._progress = evaluation, client, every, progress
         self._round = 0
         self._last = -1
+        self.owes = False
+        """Whether an evaluation was given up, so that after a resume it goes before anything else."""
 
     def poll(self) -> int:
         if not self._every or self._client.newest() < (max(self._last, 0) // self._every + 1) * self._every:
@@ -44,10 +48,16 @@ class EvaluatorWorker(Worker):
         self._events.extend(self._client.events())
         if not ready or self._client.version == self._last:
             return
-        with self.timer.stage("evaluate"):
-            result = self._evaluation.run(self._client, round_index=self._round, progress=self._progress)
+        try:
+            with self.timer.stage("evaluate"):
+                result = self._evaluation.run(self._client, round_index=self._round, progress=self._progress)
+        except EvaluationInterrupted:
+            self._give_up("evaluation", owes=True)
+            return
         self._round += 1
-        self._last = self._client.version
+        self._last, self.owes = self._client.version, False
+        for fault in result.faults:
+            self.emit(fault)
         self.emit(
             {
                 "kind": "eval",
@@ -61,18 +71,27 @@ class EvaluatorWorker(Worker):
             self._record(self._recorder)
 
     def _record(self, recorder: Recorder) -> None:
-        with self.timer.stage("record"):
-            for event in recorder.run(self._client, round_index=self._round - 1, progress=self._progress):
-                self.emit({**event, "version": self._last})
+        try:
+            with self.timer.stage("record"):
+                for event in recorder.run(self._client, round_index=self._round - 1, progress=self._progress):
+                    self.emit({**event, "version": self._last})
+        except EvaluationInterrupted:
+            self._give_up("recording", owes=False)
+
+    def _give_up(self, what: str, *, owes: bool) -> None:
+        if not self.owes:
+            self.emit({"kind": "note", "text": f"the {what} of version {self._client.version} was interrupted"})
+        self.owes = self.owes or owes
 
     def waits_for(self) -> str:
         return "the next version to evaluate"
 
     def snapshot(self) -> State:
-        return {"round": self._round, "last": self._last}
+        return {"round": self._round, "last": self._last, "owes": self.owes}
 
     def restore(self, state: State) -> None:
         self._round, self._last = state["round"], state["last"]
+        self.owes = state.get("owes", False)  # older checkpoints have none
 
     def close(self) -> None:
         try:

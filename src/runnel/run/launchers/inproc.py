@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runnel.core.errors import DeadlockError, DiskFullError, NonFiniteError
+from runnel.core.errors import DeadlockError, DiskFullError, EvaluationInterrupted, NonFiniteError
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.trainer import TrainerWorker
 from runnel.run.checkpoint import write_parts
@@ -36,7 +36,7 @@ def _launch(session: Session) -> str:
         clock=session.clock,
         incarnation=epoch,
         recorder=recorder,
-        progress=lambda done, total: ledger.tick(f"evaluating {done}/{total}"),
+        progress=lambda done, total: _progress(session, done, total),
     )
     try:
         group.start(session.states, epoch=session.epoch)
@@ -45,7 +45,7 @@ def _launch(session: Session) -> str:
         session.started = True
         status = _rounds(session, group)
         if status != "interrupted":
-            group.evaluate()
+            status = status if group.evaluate() else "interrupted"
             ledger.add(group.collect())
         save(session, group, last=True)
         return status
@@ -54,6 +54,14 @@ def _launch(session: Session) -> str:
         raise
     finally:
         group.close()
+
+
+def _progress(session: Session, done: int, total: int) -> None:
+    """An evaluation goes on, unless the run is to stop."""
+    session.ledger.tick(f"evaluating {done}/{total}")
+    session.listen()
+    if session.interrupted.is_set():
+        raise EvaluationInterrupted
 
 
 def _rounds(session: Session, group: Group) -> str:

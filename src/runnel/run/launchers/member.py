@@ -1,7 +1,7 @@
 """A process group's part of a run, wherever the process was started: builds its workers and polls them.
 
-It gets its orders over a control line: start, go, pause, save, abandon, evaluate, stop. What it runs it is told as data (the
-recipe by name, the resolved config), so nothing is pickled.
+It gets its orders over a control line: start, go, pause, save, abandon, evaluate, interrupt, stop. What it runs it is told as
+data (the recipe by name, the resolved config), so nothing is pickled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from runnel.core.clock import WallClock
 from runnel.core.config import override
-from runnel.core.errors import DiskFullError, NonFiniteError
+from runnel.core.errors import DiskFullError, EvaluationInterrupted, NonFiniteError
 from runnel.run import registry
 from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.experiment import Experiment
@@ -67,14 +67,18 @@ class Member:
         )
         self.running = False
         self.done = False
-        self._next_report = 0.0
+        self._next_report, self._next_look = 0.0, 0.0
+        self._later: list[Message] = []
+        """Orders that came in the middle of an evaluation."""
+        self._interrupted = False
         threading.Thread(target=self._beat, daemon=True).start()
         line.send({"op": "ready"})
 
     def run(self) -> None:
         """Rounds while running; else wait for orders."""
         while not self.done:
-            for message in self.line.receive():
+            later, self._later = self._later, []
+            for message in (*later, *self.line.receive()):
                 self._obey(message)
             if self.line.closed:
                 return
@@ -113,9 +117,11 @@ class Member:
                 for worker in message["workers"]:
                     self.group.abandon(worker)
             case "evaluate":
-                self.group.evaluate()
+                whole = self.group.evaluate()
                 self._report(force=True)
-                self.line.send({"op": "evaluated"})
+                self.line.send({"op": "evaluated", "whole": whole})
+            case "interrupt":
+                self._interrupted = True
             case "stop":
                 self.done = True
 
@@ -164,7 +170,14 @@ class Member:
         evaluator = self.group.evaluator
         if evaluator is not None:
             evaluator.timer.touch()
-        self.line.send({"op": "tick", "text": f"evaluating {done}/{total}"})
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + REPORT_S
+            self.line.send({"op": "tick", "text": f"evaluating {done}/{total}"})
+            self._later += self.line.receive()
+            self._interrupted = self._interrupted or any(m["op"] in ("interrupt", "stop") for m in self._later)
+        if self._interrupted or self.line.closed:
+            raise EvaluationInterrupted
 
 
 def tell_error(line: ControlLine, worker: str, error: Exception) -> None:

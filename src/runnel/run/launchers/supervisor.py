@@ -125,6 +125,7 @@ class Supervisor:
         self._comings: dict[str, int] = {}
         """Times that a group has left by order, and may come again."""
         self._moved = self._watched = time.monotonic()
+        self._interrupted = False
 
     # --------------------------------------------------------------------------------------------------------- start
     def start(self) -> None:
@@ -174,8 +175,7 @@ class Supervisor:
             self._check_moving()
             status = self.session.should_stop()
             if status is not None:
-                self._finish(status)
-                return status
+                return self._finish(status)
             asked = self._obey()
             if asked or self.session.checkpoint_due(saved):
                 self._barrier()
@@ -234,13 +234,27 @@ class Supervisor:
             if child.since is None:
                 child.seat.line.send({"op": "go"})
 
-    def _finish(self, status: str) -> None:
+    def _finish(self, status: str) -> str:
+        """Measure the last version and save the run; returns how it ended."""
+        self._interrupt()
         self._pause(self._standing())
-        owner = next((g for g, members in self.session.groups.items() if "evaluator" in members), None)
+        owner = self._evaluates()
         if owner is not None and status != "interrupted":
             self._order(owner, {"op": "evaluate"})
-            self._await("evaluated", [owner], None)
+            (answer,) = self._await("evaluated", [owner], None)
+            status = status if answer["whole"] else "interrupted"
         self._barrier(last=True)
+        return status
+
+    def _evaluates(self) -> str | None:
+        return next((g for g, members in self.session.groups.items() if "evaluator" in members), None)
+
+    def _interrupt(self) -> None:
+        """Whoever stops the run does not wait for an evaluation: it is given up."""
+        owner = self._evaluates()
+        if self.session.interrupted.is_set() and not self._interrupted and owner in self.children:
+            self._interrupted = True
+            self._order(owner, {"op": "interrupt"})
 
     def _standing(self) -> list[str]:
         """Groups that are not just being started again."""
@@ -291,6 +305,8 @@ class Supervisor:
         self.children[name].seat.line.send(message)
 
     def _listen(self, timeout_s: float) -> None:
+        self.session.listen()
+        self._interrupt()
         self.host.wait([c.seat for c in self.children.values()], timeout_s)
         for child in list(self.children.values()):
             for message in child.seat.line.receive():
