@@ -46,7 +46,9 @@ def build_vector(source: Source, num_envs: int, config: VectorConfig, *, seed: i
 
 def _only(source: Source, config: VectorConfig, backend: str) -> None:
     if config.backend != backend:
-        raise ConfigError("vector.backend", config.backend, f"{source.name} steps all its copies itself; use {backend} or auto")
+        raise ConfigError(
+            "vector.backend", config.backend, f"{source.name} steps itself, all copies at once; use {backend} or auto"
+        )
 
 
 def _gymnasium(source: Source, num_envs: int, config: VectorConfig, *, seed: int, index0: int) -> VectorEnv:
