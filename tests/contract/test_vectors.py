@@ -19,7 +19,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.envs.registry import make_vector
 from runnel.envs.toy import Counter, DictGoal, MaskedBandit, PointMass
 from runnel.envs.vector import VectorConfig, VectorEnv, episode_seed
-from runnel.envs.vector.choose import random_actions
+from runnel.envs.vector.measure import random_actions
 
 SERIAL, OWN = VectorConfig(backend="serial"), VectorConfig(backend="gymnasium")
 ONE, TWO, THREE = (VectorConfig(backend="processes", num_workers=n) for n in (1, 2, 3))
@@ -144,6 +144,21 @@ def test_processes_play_what_serial_plays(make, target, config):
     assert same(dict(serial.reset().obs), dict(processes.reset().obs))
     actions = actions_of(serial, 120)
     assert same(record(processes, actions), record(serial, actions))
+
+
+@pytest.mark.parametrize(
+    ("target", "backend", "steps"),
+    [
+        pytest.param("envpool:CartPole-v1", "envpool", 60, marks=needs_pool),
+        pytest.param("atari:Breakout", "gymnasium", 5, marks=needs_atari),
+    ],
+)
+def test_threads_change_nothing(make, target, backend, steps):
+    """So their number may follow the machine's cores."""
+    one, three = (make(target, config=VectorConfig(backend=backend, threads=n)) for n in (1, 3))
+    assert same(dict(one.reset().obs), dict(three.reset().obs))
+    actions = actions_of(one, steps)
+    assert same(record(three, actions), record(one, actions))
 
 
 def test_processes_carry_masks(make):

@@ -13,7 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from runnel.envs.toy import TruncationTrap
-from runnel.envs.vector.choose import random_actions
+from runnel.envs.vector.measure import random_actions
 
 
 class Walk(gym.Env):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from runnel.board.detail import detail
 from runnel.board.library import Library, RunView, flat
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
+from runnel.eval.statistics import few_seeds
 
 MAX_POINTS = 1600
 MIN_POINTS = 240
@@ -113,7 +114,8 @@ def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[
         mean, low, high = across_seeds(aligned, members)
         first = of[members[0]][0].key
         series = {"run": first, "group": group, "metric": name, "num": len(members), "y": plain(mean)}
-        out.append(series | ({"low": plain(low), "high": plain(high)} if len(members) > 1 else {}))
+        band = {"low": plain(low), "high": plain(high), "caution": few_seeds(len(members))}
+        out.append(series | (band if len(members) > 1 else {}))
     return out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runnel.track.history import T_QUANTILE
+from runnel.eval.statistics import mean_interval
 
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]
@@ -115,15 +115,10 @@ def across_seeds(aligned: Aligned, members: Sequence[int]) -> tuple[Floats, Floa
     """
     rows = np.stack([_filled(aligned.x, aligned.y[i]) for i in members])
     rows = rows[np.isfinite(rows).any(axis=1)]
-    num = len(rows)
-    if num == 0:
+    if not len(rows):
         nothing = np.full(len(aligned.x), np.nan)
         return nothing, nothing, nothing
-    mean = rows.mean(axis=0)
-    if num == 1:
-        return mean, mean, mean
-    quantile = T_QUANTILE[num - 2] if num - 2 < len(T_QUANTILE) else 2.0
-    half = quantile * rows.std(axis=0, ddof=1) / np.sqrt(num)
+    mean, half = mean_interval(rows)
     return mean, mean - half, mean + half
 
 

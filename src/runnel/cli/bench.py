@@ -19,7 +19,11 @@ from runnel.cli import train
 from runnel.cli.profiling import Bench, Parts, Window, machine_limits, split
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
+from runnel.envs.registry import is_tensor_env, make_source
+from runnel.envs.vector.measure import measure_backends
+from runnel.envs.vector.processes import num_cores
 from runnel.run import api, registry
+from runnel.run.env_config import EnvConfig
 from runnel.run.experiment import RunConfig
 from runnel.run.ledger import Callbacks
 from runnel.run.wiring import available_cores
@@ -32,10 +36,12 @@ Result = dict[str, Any]
 ABOUT = """Measure a recipe: steps and updates a second of a short run, after a warm-up.
 
 With --profile also where the time goes: by worker, stage and part of a stage, for each step and each update; the operators
-of the update; and what the machine can do at most. Every field of the recipe is a flag, as with `runnel train RECIPE`:
+of the update; and what the machine can do at most. With --backends also how long a step of the environments takes on each
+back end, and which setting that speaks for. Every field of the recipe is a flag, as with `runnel train RECIPE`:
 
   runnel bench --recipe ppo --env tensor:CartPole-v1 --num-envs 64
   runnel bench --profile --recipe sac --env HalfCheetah-v5
+  runnel bench --backends --env path/to/file.py:MyEnv
 """
 
 
@@ -46,13 +52,15 @@ def bench(args: list[str]) -> int:
     )
     parser.add_argument("--recipe", default="ppo", help="a recipe's name, or the path of your own file (ppo)")
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    parser.add_argument("--backends", action="store_true", help="time every back end, and say which vector.* to set")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a measurement (5)")
     parser.add_argument("--warmup", type=float, default=2.0, help="seconds before it, counted from the first update (2)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parsed, rest = parser.parse_known_args(args)
     config = _config(parsed.recipe, rest)
     measure = _inproc if config.launcher == "inproc" else _processes
-    result = measure(parsed.recipe, config, parsed)
+    advice = _backends(config) if parsed.backends else {}
+    result = measure(parsed.recipe, config, parsed) | advice
     if parsed.json:
         print(json.dumps(result, indent=1))
     else:
@@ -68,6 +76,18 @@ def _config(name: str, flags: list[str]) -> RunConfig:
         raise ConfigError("bench", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
     config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
     return override(config, {"track": [], "eval": {"episodes": 0}, "checkpoint": {"every": 0}})
+
+
+def _backends(config: RunConfig) -> Result:
+    """What steps the environments of one actor fastest, alone on this machine. A run never measures: it takes what it is told,
+    or what `vector.backend=auto` stands for."""
+    if not isinstance(config, EnvConfig) or is_tensor_env(config.env):
+        raise ConfigError("backends", True, "only environments of Gymnasium, Atari or EnvPool have back ends; leave it out")
+    target, asked = registry.resolve_live(config.env, "env"), replace(config.vector, backend="auto")
+    source = make_source(target, kwargs=config.env_kwargs, frame_stack=asked.frame_stack)
+    choice = measure_backends(source, config.num_envs // config.ring, asked, cores=num_cores())
+    found = {name: getattr(choice.config, name) for name in ("backend", "num_workers", "threads")}
+    return {"backends": choice.text, "settings": {f"vector.{name}": value for name, value in found.items() if value}}
 
 
 def _inproc(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
@@ -135,6 +155,9 @@ def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Resu
 def show(result: Result, console: Console) -> None:
     """The result as tables."""
     console.print(f"{result['recipe']}: {_rates(result['rates'])}")
+    if "backends" in result:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in result["settings"].items())
+        console.print(f"{result['backends']}\nfastest: {flags}")
     if "stages" not in result:
         return
     if "profiled_rates" in result:

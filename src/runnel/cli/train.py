@@ -12,11 +12,11 @@ from typing import Annotated, Any, TypeVar
 
 from runnel.core.config import override, to_data
 from runnel.core.errors import ConfigError
-from runnel.eval.statistics import summarise
 from runnel.run import api, registry
 from runnel.run.experiment import RunConfig, describe, one_budget
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
+from runnel.track.numbers import seeds_words
 from runnel.track.report import write_report
 
 TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE.toml]
@@ -158,8 +158,7 @@ def _several(recipe: str, config: RunConfig, num: int, command: str) -> int:
     means = [float(run.eval["mean"]) for run in runs if run.eval is not None]
     report = write_report([run.path for run in runs], Path(config.out) / f"{runs[0].path.name}-{len(runs)}-seeds.html")
     if means:
-        s = summarise(means)
-        print(f"evaluation over {s.num} seeds: mean {s.mean:.4g}, 95% interval {s.low:.4g} to {s.high:.4g}")
+        print(f"last evaluation: {', '.join(seeds_words(means))}")
     print(f"report: {report}")
     return 0
 

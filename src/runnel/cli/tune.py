@@ -12,6 +12,7 @@ from runnel.cli.train import parse_with, read_overlay
 from runnel.core.config import override
 from runnel.run import registry
 from runnel.run.experiment import RunConfig, one_budget
+from runnel.track.numbers import seeds_words
 from runnel.tune.settings import Setup, TuneConfig, make_setup
 from runnel.tune.study import Study, resume, start
 
@@ -113,8 +114,7 @@ def _tell_test(test: dict[str, list[float]] | None) -> None:
     if not test:
         print("      --test-seeds 5 measures it on fresh seeds")
         return
-    interval = f", 95% interval {test['low']:.4g} to {test['high']:.4g}" if len(test["values"]) > 1 else ""
-    print(f"test: mean {test['mean']:.4g}{interval} on fresh seeds {_span(test['seeds'])}: the honest number")
+    print(f"test: {', '.join(seeds_words(test['values']))}; fresh seeds {_span(test['seeds'])}: the honest number")
 
 
 def _span(seeds: list[float]) -> str:

@@ -17,10 +17,11 @@ from runnel.core.spaces import EnvSpec
 from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.vector import VectorConfig, VectorEnv, look_at
-from runnel.envs.vector.build import Source, build_vector
-from runnel.envs.vector.build import choose_backend as choose_source_backend
-from runnel.envs.vector.choose import Choice
+from runnel.envs.vector.build import build_vector
+from runnel.envs.vector.choose import STEP_US, Choice, choose
 from runnel.envs.vector.contract import mark_stack
+from runnel.envs.vector.processes import num_cores
+from runnel.envs.vector.source import Source
 
 Target = str | Callable[..., Any]
 """What `env=` accepts."""
@@ -274,7 +275,20 @@ def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, fram
         make_vec,
         options,
         only,
+        _family(target),
     )
+
+
+def _family(target: Target) -> str:
+    """The package that an environment comes from, as `STEP_US` names it; empty where it names none."""
+    import gymnasium as gym
+
+    if not isinstance(target, str):
+        return ""
+    if target.startswith((_MINATAR, "ALE/")):
+        return "minatar" if target.startswith(_MINATAR) else "ale_py"
+    entry = gym.spec(target).entry_point if target in gym.registry else ""
+    return next((name for name in STEP_US if isinstance(entry, str) and entry.startswith(f"{name}.")), "")
 
 
 def make_vector(
@@ -296,36 +310,29 @@ def make_vector(
         return TensorVector(make_tensor_env(target, kwargs=kwargs), num_envs, seed=seed, index0=index0, device=device)
     frames = 0 if config is None else config.frame_stack
     source = make_source(target, kwargs=kwargs, frame_stack=frames)
-    return build_vector(source, num_envs, config or _plainest(source), seed=seed, index0=index0)
-
-
-def _plainest(source: Source, config: VectorConfig | None = None) -> VectorConfig:
-    config = config or VectorConfig()
-    if source.kind != "plain":
-        return config.resolve("envpool" if source.kind == "envpool" else "gymnasium", threads=config.threads)
-    if source.needs_vec:
-        return config.resolve("gymnasium")
-    if config.step_timeout_s:
-        return config.resolve("processes", num_workers=config.num_workers)
-    return config.resolve("serial")
-
-
-def plainest_backend(target: Target, config: VectorConfig, *, kwargs: Mapping[str, Any] | None = None) -> VectorConfig:
-    """`config` with the simplest back end that can step `target`, without a measurement."""
-    if is_tensor_env(target):
-        return config.resolve("serial")
-    return _plainest(make_source(target, kwargs=kwargs, frame_stack=config.frame_stack), config)
+    if config is None:
+        config = choose(source, num_envs, VectorConfig(), cores=num_cores(), plain=True).config
+    return build_vector(source, num_envs, config, seed=seed, index0=index0)
 
 
 def choose_backend(
-    target: Target, num_envs: int, *, config: VectorConfig | None = None, kwargs: Mapping[str, Any] | None = None
+    target: Target,
+    num_envs: int,
+    *,
+    config: VectorConfig | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    cores: int = 0,
+    plain: bool = False,
 ) -> Choice:
-    """What steps `num_envs` environments fastest here: a resolved config, and one line that says why. Takes about a second."""
+    """What steps `num_envs` environments: a resolved config, and one line that says why. Nothing is measured.
+
+    `cores` 0: those of this machine. `plain`: the simplest back end that can step them."""
     config = config or VectorConfig()
     config.check()
     if is_tensor_env(target):
         return Choice(config.resolve("serial"), f"{env_name(target)} x {num_envs}: tensors, all at once")
-    return choose_source_backend(make_source(target, kwargs=kwargs, frame_stack=config.frame_stack), num_envs, config)
+    source = make_source(target, kwargs=kwargs, frame_stack=config.frame_stack)
+    return choose(source, num_envs, config, cores=cores or num_cores(), plain=plain)
 
 
 def probe_env(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> EnvSpec:

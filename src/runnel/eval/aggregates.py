@@ -3,6 +3,7 @@
 Scores are `[tasks][seeds]`; tasks may have different numbers of seeds. Intervals are percentiles of a stratified bootstrap
 (Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice"): each task resamples its own seeds, with replacement,
 so that what varies is what would vary if the same experiment were run again on the same tasks. All resampling is seeded.
+The mean over the seeds of one task has the interval that it has everywhere (`statistics.mean_interval`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_rng
-from runnel.eval.statistics import Array, iqm
+from runnel.eval.statistics import Array, iqm, mean_interval
 
 Scores = Sequence[Sequence[float] | Array] | Array
 """`[tasks][seeds]`."""
@@ -128,7 +129,26 @@ def aggregate(
     """
     values, draws = resampled(scores, statistics, num_resamples=num_resamples, seed=seed)
     low, high = percentiles(draws, confidence)
-    return {name: Interval(float(values[i]), float(low[i]), float(high[i])) for i, name in enumerate(statistics)}
+    found = {name: Interval(float(values[i]), float(low[i]), float(high[i])) for i, name in enumerate(statistics)}
+    return found | {name: over_seeds(scores[0], confidence=confidence) for name in _means(scores) if name in found}
+
+
+def over_seeds(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Interval:
+    """The mean of one task's seeds, with the one interval that it has everywhere.
+
+    >>> found = over_seeds([1.0, 3.0])
+    >>> found.value, round(found.low, 3), round(found.high, 3)
+    (2.0, -10.706, 14.706)
+    """
+    mean, half = mean_interval(np.asarray(values, dtype=np.float64), confidence=confidence)
+    return Interval(float(mean), float(mean - half), float(mean + half))
+
+
+def _means(scores: Scores) -> tuple[str, ...]:
+    """Statistics that are nothing but the mean over the seeds of one task: a median over tasks, an IQM of less than four."""
+    if len(scores) != 1 or len(scores[0]) < 2:
+        return ()
+    return ("mean", "median") if len(scores[0]) >= 4 else ("mean", "median", "iqm")
 
 
 def percentiles(draws: Array, confidence: float = 0.95) -> tuple[Array, Array]:

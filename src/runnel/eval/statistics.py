@@ -1,14 +1,17 @@
 """Numbers that summarise a handful of scores honestly: a mean with its interval, median, interquartile mean.
 
-Intervals are percentile-bootstrap intervals (Efron 1979), as Agarwal et al. (2021, "Deep RL at the edge of the statistical
-precipice") recommend for few runs; the resampling is seeded, so a report gives the same numbers twice. Scores of several tasks
+A mean over seeds has one interval, that of Student's t (`mean_interval`), wherever it is shown: there are few seeds, and of
+three values a bootstrap gives the lowest and the highest, which hold the truth three times in four. Episodes are many: their
+intervals are percentiles of a bootstrap (Efron 1979), seeded, so a report gives the same numbers twice. Scores of several tasks
 and seeds are in `aggregates.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,9 @@ from runnel.core.rng import make_rng
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]
 """From `[..., n]` to `[...]`."""
+
+FEW_SEEDS = 5
+"""Below this many seeds an interval over them is said to be a rough guess."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,53 @@ def bootstrap_interval(
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(resampled, [tail, 1.0 - tail])
     return float(low), float(high)
+
+
+def mean_interval(values: Array, *, confidence: float = 0.95) -> tuple[Array, Array]:
+    """Mean over the first axis (seeds), and half the width of its interval by Student's t: 0 for one, who has none.
+
+    >>> mean, half = mean_interval(np.array([[1.0], [3.0]]))
+    >>> float(mean[0]), round(float(half[0]), 3)
+    (2.0, 12.706)
+    """
+    num, centre = values.shape[0], np.asarray(values.mean(axis=0))
+    if num < 2:
+        return centre, np.zeros_like(centre)
+    return centre, np.asarray(t_quantile(num - 1, confidence) * values.std(axis=0, ddof=1) / math.sqrt(num))
+
+
+@lru_cache
+def t_quantile(freedom: int, confidence: float = 0.95) -> float:
+    """How many standard errors on both sides of a mean hold `confidence` of Student's t with `freedom` degrees.
+
+    >>> [round(t_quantile(n), 3) for n in (1, 2, 4, 30)]
+    [12.706, 4.303, 2.776, 2.042]
+    """
+    low, high = 0.0, math.pi / 2
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if _t_share(middle, freedom) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _t_share(angle: float, freedom: int) -> float:
+    """The share of Student's t within `sqrt(freedom) * tan(angle)` (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    odd, square = freedom % 2, math.cos(angle) ** 2
+    term = total = math.cos(angle) if odd else 1.0
+    for i in range(2 + odd, freedom, 2):
+        term *= square * (i - 1) / i
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return 2.0 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0.0))
+
+
+def few_seeds(num: int) -> str:
+    """What to say beside an interval over `num` seeds; empty where they are enough.
+
+    >>> few_seeds(3), few_seeds(5)
+    ('fewer than 5: a rough guess', '')
+    """
+    return f"fewer than {FEW_SEEDS}: a rough guess" if num < FEW_SEEDS else ""
 
 
 def share_interval(

@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 from runnel.core.errors import ConfigError
 from runnel.data.replay import ReplayConfig
-from runnel.envs.registry import choose_backend, is_tensor_env, plainest_backend
+from runnel.envs.registry import choose_backend, is_tensor_env
+from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
+from runnel.envs.vector.processes import num_cores
 from runnel.nets.compiled import has_numba, is_cached
 from runnel.nets.mlp import NetConfig
 from runnel.run.experiment import RunConfig
@@ -43,15 +45,21 @@ class EnvConfig(RunConfig):
     them, which takes some 20 seconds once on a machine: 50,000 steps on the CPU, 100 million on a CUDA device."""
 
     def settle(self) -> tuple[RunConfig, list[str]]:
-        """The back end of the environments: measured where it is open (a deterministic run takes the plainest)."""
+        """The back end of the environments, where it is open."""
         told = self._about_compiling()
         if self.vector.backend != "auto" or is_tensor_env(self.env):
             return self, told
-        target = resolve_live(self.env, "env")
-        if self.deterministic:
-            return replace(self, vector=plainest_backend(target, self.vector, kwargs=self.env_kwargs)), told
-        choice = choose_backend(target, self.num_envs // self.ring, config=self.vector, kwargs=self.env_kwargs)
+        choice = self.choose_backend()
         return replace(self, vector=choice.config), [*told, choice.text]
+
+    def choose_backend(self) -> Choice:
+        """What steps the environments of an actor, each with its share of the cores here; the plainest where every repetition
+        must give the same bits, on any machine."""
+        target, cores = resolve_live(self.env, "env"), num_cores()
+        if self.launcher != "inproc":
+            cores = max(1, cores // self.num_actors)
+        how: dict[str, Any] = {"kwargs": self.env_kwargs, "cores": cores, "plain": self.deterministic}
+        return choose_backend(target, self.num_envs // self.ring, config=self.vector, **how)
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""

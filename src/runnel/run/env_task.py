@@ -12,12 +12,12 @@ from runnel.core.spaces import ArraySpec
 from runnel.envs.device import TensorVector
 from runnel.envs.device.sampler import DeviceSampler
 from runnel.envs.registry import (
+    choose_backend,
     env_name,
     evaluation_kwargs,
     is_tensor_env,
     make_vector,
     obs_flattener,
-    plainest_backend,
     probe_env,
 )
 from runnel.envs.render import RenderedEnv, check_renders
@@ -45,8 +45,14 @@ class EnvTask:
         self.name = env_name(self._target)
         self._vector = config.vector if isinstance(config, EnvConfig) else VectorConfig()
         if self._vector.backend == "auto":
-            self._vector = plainest_backend(self._target, self._vector, kwargs=self._kwargs)
+            self._vector = self._choose(config)
         self.spec = probe_env(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack)
+
+    def _choose(self, config: RunConfig) -> VectorConfig:
+        """What a run would choose (`EnvConfig.settle`), where the config comes from no run."""
+        if isinstance(config, EnvConfig):
+            return config.choose_backend().config
+        return choose_backend(self._target, 1, kwargs=self._kwargs, plain=True).config
 
     def vector(self, num_envs: int, *, seed: int, index0: int = 0, evaluation: bool = False, device: str = "") -> VectorEnv:
         """`num_envs` of the environment; `index0` is the number of the first among all of the run.

@@ -13,9 +13,9 @@ from typing import Any
 
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
-from runnel.eval.aggregates import Interval, aggregate
+from runnel.eval.aggregates import Interval, over_seeds
 from runnel.eval.reference import CLASSIC
-from runnel.eval.statistics import bootstrap_interval, iqm, summarise
+from runnel.eval.statistics import bootstrap_interval, few_seeds, iqm, summarise
 from runnel.track.collect import ENDED, is_run, method, seed_of, task_of
 from runnel.track.evals import read_evals
 from runnel.track.folder import Row, RunFolder
@@ -200,7 +200,8 @@ def _over_seeds(run: History) -> list[list[Cell]]:
     known = [score for score in scores if score is not None]
     if len(known) < 2:
         return []
-    return [["mean over seeds", aggregate([known], ["mean"])["mean"], f"{len(known)} seeds, last evaluation of each"]]
+    caution = f"; {words}" if (words := few_seeds(len(known))) else ""
+    return [["mean over seeds", over_seeds(known), f"{len(known)} seeds, last evaluation of each{caution}"]]
 
 
 def _settings(run: History, defaults: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ from runnel.eval.aggregates import Interval
 from runnel.track.accounts import accounting, imbalances
 from runnel.track.collect import seed_of
 from runnel.track.curves import Charts, axis_label
-from runnel.track.history import History, is_number, mean_interval
+from runnel.track.history import History, is_number
 from runnel.track.judge import Judgement
-from runnel.track.numbers import seconds, short
+from runnel.track.numbers import seconds, seeds_words, short
 from runnel.track.page import fact, fold, notices, page, section, text, tree
 from runnel.track.page import table as html_table
 from runnel.track.tables import Cell, Table
@@ -90,13 +90,11 @@ def _statistics(judged: Judgement) -> list[str]:
 
 
 def _group_fact(label: str, members: Sequence[History], *, lead: bool) -> str:
-    finals = np.array([run.evals[-1]["mean"] for run in members if run.evals and is_number(run.evals[-1].get("mean"))])
-    if not len(finals):
+    finals = [float(run.evals[-1]["mean"]) for run in members if run.evals and is_number(run.evals[-1].get("mean"))]
+    if not finals:
         return fact("–", f"{label}: no evaluation yet", lead=lead)
-    mean, half = mean_interval(finals)
-    spread = f"95 % interval {short(float(mean - half))} to {short(float(mean + half))}"
-    words = f", mean over {len(finals)} runs, {spread}" if len(finals) > 1 else ""
-    return fact(short(float(mean)), f"{label}: last evaluation{words}", lead=lead)
+    number, words = seeds_words(finals)
+    return fact(number, f"{label}: last evaluation" + (f", {words}" if len(finals) > 1 else ""), lead=lead)
 
 
 def _run_table(runs: Sequence[History], target: Path) -> str:

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
+from runnel.eval.statistics import mean_interval
 from runnel.track.folder import Row, RunFolder, read_rows
 
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]
 """Positions and values."""
-
-T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; 2 is close enough beyond."""
 
 
 @dataclass
@@ -214,18 +212,3 @@ def across(curves: Sequence[Curve], num_points: int = 200) -> tuple[Floats, Floa
         rows.append(np.interp(grid, x[order], y[order]))
     mean, half = mean_interval(np.stack(rows))
     return grid, mean, mean - half, mean + half
-
-
-def mean_interval(values: Floats) -> tuple[Floats, Floats]:
-    """Mean over the first axis, and half the width of its 95 % t-interval (0 for one run).
-
-    >>> mean, half = mean_interval(np.array([[1.0], [3.0]]))
-    >>> float(mean[0]), round(float(half[0]), 3)
-    (2.0, 12.706)
-    """
-    num = values.shape[0]
-    mean = values.mean(axis=0)
-    if num < 2:
-        return mean, np.zeros_like(mean)
-    quantile = T_QUANTILE[num - 2] if num - 2 < len(T_QUANTILE) else 2.0
-    return mean, quantile * values.std(axis=0, ddof=1) / math.sqrt(num)

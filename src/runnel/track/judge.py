@@ -17,7 +17,7 @@ from runnel.eval.aggregates import aggregate
 from runnel.eval.compare import Comparison, compare_all
 from runnel.eval.profiles import performance_profile
 from runnel.eval.reference import Range, find_ranges
-from runnel.eval.statistics import Array, iqm
+from runnel.eval.statistics import FEW_SEEDS, Array, few_seeds, iqm
 from runnel.track.collect import Collected, few, seed_of, task_of
 from runnel.track.curves import return_name
 from runnel.track.efficiency import efficiency
@@ -35,7 +35,6 @@ HOWS: dict[str, str] = {
     "mean": "the mean of all evaluations of the run, which rewards learning early",
     "train": "the mean training return of the last tenth of the run",
 }
-FEW_SEEDS = 5
 NUM_THRESHOLDS = 100
 
 
@@ -193,7 +192,8 @@ def _seed_notices(groups: Sequence[Scored]) -> list[str]:
         if min(counts) == 1:
             notices.append(f"{group.name} has one seed only: it has no interval, and decides nothing. Run at least 4.")
         elif min(counts) < FEW_SEEDS:
-            notices.append(f"{group.name} has {min(counts)} seeds: intervals of fewer than {FEW_SEEDS} are too narrow.")
+            narrow = "those of a bootstrap (IQM, differences, bands) are too narrow"
+            notices.append(f"{group.name} has {min(counts)} seeds, {few_seeds(min(counts))}; {narrow}.")
         if min(counts) != max(counts):
             span = f"{min(counts)} to {max(counts)}"
             notices.append(f"{group.name} has {span} seeds a task; a task with more weighs more in the IQM.")
@@ -252,7 +252,8 @@ def _aggregates(groups: Sequence[Scored], scale: Scale, known: Mapping[str, Rang
         cells = [interval if min(counts) > 1 else interval.value for interval in found.values()]
         rows.append([group.name, len(own), sum(counts), *cells])
     head = ["group", "tasks", "runs", "IQM", "median", "mean", *(["optimality gap"] if gap else [])]
-    note = f"{unit.capitalize()}; in brackets the 95 % interval of a stratified bootstrap over seeds."
+    note = f"{unit.capitalize()}; in brackets the 95 % interval: of a stratified bootstrap over seeds"
+    note += "." if len(tasks) > 1 else ", for a mean that of Student's t."
     note += " Median: over tasks, of their means." if len(tasks) > 1 else ""
     note += " Optimality gap: how far normalised scores stay below 1, less is better." if gap else ""
     return Table("aggregates", "Over all tasks and seeds", head, rows, note)
@@ -280,7 +281,13 @@ def _by_task(groups: Sequence[Scored]) -> Table:
                 cells: list[Cell] = [found["mean"] if len(values) > 1 else found["mean"].value, found["iqm"].value]
                 rows.append([task, group.name, len(values), *cells, float(values.min()), float(values.max())])
     head = ["task", "group", "seeds", "mean", "IQM", "lowest", "highest"]
-    return Table("tasks", "Task by task", head, rows, "Returns as they are; the 95 % interval is that of the mean over seeds.")
+    return Table(
+        "tasks",
+        "Task by task",
+        head,
+        rows,
+        "Returns as they are; the 95 % interval is that of the mean over seeds (Student's t).",
+    )
 
 
 def _every_score(groups: Sequence[Scored], scale: Scale) -> Table:

@@ -6,6 +6,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from runnel.eval.aggregates import over_seeds
+from runnel.eval.statistics import few_seeds
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 EIGHTHS = "▏▎▍▌▋▊▉"
 
@@ -28,6 +31,21 @@ def short(value: float | None) -> str:
         return f"{value:.2e}"
     digits = f"{value:,.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def seeds_words(scores: Sequence[float]) -> tuple[str, str]:
+    """The mean of one score a seed, and what is to be said of it: the same in the terminal, in a report and of a study.
+
+    >>> seeds_words([481.0, 482.0, 483.0])
+    ('482', 'mean over 3 seeds, 95 % interval 479.5 to 484.5 (fewer than 5: a rough guess)')
+    >>> seeds_words([481.0])
+    ('481', 'one seed, so no interval')
+    """
+    found, num = over_seeds(scores), len(scores)
+    if num == 1:
+        return short(found.value), "one seed, so no interval"
+    caution = f" ({words})" if (words := few_seeds(num)) else ""
+    return short(found.value), f"mean over {num} seeds, 95 % interval {short(found.low)} to {short(found.high)}{caution}"
 
 
 def compact(value: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError, RunnelError
-from runnel.eval.statistics import summarise
+from runnel.eval.aggregates import over_seeds
 from runnel.run import registry
 from runnel.run.session import catch_signals
 from runnel.track.folder import RunFolder
@@ -211,7 +211,7 @@ class _Sitting:
 
     def _tested(self, number: int, values: Mapping[int, float]) -> dict[str, Any]:
         seeds = sorted(values)
-        s = summarise([values[seed] for seed in seeds])
+        found = over_seeds([values[seed] for seed in seeds])
         runs = [self._folder.relative(self._test_path(number, seed)) for seed in seeds]
-        numbers = {"mean": s.mean, "low": s.low, "high": s.high}
+        numbers = {"mean": found.value, "low": found.low, "high": found.high}
         return {"number": number, "seeds": seeds, "values": [values[seed] for seed in seeds], **numbers, "runs": runs}

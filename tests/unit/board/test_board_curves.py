@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from runnel.board.curves import Aligned, across_seeds, align, clean, plain, smooth
-from runnel.track.history import across, mean_interval
+from runnel.eval.statistics import mean_interval
+from runnel.track.history import across
 
 
 def test_few_points_are_shown_as_they_are():

@@ -10,6 +10,8 @@ from runnel.cli import profiling
 from runnel.cli.bench import show
 from runnel.cli.main import main
 from runnel.cli.profiling import Parts, Window, found_in, replaced, split
+from runnel.envs.vector import measure
+from runnel.envs.vector.measure import Timed
 
 SHORT = ["--seconds", "0.2", "--warmup", "0.1"]
 
@@ -62,6 +64,18 @@ def test_profile_of_a_replay_recipe_has_its_buffer(capsys):
     result = bench(capsys, "--profile", "--recipe", "dqn", "--min-fill", "200")
     stages = {(r["worker"], r["stage"]) for r in result["stages"]}
     assert {("buffer", "insert"), ("buffer", "select"), ("trainer", "update")} <= stages
+
+
+def test_back_ends_are_measured_here_and_only_here(capsys, monkeypatch):
+    """A run chooses without a stopwatch; the advice is a setting that `runnel train` takes as it stands."""
+    seconds = {"SerialVector": 0.008, "GymVector": 0.001, "ProcessVector": 0.02}
+    monkeypatch.setattr(measure, "time_step", lambda vector: (vector.close(), Timed(seconds[type(vector).__name__], 3))[1])
+    result = bench(capsys, "--backends", "--num-envs", "4", "--num-steps", "16", "--net.hidden", "64")
+    assert result["backends"].startswith("CartPole-v1 x 4: gymnasium vector entry point, 1000 us a step (serial 8000 us")
+    assert result["settings"] == {"vector.backend": "gymnasium"}
+    show(result, Console(width=200))
+    assert "fastest: --vector.backend gymnasium\n" in capsys.readouterr().out
+    assert main(["bench", "--backends", *SHORT, "--env", "tensor:CartPole-v1"]) == 2
 
 
 def test_table_for_people(capsys):

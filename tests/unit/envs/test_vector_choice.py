@@ -1,4 +1,4 @@
-"""Which back end is chosen, what it says about it, and what is refused."""
+"""Which back end is chosen, what it says about it, and what is refused; and what a measurement would advise."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,20 @@ import torch
 
 from runnel.core.errors import ConfigError, RunnelError
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.envs.registry import choose_backend, make_vector, plainest_backend
+from runnel.envs.registry import choose_backend, make_source, make_vector
 from runnel.envs.toy import BadEnv, DictGoal, Slow
 from runnel.envs.vector import VectorConfig
-from runnel.envs.vector import build as building
-from runnel.envs.vector.choose import Candidate, Timed, decide, random_actions, thread_counts, time_step, worker_counts
+from runnel.envs.vector import measure as measuring
+from runnel.envs.vector.measure import (
+    Candidate,
+    Timed,
+    decide,
+    measure_backends,
+    random_actions,
+    thread_counts,
+    time_step,
+    worker_counts,
+)
 from runnel.envs.vector.memory import check_memory, env_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
@@ -45,9 +54,90 @@ def test_a_resolved_config_holds_only_what_its_back_end_uses():
         found = asked.resolve(backend, num_workers=3 if backend == "processes" else 0)
         found.check()
         assert (found.backend, found.frame_stack) == (backend, 4)
-    assert plainest_backend("CartPole-v1", VectorConfig(threads=2)) == VectorConfig(backend="serial")
-    assert plainest_backend("CartPole-v1", VectorConfig(step_timeout_s=1.0)).backend == "processes"
-    assert plainest_backend(WalkVector, VectorConfig()).backend == "gymnasium"
+    assert choose_backend("CartPole-v1", 256, plain=True).config == VectorConfig(backend="serial")
+    assert choose_backend("CartPole-v1", 2, config=VectorConfig(step_timeout_s=1.0), plain=True).config.backend == "processes"
+    assert choose_backend(WalkVector, 2, plain=True).config.backend == "gymnasium"
+
+
+# ------------------------------------------------------------------------------------------------------------ the choice
+CHOICES = [
+    # environment, number, cores -> back end, processes; the episodes of serial and processes are the same
+    ("CartPole-v1", 8, 2, "serial", 0),
+    ("CartPole-v1", 63, 2, "serial", 0),
+    ("CartPole-v1", 32, 16, "serial", 0),
+    ("CartPole-v1", 64, 2, "gymnasium", 0),
+    ("CartPole-v1", 64, 16, "gymnasium", 0),
+    ("FrozenLake-v1", 8, 16, "serial", 0),
+    ("MinAtar/Breakout-v1", 8, 16, "serial", 0),
+    ("HalfCheetah-v5", 1, 16, "serial", 0),
+    ("HalfCheetah-v5", 8, 1, "serial", 0),
+    ("HalfCheetah-v5", 8, 2, "processes", 2),
+    ("HalfCheetah-v5", 8, 16, "processes", 8),
+    (DictGoal, 64, 16, "serial", 0),
+    (Slow, 64, 16, "serial", 0),
+    (WalkVector, 4, 16, "gymnasium", 0),
+]
+
+
+@pytest.mark.parametrize(("target", "num", "cores", "backend", "workers"), CHOICES)
+def test_the_choice_is_a_function_of_environment_number_and_cores(target, num, cores, backend, workers, monkeypatch):
+    for name in ("perf_counter", "monotonic", "time", "process_time"):
+        monkeypatch.setattr(f"time.{name}", lambda: pytest.fail("a stopwatch was asked"))
+    for _ in range(2):
+        choice = choose_backend(target, num, cores=cores)
+        assert choice.config == VectorConfig(backend=backend, num_workers=workers)
+    assert choice.text.startswith(f"{target if isinstance(target, str) else target.__name__} x {num}: ")
+
+
+def test_the_choice_says_why():
+    texts = {name: choose_backend(name, 8, cores=2).text for name in ("CartPole-v1", "HalfCheetah-v5")}
+    assert texts == {
+        "CartPole-v1": "CartPole-v1 x 8: serial, as a step takes about 10 us, waking processes 140",
+        "HalfCheetah-v5": "HalfCheetah-v5 x 8: processes: 2, as a step takes about 150 us on each of 2 cores",
+    }
+    assert "there is one core" in choose_backend("HalfCheetah-v5", 8, cores=1).text
+    assert "runnel bench --backends" in choose_backend(Slow, 8, cores=2).text
+    assert "random numbers are others than serial's" in choose_backend("CartPole-v1", 64, cores=2).text
+    assert "tensors" in choose_backend("tensor:CartPole-v1", 4).text
+
+
+def test_a_timeout_needs_processes_and_a_restart_no_foreign_vector():
+    config = choose_backend("CartPole-v1", 4, config=VectorConfig(step_timeout_s=5.0), cores=2).config
+    assert config == VectorConfig(backend="processes", num_workers=2, step_timeout_s=5.0)
+    asked = choose_backend("CartPole-v1", 4, config=VectorConfig(num_workers=3), cores=2)
+    assert asked.config == VectorConfig(backend="processes", num_workers=3)
+    assert "vector.num_workers" in asked.text
+    restart = choose_backend("CartPole-v1", 256, config=VectorConfig(on_error="restart"), cores=2)
+    assert restart.config == VectorConfig(backend="processes", num_workers=2, on_error="restart")
+    assert choose_backend("CartPole-v1", 256, kwargs={"render_mode": None}, cores=1).config.backend == "serial"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "field"),
+    [
+        ("CartPole-v1", {"threads": 2}, "vector.threads"),
+        ("CartPole-v1", {"backend": "gymnasium", "threads": 2}, "vector.threads"),
+        (WalkVector, {"num_workers": 2}, "vector.num_workers"),
+        (WalkVector, {"step_timeout_s": 1.0}, "vector.step_timeout_s"),
+        (WalkVector, {"on_error": "restart"}, "vector.on_error"),
+        (WalkVector, {"backend": "serial"}, "vector.backend"),
+    ],
+)
+def test_what_the_chosen_back_end_cannot_do_is_refused(target, settings, field):
+    with pytest.raises(ConfigError) as error:
+        make_vector(target, 2, seed=0, config=VectorConfig(**settings))
+    assert error.value.field == field
+
+
+def test_auto_builds_what_it_chose():
+    vector = make_vector(DictGoal, 2, seed=0, config=VectorConfig())
+    assert type(vector).__name__ == "SerialVector"
+    vector.close()
+
+
+# ------------------------------------------------------------------------------------- a measurement, for `runnel bench`
+def measured(target, num_envs, config=None, **options):
+    return measure_backends(make_source(target, **options), num_envs, config or VectorConfig(), cores=2)
 
 
 def fixed(label, backend, seconds):
@@ -99,68 +189,48 @@ def clock(monkeypatch):
         name = type(vector).__name__
         return Timed(seconds[name] * (vector.num_envs if name == "SerialVector" else 1), 3)
 
-    monkeypatch.setattr(building, "_CHOICES", {})
-    monkeypatch.setattr(building, "num_cores", lambda: 2)
-    monkeypatch.setattr(building, "time_step", timed)
+    monkeypatch.setattr(measuring, "time_step", timed)
     return seconds
 
 
 def test_a_quick_environment_is_not_given_processes(clock):
     clock.update(SerialVector=15e-6, GymVector=100e-6)
-    assert choose_backend("CartPole-v1", 8).text == (
-        "CartPole-v1 x 8: serial, 120 us a step (gymnasium vector entry point 100 us)"
-    )
+    assert measured("CartPole-v1", 8).text == ("CartPole-v1 x 8: serial, 120 us a step (gymnasium vector entry point 100 us)")
 
 
 def test_a_slow_environment_is_given_a_process_a_core(clock):
     clock.update(SerialVector=1e-3, ProcessVector=1.2e-3)
-    choice = choose_backend(DictGoal, 8)
+    choice = measured(DictGoal, 8)
     assert choice.config == VectorConfig(backend="processes", num_workers=2)
     assert choice.text == "DictGoal x 8: 2 processes, 4200 us a step (serial 8000 us)"
 
 
 def test_a_sleeping_environment_is_given_more_processes_than_cores(clock):
     clock.update(SerialVector=10e-3, ProcessVector=11e-3)
-    choice = choose_backend(Slow, 4)
-    assert choice.config == VectorConfig(backend="processes", num_workers=4)
-    assert choose_backend(Slow, 4) is choice, "asked again, the answer is the same"
+    assert measured(Slow, 4).config == VectorConfig(backend="processes", num_workers=4)
 
 
-def test_a_timeout_needs_processes_and_a_restart_no_foreign_vector(clock):
+def test_a_measurement_leaves_out_what_the_settings_exclude(clock):
     clock.update(SerialVector=15e-6, ProcessVector=300e-6)
-    assert choose_backend("CartPole-v1", 4, config=VectorConfig(step_timeout_s=5.0)).config.backend == "processes"
-    restart = choose_backend("CartPole-v1", 4, config=VectorConfig(on_error="restart"))
+    assert measured("CartPole-v1", 4, VectorConfig(step_timeout_s=5.0)).config.backend == "processes"
+    restart = measured("CartPole-v1", 4, VectorConfig(on_error="restart"))
     assert (restart.config.backend, restart.config.on_error) == ("serial", "restart")
     assert "gymnasium" not in restart.text
 
 
 def test_many_quick_environments_are_given_gymnasiums_own_vector(clock):
     clock.update(SerialVector=15e-6, GymVector=110e-6, ProcessVector=90e-6)
-    choice = choose_backend("CartPole-v1", 256)
+    choice = measured("CartPole-v1", 256)
     assert choice.config == VectorConfig(backend="gymnasium")
     assert "other random numbers than serial" in choice.text
 
 
 def test_a_real_measurement_comes_to_an_answer(monkeypatch):
-    monkeypatch.setattr(building, "_CHOICES", {})
-    choice = choose_backend("CartPole-v1", 2)
+    monkeypatch.setattr(measuring, "MEASURE_S", 0.01)
+    choice = measured("CartPole-v1", 2)
     choice.config.check()
     assert choice.config.backend in ("serial", "gymnasium", "processes")
     assert choice.text.startswith("CartPole-v1 x 2: ")
-
-
-def test_what_is_configured_is_not_measured(monkeypatch):
-    monkeypatch.setattr(building, "time_step", lambda *a, **k: pytest.fail("it was measured"))
-    assert choose_backend(Slow, 4, config=VectorConfig(backend="serial")).config.backend == "serial"
-    assert choose_backend(WalkVector, 4).config.backend == "gymnasium"
-    assert "tensors" in choose_backend("tensor:CartPole-v1", 4).text
-
-
-def test_auto_builds_what_it_chose(monkeypatch):
-    monkeypatch.setattr(building, "_CHOICES", {})
-    vector = make_vector(DictGoal, 2, seed=0, config=VectorConfig())
-    assert type(vector).__name__ == "SerialVector"
-    vector.close()
 
 
 def test_measuring_closes_what_it_measured_and_respects_masks():
@@ -200,10 +270,9 @@ def test_random_actions_fit_composite_spaces():
     assert torch.equal(vector.step(action).obs["obs"], twin.step(action).obs["obs"])
 
 
-def test_an_environment_that_breaks_while_it_is_measured_is_named(monkeypatch):
-    monkeypatch.setattr(building, "_CHOICES", {})
+def test_an_environment_that_breaks_while_it_is_measured_is_named():
     with pytest.raises(RunnelError, match=r"BadEnv.*the environment broke"):
-        choose_backend(BadEnv, 2, kwargs={"fault": "raise"})
+        measured(BadEnv, 2, kwargs={"fault": "raise"})
 
 
 # ------------------------------------------------------------------------------------------------------------------ memory

@@ -50,8 +50,8 @@ def test_one_task_keeps_its_returns_and_is_decided(tmp_path):
     assert [row[2] for row in cells(tasks)] == [4, 4]
     assert [row[4] for row in cells(scores)] == [10.0, 20.0, 30.0, 40.0, 100.0, 110.0, 120.0, 130.0]
     assert found.notices == [
-        "dqn has 4 seeds: intervals of fewer than 5 are too narrow.",
-        "ppo has 4 seeds: intervals of fewer than 5 are too narrow.",
+        "dqn has 4 seeds, fewer than 5: a rough guess; those of a bootstrap (IQM, differences, bands) are too narrow.",
+        "ppo has 4 seeds, fewer than 5: a rough guess; those of a bootstrap (IQM, differences, bands) are too narrow.",
     ]
 
 
@@ -187,7 +187,9 @@ def test_the_page_and_its_numbers(tmp_path):
     found = write_comparison(collect([tmp_path / "a", tmp_path / "b"]), out)
     page = Page(out.read_text())
     assert "b looks better than a" in page.section("")
-    assert page.section("Over seeds").startswith("Over all tasks and seeds|group|tasks|runs|IQM|median|mean|a|1|3|2 (1 to 3)")
+    assert page.section("Over seeds").startswith(
+        "Over all tasks and seeds|group|tasks|runs|IQM|median|mean|a|1|3|2 (-0.4841 to 4.484)"
+    )
     assert "Performance profile" in page.section("Curves")
     assert "script" not in page.names()
     assert "page_csv/" in "".join(page.text)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from runnel.core.errors import ConfigError
+from runnel.eval.statistics import mean_interval
 from runnel.track.folder import RunFolder
-from runnel.track.history import across, load_history, mean_interval
+from runnel.track.history import across, load_history
 from runnel.track.report import write_report
 from runnel.track.sinks import JsonlSink
 
@@ -222,7 +223,7 @@ def test_seeds_are_put_together_with_their_interval(tmp_path):
     page = report(*runs)
     # evaluations 481, 482, 483: mean 482, standard error 1 / sqrt(3), t quantile 4.303 for 2 degrees of freedom
     half = 4.303 / math.sqrt(3)
-    assert f"mean over 3 runs, 95 % interval {482 - half:.1f} to {482 + half:.1f}" in page.section("")
+    assert f"mean over 3 seeds, 95 % interval {482 - half:.1f} to {482 + half:.1f}" in page.section("")
     assert "ppo CartPole-v1, mean of 3: " in page.section("Learning")
     table = page.section("Runs")
     assert all(f"ppo-CartPole-v1-{seed}|finished|{seed}|{480 + seed}|470 to 490.5" in table for seed in (1, 2, 3))
@@ -247,8 +248,8 @@ def test_across_runs_against_numpy():
     assert grid.tolist() == [0, 1, 2, 3, 4, 5]
     np.testing.assert_allclose(mean, 2 * grid)
     # two values v and 3v: standard deviation sqrt(2) v, error v, quantile 12.706
-    np.testing.assert_allclose(high - mean, 12.706 * grid)
-    np.testing.assert_allclose(mean - low, 12.706 * grid)
+    np.testing.assert_allclose(high - mean, 12.7062047 * grid)
+    np.testing.assert_allclose(mean - low, 12.7062047 * grid)
 
 
 def test_one_run_has_no_interval():

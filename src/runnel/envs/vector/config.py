@@ -17,11 +17,12 @@ class VectorConfig:
 
     backend: Backend = "auto"
     """What steps the environments: `serial` (one after the other), `gymnasium` (the environment's own vector), `processes`
-    (over shared memory), `envpool`, or `auto`, which measures for about a second."""
+    (over shared memory), `envpool`, or `auto`: by what is known of the environment and the number of cores, never by a
+    measurement, so that a seed means the same every time."""
     num_workers: int = 0
-    """Processes that share the environments of one vector (`processes`); 0: as measured, or one a core."""
+    """Processes that share the environments of one vector (`processes`); 0: one a core."""
     threads: int = 0
-    """Threads of a compiled back end (`envpool`, Atari); 0: as measured, or one a core."""
+    """Threads of a compiled back end (`envpool`, Atari); 0: one a core."""
     on_error: Literal["stop", "restart"] = "stop"
     """When an environment raises, dies or hangs: stop the run, or make it anew, cut its episode and count it."""
     step_timeout_s: float = 0.0

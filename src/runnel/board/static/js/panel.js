@@ -130,7 +130,7 @@ export class Panel {
     const many = found.series.length > 30;
     return { x: found.x, axis: found.axis, lines: found.series.map((s) => {
       const run = of.get(s.run) ?? { label: s.run, color: color(0) };
-      const label = group ? (s.num > 1 ? `${run.groupLabel}, mean of ${s.num}` : run.groupLabel) : run.label;
+      const label = group ? (s.num > 1 ? `${run.groupLabel}, mean of ${s.num}${s.caution ? ` (${s.caution})` : ""}` : run.groupLabel) : run.label;
       return { ...s, label, color: group ? run.groupColor : run.color, faint: many, marks: s.metric.startsWith("eval/") && !many };
     }) };
   }
