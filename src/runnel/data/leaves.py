@@ -7,79 +7,28 @@ ended is it another one, the final observation; those are few, and lie in a pool
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runnel.core.errors import ConfigError
 from runnel.core.protocols import State
 from runnel.core.spaces import ArraySpec
 from runnel.data.memory import Memory
+from runnel.data.pool import SLACK, Pool
 
 Array = NDArray[Any]
-MAX_STACK = 16
-"""The most frames that a stacked image may have."""
+STEPS_AN_END = 32
+"""Steps for which a plan counts one end of an episode: as many as a random policy lasts on Breakout. Whoever lasts longer needs
+a few percent less; who ends more often is looked at while it fills (`SegmentStore`)."""
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The numpy type of a torch type."""
     return torch.zeros(0, dtype=dtype).numpy().dtype
-
-
-class Pool:
-    """Items that go out in the order they came in. An item's id counts all items ever pushed; memory grows by doubling."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, memory: Memory, size: int = 64) -> None:
-        self._memory = memory
-        self._data = memory.zeros((size, *shape), dtype)
-        self.first = self.stop = 0
-
-    def push(self, items: Array) -> int:
-        """Keep `items` `[n, ...]`; returns the id of the first."""
-        start, self.stop = self.stop, self.stop + len(items)
-        while self.stop - self.first > len(self._data):
-            self._grow(start)
-        self.write(start, items)
-        return start
-
-    def drop(self, num: int) -> None:
-        """Forget the oldest `num` items."""
-        self.first += num
-
-    def take(self, ids: Array, out: Array | None = None) -> Array:
-        """The items `ids` `[n] -> [n, ...]`."""
-        return self._data.take(ids % len(self._data), axis=0, out=out, mode="clip")
-
-    def read(self, start: int, stop: int) -> Array:
-        """The items `start ... stop - 1`: a view of the memory, unless they lie around its end."""
-        where, num = start % len(self._data), stop - start
-        ahead = self._data[where : where + num]
-        return ahead if len(ahead) == num else np.concatenate([ahead, self._data[: num - len(ahead)]])
-
-    def write(self, start: int, items: Array) -> None:
-        """Put the items `start ...` where they belong."""
-        where = start % len(self._data)
-        ahead = items[: len(self._data) - where]
-        self._data[where : where + len(ahead)] = ahead
-        self._data[: len(items) - len(ahead)] = items[len(ahead) :]
-
-    def _grow(self, stop: int) -> None:
-        old, size = self._data, len(self._data)
-        self._data = self._memory.zeros((2 * size, *old.shape[1:]), old.dtype)
-        for start in range(self.first, stop, 1024):
-            ids = np.arange(start, min(start + 1024, stop))
-            self._data[ids % (2 * size)] = old[ids % size]
-
-    def counts(self) -> list[int]:
-        return [len(self._data), self.first, self.stop]
-
-    def resize(self, counts: Sequence[int]) -> None:
-        """Make room as `counts` says; the items come after, by `write`."""
-        size, self.first, self.stop = counts
-        if size != len(self._data):
-            self._data = self._memory.zeros((size, *self._data.shape[1:]), self._data.dtype)
 
 
 class Leaf(Protocol):
@@ -110,6 +59,16 @@ class Leaf(Protocol):
         """Undo `counts`; the observations come after, by `load`."""
         ...
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes, once every slot was written to."""
+        ...
+
+    @property
+    def pooled_bytes(self) -> int:
+        """Those of them that depend on what was stored: frames, and final observations."""
+        ...
+
     def save(self, start: int, stop: int) -> dict[str, Array]:
         """The arrays of slots `start ... stop - 1`, inserted one after the other; views where that is possible."""
         ...
@@ -125,8 +84,10 @@ class PlainLeaf:
     def __init__(self, num_slots: int, per_slot: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, memory: Memory) -> None:
         self._data = memory.zeros((num_slots, per_slot, *shape), dtype)
         self._flat = self._data.reshape(-1, *shape)
-        self._final = Pool(shape, dtype, memory=memory)
+        self._final = Pool(shape, dtype, memory=memory, most=num_slots * per_slot)
         self._span = np.zeros((num_slots, 2), dtype=np.int64)
+        self._frames: Array | None = None
+        """Spans of frames of a checkpoint in which this leaf was kept as a stack."""
 
     def put(self, slot: int, obs: Array, final: Array, after: Array) -> int:
         self._data[slot] = obs.reshape(self._data.shape[1:])
@@ -146,10 +107,20 @@ class PlainLeaf:
         if len(final):
             out[final] = self._final.take(-1 - where[final])
 
+    @property
+    def num_bytes(self) -> int:
+        return self._data.nbytes + self._final.num_bytes + self._span.nbytes
+
+    @property
+    def pooled_bytes(self) -> int:
+        return self._final.num_bytes
+
     def counts(self) -> State:
         return {"span": self._span.copy(), "final": self._final.counts()}
 
     def recount(self, state: State) -> None:
+        self._frames = state["span"] if "frames" in state else None
+        state = state["ids"] if "frames" in state else state
         self._span[:] = state["span"]
         self._final.resize(state["final"])
 
@@ -158,26 +129,36 @@ class PlainLeaf:
         return {"data": self._data[start:stop], "final": final}
 
     def load(self, start: int, stop: int, arrays: Mapping[str, Array]) -> None:
-        self._data[start:stop] = arrays["data"]
-        self._final.write(int(self._span[start, 0]), arrays["final"])
+        data, final = arrays["data"], arrays["final"]
+        if self._frames is not None:  # numbers of frames; those of a slot lie in the span of it
+            frames, first = arrays["frames"], int(self._frames[start, 0])
+            data, final = frames[data - first], frames[final - first]
+        self._data[start:stop] = data.reshape(self._data[start:stop].shape)
+        self._final.write(int(self._span[start, 0]), final.reshape(-1, *self._flat.shape[1:]))
 
 
 class StackedLeaf:
-    """A stack of k images `[k, H, W]`, of which each step brings one: kept as frames, and k frame ids for each entry.
+    """A stack of k frames `[k * C, H, W]`, of which each step brings one: kept as frames, and k frame ids for each entry.
 
     Whether a stack is the one before it, moved on by a frame, is looked at and not assumed. Where it is not (the start of a
-    segment or an episode, or no stack at all) all k frames are kept. So what comes back is always what went in.
+    segment or an episode, or no stack at all) all k frames are kept, of equal ones side by side the first. So what comes back
+    is always what went in.
     """
 
-    def __init__(self, num_slots: int, num_steps: int, num_rows: int, spec: ArraySpec, *, memory: Memory) -> None:
-        self._stack, self._shape = spec.shape[0], (num_steps, num_rows)
-        self._ids = PlainLeaf(num_slots, num_steps * num_rows, (self._stack,), np.dtype(np.int64), memory=memory)
-        expected = num_slots * num_rows * (num_steps + self._stack - 1)
-        self._frames = Pool(spec.shape[1:], numpy_dtype(spec.dtype), memory=memory, size=expected)
+    def __init__(
+        self, num_slots: int, num_steps: int, num_rows: int, spec: ArraySpec, *, memory: Memory, name: str = "obs"
+    ) -> None:
+        self._name, self._stack, self._shape = name, spec.stack, (num_steps, num_rows)
+        entries = num_steps * num_rows
+        channels = spec.shape[0] // spec.stack
+        self._frame = spec.shape[1:] if channels == 1 else (channels, *spec.shape[1:])
+        self._ids = PlainLeaf(num_slots, entries, (self._stack,), np.dtype(np.int64), memory=memory)
+        most = num_slots * self._stack * 2 * entries  # nothing shared, and an end at every step
+        self._frames = Pool(self._frame, numpy_dtype(spec.dtype), memory=memory, most=most)
         self._span = np.zeros((num_slots, 2), dtype=np.int64)
 
     def put(self, slot: int, obs: Array, final: Array, after: Array) -> int:
-        obs = obs.reshape(*self._shape, *obs.shape[-3:])
+        obs, final = obs.reshape(*self._shape, self._stack, *self._frame), final.reshape(-1, self._stack, *self._frame)
         start = self._frames.stop
         ids = self._push_ring(obs)
         first = self._ids.put(slot, ids, self._push_final(obs, ids, final, after), after)
@@ -185,7 +166,7 @@ class StackedLeaf:
         return first
 
     def _push_ring(self, obs: Array) -> Array:
-        """Keep the frames of `obs` `[T1, B, k, H, W]`, time by time; returns their ids `[T1, B, k]`."""
+        """Keep the frames of `obs` `[T1, B, k, ...]`, time by time; returns their ids `[T1, B, k]`."""
         ids = np.empty(obs.shape[:3], dtype=np.int64)
         for t, stacks in enumerate(obs):
             moved = _moved(obs[t - 1], stacks) if t else np.zeros(len(stacks), dtype=bool)
@@ -197,12 +178,18 @@ class StackedLeaf:
         return self._push(final, _moved(before, final), ids.reshape(-1, self._stack)[after])
 
     def _push(self, stacks: Array, moved: Array, before: Array) -> Array:
-        """Keep the newest frame of each stack `[n, k, H, W]` that has `moved` on from the ids `before` `[n, k]`, else all."""
+        """Keep the newest frame of each stack `[n, k, ...]` that has `moved` on from the ids `before` `[n, k]`; of the others
+        all that differ from the frame on their left: an episode begins with one frame repeated, or behind black ones."""
+        begun = ~moved
         fresh = np.ones((len(stacks), self._stack), dtype=bool)
-        fresh[moved, :-1] = False
+        fresh[:, :-1] = False
+        if begun.any():
+            some = stacks[begun]
+            fresh[begun, 0], fresh[begun, 1:] = True, _differ(some[:, 1:], some[:, :-1])
         first = self._frames.push(stacks[fresh])
-        ids = np.empty(fresh.shape, dtype=np.int64)
+        ids = np.zeros(fresh.shape, dtype=np.int64)
         ids[fresh] = np.arange(first, self._frames.stop)
+        ids[begun] = np.maximum.accumulate(ids[begun], axis=1)
         ids[moved, :-1] = before[moved, 1:]
         return ids
 
@@ -221,12 +208,22 @@ class StackedLeaf:
         self._show(ids, out)
 
     def _show(self, ids: Array, out: Array) -> None:
-        self._frames.take(ids.reshape(-1), out.reshape(-1, *out.shape[2:]))
+        self._frames.take(ids.reshape(-1), out.reshape(-1, *self._frame))
+
+    @property
+    def num_bytes(self) -> int:
+        return self._ids.num_bytes + self._frames.num_bytes + self._span.nbytes
+
+    @property
+    def pooled_bytes(self) -> int:
+        return self._ids.pooled_bytes + self._frames.num_bytes
 
     def counts(self) -> State:
         return {"ids": self._ids.counts(), "span": self._span.copy(), "frames": self._frames.counts()}
 
     def recount(self, state: State) -> None:
+        if "frames" not in state:
+            raise self._other_layout()
         self._ids.recount(state["ids"])
         self._span[:] = state["span"]
         self._frames.resize(state["frames"])
@@ -236,32 +233,43 @@ class StackedLeaf:
         return {**self._ids.save(start, stop), "frames": frames}
 
     def load(self, start: int, stop: int, arrays: Mapping[str, Array]) -> None:
+        if (arrays["data"].shape[-1], arrays["frames"].shape[1:]) != (self._stack, self._frame):
+            raise self._other_layout()
         self._ids.load(start, stop, arrays)
         self._frames.write(int(self._span[start, 0]), arrays["frames"])
 
+    def _other_layout(self) -> ConfigError:
+        fix = "resume with replay.compress_frames=false, which reads both"
+        return ConfigError("replay.compress_frames", True, f"the checkpoint keeps {self._name!r} in another layout; {fix}")
+
+
+def _differ(a: Array, b: Array) -> Array:
+    """Which frames differ. `[n, k, ...] -> [n, k] bool`"""
+    found: Array = (a != b).any(axis=tuple(range(2, a.ndim)))
+    return found
+
 
 def _moved(before: Array, stacks: Array) -> Array:
-    """Which stacks `[n, k, H, W]` are those `before`, moved on by one frame. `-> [n] bool`"""
-    same: Array = (before[:, 1:] == stacks[:, :-1]).all(axis=(1, 2, 3))
+    """Which stacks `[n, k, ...]` are those `before`, moved on by one frame. `-> [n] bool`"""
+    same: Array = (before[:, 1:] == stacks[:, :-1]).all(axis=tuple(range(1, stacks.ndim)))
     return same
 
 
 def is_stack(spec: ArraySpec) -> bool:
-    """Whether a leaf may be a stack of images: bytes `[k, H, W]` with a small k."""
-    if len(spec.shape) != 3 or spec.dtype != torch.uint8:
-        return False
-    k, height, width = spec.shape
-    return 1 < k <= MAX_STACK and min(height, width) > k
+    """Whether a leaf is known as a stack of frames. Its shape does not tell: so are colour images and planes of a board."""
+    return spec.stack > 1 and spec.shape[0] % spec.stack == 0
 
 
 def leaf_bytes(specs: Mapping[str, ArraySpec], num_rows: int, num_steps: int, *, compress: bool) -> int:
-    """Bytes of `num_rows` rows of `num_steps` observations, final ones not counted."""
-    total = 0
+    """Bytes of `num_rows` rows of `num_steps` observations, and of final ones at an end in `STEPS_AN_END`."""
+    entries, ends = num_rows * num_steps, num_rows * num_steps / STEPS_AN_END
+    total = 0.0
     for spec in specs.values():
-        size = numpy_dtype(spec.dtype).itemsize * int(np.prod(spec.shape))
+        size, k = numpy_dtype(spec.dtype).itemsize * int(np.prod(spec.shape)), spec.stack
         if compress and is_stack(spec):
-            k = spec.shape[0]
-            total += num_rows * ((num_steps + k - 1) * (size // k) + num_steps * k * 8)
+            # a row begins with k frames; an end brings the last frame, and the first of the next episode behind a black one
+            frames = entries + num_rows * (k - 1) + 2 * ends
+            total += frames * (1 + 1 / SLACK) * (size // k) + (entries + ends) * k * 8
         else:
-            total += num_rows * num_steps * size
-    return total
+            total += (entries + ends * (1 + 1 / SLACK)) * size
+    return int(total)

@@ -6,8 +6,11 @@ from the start, so however the process ends, the kernel takes it back.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import shutil
+import sys
 import tempfile
 from typing import Any
 
@@ -18,6 +21,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.memory import free_memory
 
 Array = NDArray[Any]
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""MAP_NORESERVE of Linux on x86 and ARM, which Python's `mmap` has no name for: the kernel sets nothing aside for the pages."""
 
 
 class Memory:
@@ -27,22 +32,34 @@ class Memory:
         self.num_bytes, self.mapped = num_bytes, num_bytes >= mmap_bytes
         self.folder = folder or tempfile.gettempdir()
 
-    def check(self, field: str, value: int) -> None:
-        """Refuse what does not fit, and say which `value` of `field` would."""
-        room = shutil.disk_usage(self.folder).free if self.mapped else free_memory()
+    def check(self, field: str, value: int, *, taken: int = 0, why: str = "") -> None:
+        """Refuse what does not fit beside the bytes that are `taken` of it already, and say which `value` of `field` would."""
+        room = taken + (shutil.disk_usage(self.folder).free if self.mapped else free_memory())
         if self.num_bytes <= room:
             return
         fits = int(room * 0.9 / self.num_bytes * value)
         other = "" if self.mapped else ", or set replay.mmap_bytes lower to keep it in a file"
         where = f"the disk of {self.folder}" if self.mapped else "memory"
         needs = f"needs {self.num_bytes / 2**30:.1f} GiB, and {where} has {room / 2**30:.1f} GiB free"
-        raise ConfigError(field, value, f"{needs}; use at most {fits}{other}")
+        raise ConfigError(field, value, f"{why}{needs}; use at most {fits}{other}")
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A zeroed array."""
+        return np.zeros(shape, dtype) if not self.mapped or 0 in shape else self._file(shape, dtype)
+
+    def reserve(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A zeroed array of which perhaps little is ever written to: only addresses are set aside, so it may be larger than
+        the memory of the machine."""
+        if self.mapped or 0 in shape:
+            return self.zeros(shape, dtype)
         size = int(np.prod(shape))
-        if not self.mapped or size == 0:
-            return np.zeros(shape, dtype)
+        pages = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # as numpy does for large arrays: draws are a fifth faster; not every kernel can
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(pages, dtype, size).reshape(shape)
+
+    def _file(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         with tempfile.TemporaryFile(dir=self.folder) as file:
-            os.ftruncate(file.fileno(), size * dtype.itemsize)
+            os.ftruncate(file.fileno(), int(np.prod(shape)) * dtype.itemsize)
             return np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))

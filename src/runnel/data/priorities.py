@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from runnel.core.errors import DataError
 from runnel.core.protocols import State
-from runnel.data.sum_tree import SumTree
+from runnel.data.sum_tree import FANOUT, SumTree
 
 Array = NDArray[Any]
 
@@ -21,6 +21,11 @@ class Priorities:
         self.size, self._alpha, self._floor = size, alpha, floor
         self._tree = SumTree(size)
         self._highest = 1.0
+
+    @staticmethod
+    def num_bytes_of(size: int) -> int:
+        """Bytes of the priorities of `size` units."""
+        return 8 * (size + size // (FANOUT - 1))
 
     def renew(self, start: int, stop: int) -> None:
         """Units `start ... stop - 1` are new."""

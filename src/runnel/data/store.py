@@ -51,7 +51,8 @@ class ReplayConfig:
     min_priority: float = 1e-3
     """Added to every error, so that no transition is never drawn again."""
     compress_frames: bool = True
-    """Keep each frame of a stack of images (uint8, [k, H, W]) once; what is drawn is bit for bit the same."""
+    """Keep each frame of a stack once, where frames are stacked by vector.frame_stack, atari:, envpool: or Gymnasium's
+    FrameStackObservation; what is drawn is bit for bit the same."""
     mmap_bytes: int = 4 << 30
     """From this size on, the memory is a file without a name, mapped into memory."""
     mmap_dir: str = ""
@@ -93,8 +94,8 @@ class SegmentStore(ABC):
             )
         self._units = self._units_per_segment()
         specs = {**env.obs, **({MASK: ArraySpec((env.action.mask_size,), torch.bool)} if env.has_mask else {})}
-        memory = self._plan(specs, source)
-        self._leaves = {key: self._make_leaf(spec, memory) for key, spec in specs.items()}
+        memory = self._memory = self._plan(specs, source)
+        self._leaves = {key: self._make_leaf(key, spec, memory) for key, spec in specs.items()}
         self._data = {
             key: memory.zeros((self._num_slots, *shape), dtype) for key, (shape, dtype) in self._arrays(source).items()
         }
@@ -105,6 +106,7 @@ class SegmentStore(ABC):
             size = self._num_slots * self._units
             self._priorities = Priorities(size, alpha=config.alpha, floor=config.min_priority)
         self._num_inserted = 0
+        self._looks = {-(-self._num_slots // n) for n in (64, 8, 2)}
         self._selected = np.ones(self._num_slots * self._rows, dtype=bool)
         self._held = 0
         self._views: dict[int, tuple[int, dict[str, Array]]] = {}
@@ -140,13 +142,14 @@ class SegmentStore(ABC):
         config, num_rows = self.config, self._num_slots * self._rows
         size = leaf_bytes(specs, num_rows, self._steps + 1, compress=config.compress_frames)
         size += self._num_slots * sum(int(np.prod(shape)) * d.itemsize for shape, d in self._arrays(source).values())
+        size += Priorities.num_bytes_of(self._num_slots * self._units) if config.prioritised else 0
         memory = Memory(size, mmap_bytes=config.mmap_bytes, folder=config.mmap_dir)
         memory.check("replay.capacity", config.capacity)
         return memory
 
-    def _make_leaf(self, spec: ArraySpec, memory: Memory) -> Leaf:
+    def _make_leaf(self, key: str, spec: ArraySpec, memory: Memory) -> Leaf:
         if self.config.compress_frames and is_stack(spec):
-            return StackedLeaf(self._num_slots, self._steps + 1, self._rows, spec, memory=memory)
+            return StackedLeaf(self._num_slots, self._steps + 1, self._rows, spec, memory=memory, name=key)
         entries = (self._steps + 1) * self._rows
         return PlainLeaf(self._num_slots, entries, spec.shape, numpy_dtype(spec.dtype), memory=memory)
 
@@ -154,6 +157,18 @@ class SegmentStore(ABC):
     @property
     def num_steps(self) -> int:
         return self._num_stored * self._segment_steps
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes that a full memory is expected to take: what was checked when it was made."""
+        return self._memory.num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that its arrays take, once every slot was written to."""
+        arrays = sum(x.nbytes for x in self._data.values()) + self._selected.nbytes
+        priorities = 0 if self._priorities is None else Priorities.num_bytes_of(self._priorities.size)
+        return arrays + priorities + sum(leaf.num_bytes for leaf in self._leaves.values())
 
     @property
     def _num_stored(self) -> int:
@@ -177,7 +192,23 @@ class SegmentStore(ABC):
         rows[:] = False
         self._held += len(rows) - evicted
         self._num_inserted += 1
+        if self._num_inserted in self._looks:
+            self._look_again()
         return evicted
+
+    def _look_again(self) -> None:
+        """Refuse episodes so short that what they leave does not fit, while there is still room to say so.
+
+        The plan counts an end in `STEPS_AN_END` steps; what is stored by now tells how many there are.
+        """
+        part, pooled = self._num_stored / self._num_slots, sum(leaf.pooled_bytes for leaf in self._leaves.values())
+        full = int(self.num_bytes - pooled + pooled / part)
+        if full > 1.1 * self.planned_bytes:
+            following = self._data["following"][: self._num_stored]
+            ends = len(np.unique(following[following < 0]))
+            why = f"episodes of {self.num_steps / max(ends, 1):.1f} steps leave so many final observations that it "
+            memory = Memory(full, mmap_bytes=0 if self._memory.mapped else full + 1, folder=self._memory.folder)
+            memory.check("replay.capacity", self.config.capacity, taken=int(part * full), why=why)
 
     def _copy(self, slot: int, arrays: dict[str, Array]) -> None:
         for key, stored in self._data.items():

@@ -63,6 +63,21 @@ class FrameStack(gym.Wrapper):  # type: ignore[misc]
         return self._stack.copy(), reward, terminated, truncated, info
 
 
+def stacked_frames(env: Any) -> int:
+    """How many frames lie side by side in what `env` shows, as its wrappers say (ours, or Gymnasium's); 0: it does not stack.
+
+    The shape does not tell a stack from a colour image. A wrapper outside of the stack must leave the shape as it is.
+    """
+    shape, at = getattr(env.observation_space, "shape", None), env
+    while isinstance(at, gym.Wrapper) and at.observation_space.shape == shape:
+        if isinstance(at, FrameStack):
+            return at.num_frames
+        if isinstance(at, gym.wrappers.FrameStackObservation):
+            return int(at.stack_size)
+        at = at.env
+    return 0
+
+
 class OneOf(gym.Env):  # type: ignore[misc]
     """A Gymnasium vector environment of size 1 as a plain environment, for evaluation, probing and loaded policies."""
 

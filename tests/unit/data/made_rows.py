@@ -12,7 +12,7 @@ from runnel.core.spaces import EnvSpec
 
 
 class Player:
-    """Plays B environments whose observations count up, ends episodes at random, and stacks `k` frames of noise."""
+    """Plays B environments whose observations count up, ends episodes at random, and stacks frames of noise."""
 
     def __init__(
         self, spec: EnvSpec, source: StreamSpec, seed: int, *, end_chance: float = 0.3, fresh_stack: bool = False
@@ -26,16 +26,17 @@ class Player:
         obs = {}
         for key, leaf in self.spec.obs.items():
             obs[key] = self._draw(leaf)
-            if len(leaf.shape) == 3 and not self.fresh_stack:
-                obs[key][:] = obs[key][-1]
+            if leaf.stack and not self.fresh_stack:
+                obs[key].reshape(leaf.stack, -1)[:] = obs[key].reshape(leaf.stack, -1)[-1]
         return self._with_mask(obs)
 
     def _next(self, obs: dict[str, Any]) -> dict[str, Any]:
         after = {}
         for key, leaf in self.spec.obs.items():
             after[key] = self._draw(leaf)
-            if len(leaf.shape) == 3:
-                after[key][:-1] = obs[key][1:]
+            if leaf.stack:
+                channels = leaf.shape[0] // leaf.stack
+                after[key][:-channels] = obs[key][channels:]
         return self._with_mask(after)
 
     def _draw(self, leaf: Any) -> np.ndarray:

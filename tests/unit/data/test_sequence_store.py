@@ -16,7 +16,7 @@ from runnel.data.sequences import SequenceStore, sequence_stream
 from runnel.data.store import ReplayConfig
 
 SPEC = EnvSpec(
-    {"obs/image": ArraySpec((3, 4, 4), torch.uint8), "obs/x": ArraySpec((2,))},
+    {"obs/image": ArraySpec((3, 4, 4), torch.uint8, stack=3), "obs/x": ArraySpec((2,))},
     ActionSpec("discrete", num_actions=3),
     has_mask=True,
 )

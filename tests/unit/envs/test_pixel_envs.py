@@ -2,9 +2,12 @@
 
 import importlib.util
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation, TimeLimit, TransformObservation
 
 from runnel.core.errors import ConfigError
 from runnel.envs.registry import evaluation_kwargs, make_env, make_vector, obs_flattener, probe_env
@@ -13,6 +16,38 @@ from runnel.envs.vector import VectorConfig
 needs_pool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 needs_atari = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
 needs_minatar = pytest.mark.skipif(importlib.util.find_spec("minatar") is None, reason="MinAtar is not installed")
+
+
+class Colours(gym.Env):
+    """Noise, channels first, last, or gray."""
+
+    def __init__(self, shape=(3, 20, 20)):
+        self.observation_space, self.action_space = spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+
+def stack_of(make, **kwargs):
+    (leaf,) = probe_env(make, **kwargs).obs.values()
+    return leaf.stack
+
+
+def test_a_stack_is_known_by_its_wrapper_and_not_by_its_shape():
+    """A replay keeps each frame of a stack once; three colours and four planes of a board have the shape of one."""
+    gray = {"shape": (20, 20)}
+    assert stack_of(Colours) == 0
+    assert stack_of(lambda: Colours((20, 20, 3))) == 0
+    assert stack_of(Colours, frame_stack=4) == 4
+    assert stack_of(lambda: FrameStackObservation(Colours(**gray), 4)) == 4
+    assert stack_of(lambda: TimeLimit(FrameStackObservation(Colours(**gray), 3), 10)) == 3
+    cropped = spaces.Box(0, 255, (4, 10, 10), np.uint8)
+    crop = TransformObservation(FrameStackObservation(Colours(**gray), 4), lambda x: x[:, :10, :10], cropped)
+    assert stack_of(lambda: crop) == 0
+    if importlib.util.find_spec("minatar") is not None:
+        assert stack_of("MinAtar/Breakout-v1") == 0
+        assert stack_of("MinAtar/Breakout-v1", frame_stack=2) == 2
 
 
 @needs_minatar

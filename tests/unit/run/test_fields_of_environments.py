@@ -95,7 +95,7 @@ TRIES: dict[str, Try] = {
     "replay.alpha": Try(given={"replay.prioritised": True}),
     "replay.beta": Try(given={"replay.prioritised": True}),
     "replay.min_priority": Try(1.0, {"replay.prioritised": True}),
-    "replay.compress_frames": Try(given={**IMAGES, "env_kwargs": {"stack": 2}}, seen="wired"),
+    "replay.compress_frames": Try(given={**IMAGES, "vector.frame_stack": 2}, seen="wired"),
     "replay.mmap_bytes": Try(1, seen="wired"),
     "sac.entropy_share": Try(given={"env": "CartPole-v1"}),
     "ring": Try(2, {"num_envs": 2}),

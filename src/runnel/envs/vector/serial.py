@@ -25,14 +25,14 @@ _PRUNE_AT = 1024
 
 def look_at(env: Any, name: str) -> EnvSpec:
     """The spec of a Gymnasium environment, from one reset: only that shows whether masks come in `info`."""
-    from runnel.envs.wrappers import FrameStack
+    from runnel.envs.wrappers import stacked_frames
 
     try:
         _, info = env.reset(seed=0)
     except Exception as error:
         raise DataError(f"environment {name!r} raised {type(error).__name__} at its first reset: {error}") from error
     spec = env_spec(env.observation_space, env.action_space, has_mask=MASK in info)
-    return mark_stack(spec, env.num_frames if isinstance(env, FrameStack) else 0)
+    return mark_stack(spec, stacked_frames(env))
 
 
 def same_spec(env: Any, spec: EnvSpec, name: str) -> None:
