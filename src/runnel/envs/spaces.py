@@ -45,7 +45,11 @@ class ObsLeaf:
         raw = self.pick(obs)
         if self.encode is not None:
             return self.encode(raw)
-        return np.asarray(raw, dtype=np.uint8 if self.spec.dtype == torch.uint8 else np.float32)
+        if self.spec.dtype != torch.uint8:
+            return np.asarray(raw, dtype=np.float32)
+        found = np.asarray(raw)
+        self._check_bytes(found)
+        return found.astype(np.uint8, copy=False)
 
     def check(self, obs: Any) -> None:
         """Refuse what an assignment would broadcast or wrap without a word: another shape, or no bytes where bytes belong."""
@@ -53,8 +57,13 @@ class ObsLeaf:
         shape = raw.shape if self.encode is None else self.encode(raw).shape
         if shape != self.spec.shape:
             raise DataError(f"gave {self.key!r} of shape {shape}, but its space says {self.spec.shape}")
-        if self.spec.dtype == torch.uint8 and raw.dtype != np.uint8 and (raw != raw.astype(np.uint8)).any():
-            raise DataError(f"gave {self.key!r} as {raw.dtype} with values that are no bytes, but its space says uint8")
+        if self.spec.dtype == torch.uint8:
+            self._check_bytes(raw)
+
+    def _check_bytes(self, raw: Array) -> None:
+        with np.errstate(invalid="ignore"):  # NaN becomes some byte, and is not equal to it
+            if raw.dtype != np.uint8 and (raw != raw.astype(np.uint8)).any():
+                raise DataError(f"gave {self.key!r} as {raw.dtype} with values that are no bytes, but its space says uint8")
 
 
 def obs_leaves(space: Any, key: str = "obs", path: tuple[str | int, ...] = ()) -> list[ObsLeaf]:
@@ -86,6 +95,8 @@ def one_hot(index: Any, size: int) -> Array:
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
     index = np.asarray(index)
+    if index.dtype.kind == "f" and not (index == np.floor(index)).all():  # also NaN
+        raise DataError(f"gave a discrete observation that is no whole number: {index}")
     inside = 0 <= int(index) < size if index.ndim == 0 else bool(((index >= 0) & (index < size)).all())
     if not inside:
         raise DataError(f"gave a discrete observation outside its space: {index} (counted from 0) of {size} values")

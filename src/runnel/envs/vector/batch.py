@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.actions import env_action, flat_mask
+from runnel.core.checks import check_rewards
 from runnel.core.errors import DataError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
@@ -63,6 +64,7 @@ class BatchVector(HostVector):
 
     def _outcome(self, reward: Any, terminated: Any, truncated: Any) -> Rows:
         """Record rewards and flags; returns the rows whose episodes ended."""
+        check_rewards(reward, self.num_envs)
         self._reward[:], self._terminated[:], self._truncated[:] = reward, terminated, truncated
         self._total += reward
         self._length += 1
