@@ -34,7 +34,7 @@ class SharedTrunk(nn.Module):
         return self.actor(self.features(obs))
 
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """The critic. `[...]`"""
+        """The critic. `[...]`, not `[..., 1]`: that is refused."""
         return self.critic(self.features(obs)).squeeze(-1)
 
 

@@ -67,11 +67,17 @@ class A2CLearner:
     """Consumes `[T, B]` segments, one batch and one optimiser step a version; owns the network and its optimiser."""
 
     def __init__(
-        self, config: A2CConfig, net: ActorCritic, *, collective: Collective | None = None, device: str = "cpu"
+        self,
+        config: A2CConfig,
+        net: ActorCritic,
+        *,
+        seed: int = 0,
+        collective: Collective | None = None,
+        device: str = "cpu",
     ) -> None:
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
         self.collective: Collective = collective or OneProcess()
-        self.version = 0
+        self.version, self._seed = 0, seed
         self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self._params = dict(net.state_dict())
 
@@ -82,7 +88,9 @@ class A2CLearner:
 
     def update(self, batch: Batch) -> Update:
         """One optimiser step. The host waits for a device once, at the end, for the numbers."""
-        numbers = self._step(batch)
+        self.net.train()
+        with self.net.drawing(self._seed, "network", self.collective.rank, self.version):
+            numbers = self._step(batch)
         self.net.update_statistics({k: batch[k][:-1].flatten(0, 1) for k in self.net.env_spec.obs}, self.collective)
         numbers = of_whole_batch(numbers, METRICS, self.collective, means=("explained_variance", "grad_norm"))
         metrics = dict(zip(METRICS, numbers.tolist(), strict=True))

@@ -141,6 +141,7 @@ class PPOLearner:
             fix = "segments must carry the return of their episodes: give return_gamma to on_policy_graph"
             raise ConfigError("normalise_reward", True, fix)
         self._optimiser.lr = schedule.at(self.config.lr, progress)
+        self.net.eval()  # values are judged as actions were chosen: without dropout, by the statistics of training
         return self._make_batch(data) if self.collective.world_size == 1 else self._batch(data)
 
     def _batch(self, data: Batch) -> Batch:
@@ -178,7 +179,10 @@ class PPOLearner:
     def update(self, batch: Batch) -> Update:
         """`num_epochs` passes in shuffled minibatches; one version."""
         plain = self.config.target_kl is not None or self.collective.world_size > 1  # a graph cannot wait for other ranks
-        metrics = self._metrics(batch, *(self._learn(batch) if plain else self._train(batch)))
+        self.net.train()
+        with self.net.drawing(self._seed, "network", self.collective.rank, self.version):
+            history, numbers = self._learn(batch) if plain else self._train(batch)
+        metrics = self._metrics(batch, history, numbers)
         self.version += 1
         return Update(metrics)
 

@@ -27,11 +27,11 @@ class UnusedSettingError(ConfigError):
 
 
 class NonFiniteError(RunnelError):
-    """NaN or infinity in a tensor: names the tensor and the step at which it appeared."""
+    """NaN or infinity in a tensor: names the tensor and the step at which it appeared (None: whoever saw it counts none)."""
 
-    def __init__(self, tensor: str, step: int, detail: str = "") -> None:
+    def __init__(self, tensor: str, step: int | None, detail: str = "") -> None:
         super().__init__(
-            f"{tensor} is not finite at step {step}{': ' + detail if detail else ''}. "
+            f"{tensor} is not finite{'' if step is None else f' at step {step}'}{': ' + detail if detail else ''}. "
             "The run stopped before using it; the last good checkpoint is untouched."
         )
         self.tensor, self.step, self.detail = tensor, step, detail

@@ -22,6 +22,26 @@ class ArraySpec:
     """Frames that lie side by side in the first dimension, oldest first; 0: it is not a stack. Replay may keep the newest."""
 
 
+def channel_axis(shape: Sequence[int]) -> int | None:
+    """Which axis of an image `[C, H, W]` or `[H, W, C]` holds its channels, 0 or 2; None where the shape does not tell.
+
+    Sides of a board or an image are often equal: two neighbours of one size are height and width. Else the channels are the
+    smaller end, if it is at most half of either other size.
+
+    >>> [channel_axis(s) for s in ((4, 84, 84), (84, 84, 3), (8, 8, 17), (17, 8, 8), (210, 160, 3), (6, 7, 2))]
+    [0, 2, 2, 0, 2, 2]
+    >>> [channel_axis(s) for s in ((8, 8, 8), (6, 7, 12), (84, 4, 84))]
+    [None, None, None]
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return 2 if first == middle else 0
+    least = min(first, last)
+    if first == last or 2 * least > min(middle, max(first, last)):
+        return None
+    return 0 if first < last else 2
+
+
 @dataclass(frozen=True)
 class ActionLeaf:
     """One array of a composite action: the next `num_parts` parts, at `path` of what `env.step` takes.

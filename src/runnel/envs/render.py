@@ -129,12 +129,19 @@ def _picture_of(env: Any) -> Callable[[Any], Frame]:
     if isinstance(env.unwrapped, MinAtar):
         layers = env.unwrapped.observation_space.shape[0]
         return lambda obs: _board(np.asarray(obs)[-layers:])
+    if isinstance(env, FrameStack):  # [C, H, W] whatever its shape
+        return _drawn(env.channels, np.asarray)
     try:
         (channels, _, _), read = frame_reader(env.observation_space)
     except ConfigError:
         fix = "take render_mode='rgb_array' in its constructor and return uint8 [H, W, 3] from render(), or use 0"
         raise ConfigError("env", env, fix) from None
-    if (env.channels if isinstance(env, FrameStack) else channels) == 3:
+    return _drawn(channels, read)
+
+
+def _drawn(channels: int, read: Callable[[Any], Frame]) -> Callable[[Any], Frame]:
+    """The newest frame of `[C, H, W]`, in colour if a frame has three channels."""
+    if channels == 3:
         return lambda obs: np.ascontiguousarray(np.moveaxis(read(obs)[-3:], 0, -1))
     return lambda obs: np.repeat(read(obs)[-1][:, :, None], 3, axis=2)
 

@@ -342,7 +342,8 @@ class VecEnvSampler:
             field, t, row = bad
             step = self._num_steps + t * lane.segment.num_envs + row
             index = lane.vector.index0 + row
-            raise NonFiniteError(field, step, f"environment {lane.vector.name!r} (index {index}), step {t} of its segment")
+            where = f"environment {lane.vector.name!r} (index {index}), step {t} of its segment"
+            raise NonFiniteError(field, step, f"the policy's answer to {where}" if lane.segment.answers(field) else where)
 
     def waits_for(self) -> str:
         reasons = dict.fromkeys(lane.waits for lane in self._lanes if lane.waits)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.checks import check_reply
 from runnel.core.errors import DataError
 from runnel.core.protocols import State
 from runnel.core.records import Slot
@@ -81,6 +82,8 @@ class SegmentWriter:
                 f"stream {self.slot.spec.name!r} declares {missing}, but the policy answers only {sorted(rows)}; "
                 "return them from the policy, or leave them out of the stream"
             )
+        for key, views in self._reply:
+            check_reply(key, rows[key], views[0])
 
     def outcome(self, t: int) -> None:
         """Record what the environments did: rewards, ends, and the observations that ended episodes."""
@@ -118,6 +121,10 @@ class SegmentWriter:
         elif self.final_index:
             index[: self.num_final].copy_(torch.tensor(self.final_index))
 
+    def answers(self, field: str) -> bool:
+        """Whether `field` is of the policy's answer."""
+        return any(key == field for key, _ in self._reply)
+
     def first_bad(self) -> tuple[str, int, int] | None:
         """Field, time and row of the first NaN or infinity among what was written; one wait for the device."""
         parts = self._written()
@@ -129,7 +136,8 @@ class SegmentWriter:
         steps, arrays = len(self.versions), self.slot.arrays
         obs = [(k, arrays[k][: steps + 1]) for k in self.out.obs]
         final = [("final_" + k, arrays["final_" + k][: self.num_final]) for k in self.out.obs]
-        parts = [*obs, *final, ("rewards/env", arrays["rewards/env"][:steps])]
+        reply = [(k, arrays[k][:steps]) for k, _ in self._reply]
+        parts = [*obs, *final, ("rewards/env", arrays["rewards/env"][:steps]), *reply]
         return [(k, x) for k, x in parts if x.is_floating_point()]
 
     def _locate(self, name: str, x: Tensor) -> tuple[str, int, int]:

@@ -132,6 +132,8 @@ def one_hot(index: Any, size: int) -> Array:
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
     index = np.asarray(index)
+    if index.dtype.kind == "f" and not (index == np.floor(index)).all():  # also NaN
+        raise DataError(f"gave a discrete observation that is no whole number: {index}")
     inside = 0 <= int(index) < size if index.ndim == 0 else bool(((index >= 0) & (index < size)).all())
     if not inside:
         raise DataError(f"gave a discrete observation outside its space: {index} (counted from 0) of {size} values")

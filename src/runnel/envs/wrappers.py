@@ -15,17 +15,17 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
+from runnel.core.spaces import channel_axis
 from runnel.envs.spaces import obs_leaves
 
 Frame = NDArray[np.uint8]
-_MOST_CHANNELS = 4
 
 
 def frame_reader(space: Any) -> tuple[tuple[int, int, int], Callable[[Any], Frame]]:
     """The shape `[C, H, W]` of an image space, and a function from an observation to that shape (a view), which refuses what is
     not in the space.
 
-    `[H, W]` gets one channel; `[H, W, C]` is turned where C is at most 4.
+    `[H, W]` gets one channel; `[H, W, C]` is turned.
     """
     shape = tuple(getattr(space, "shape", None) or ())
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) not in (2, 3):
@@ -33,7 +33,11 @@ def frame_reader(space: Any) -> tuple[tuple[int, int, int], Callable[[Any], Fram
     checked = obs_leaves(space)[0].checked
     if len(shape) == 2:
         return (1, *shape), lambda obs: checked(obs)[None]
-    if shape[-1] <= _MOST_CHANNELS < shape[0]:
+    axis = channel_axis(shape)
+    if axis is None:
+        fix = "its shape does not tell where its channels are; give frames as [channels, height, width] that differ, or use 0"
+        raise ConfigError("vector.frame_stack", space, fix)
+    if axis == 2:
         height, width, channels = shape
         return (channels, height, width), lambda obs: np.moveaxis(checked(obs), -1, 0)
     return shape, checked

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.losses.base import Loss
+from runnel.losses.base import Loss, same_shape
 from runnel.losses.td import Slope
 
 
@@ -33,6 +33,7 @@ def ensemble_td_loss(q: Tensor, target: Tensor, *, weight: Tensor, denominator: 
     The critics share a target (Fujimoto et al. 2018, arXiv:1802.09477, alg. 1); `weight` undoes the bias of prioritised
     draws. The error of a row is |q - target|, averaged over critics.
     """
+    same_shape("ensemble_td_loss", q_of_one_critic=q.shape[1:], target=target, weight=weight)
     error = q - target
     grad = error * (weight / denominator)
     return Slope(0.5 * (error * grad).sum(), grad, error.abs().mean(0))
@@ -55,6 +56,7 @@ def soft_actor_loss(q: Tensor, *, logprob: Tensor, temperature: Tensor, denomina
 
     The gradient reaches the policy by the log-density, and by the smallest Q through the action.
     """
+    same_shape("soft_actor_loss", q_of_one_critic=q.shape[1:], logprob=logprob)
     best, which = q.min(0)
     entropy = logprob.sum() * (-1.0 / denominator)
     value = best.sum() * (-1.0 / denominator) - temperature * entropy
@@ -70,6 +72,7 @@ def soft_actor_loss_discrete(q: Tensor, *, logprobs: Tensor, temperature: Tensor
 
     The critics are constants, and get no gradient (`to_q` is empty).
     """
+    same_shape("soft_actor_loss_discrete", q_of_one_critic=q.shape[1:], logprobs=logprobs)
     probs = logprobs.exp()
     cost = temperature * logprobs - q.amin(0)
     mean = (probs * cost).sum(-1, keepdim=True)
@@ -85,4 +88,6 @@ def temperature_loss(temperature: Tensor, entropy: Tensor, *, target_entropy: Te
     `[], [] -> []`: `entropy` is the mean over the batch. With respect to the logarithm of the temperature, the gradient of
     this loss is the loss.
     """
+    target = target_entropy if isinstance(target_entropy, Tensor) else None
+    same_shape("temperature_loss", temperature=temperature, entropy=entropy, target_entropy=target)
     return Loss(temperature * (entropy - target_entropy))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runnel.losses.base import same_shape
 from runnel.ops.distributions import HALF_LOG_TWO_PI
 
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
@@ -49,6 +50,8 @@ def ppo_gradient(
         categorical:  dL/dscore_j = L' (1[j = a] - p_j) + entropy_coef / n p_j (log p_j + H)
         Gaussian:     dL/dmean_j  = L' z_j / std_j,  dL/dlog_std_j = sum L' (z_j^2 - 1) - entropy_coef N / n
     """
+    columns = {name: rows[name] for name in ("logprob", "advantage", "return", "value")}
+    same_shape("ppo_gradient", rows_of_scores=scores.shape[:-1], values=values, **columns)
     scale = 1.0 / denominator
     if log_std is None:
         logprob, entropy, terms = _categorical(scores, rows["action"], rows.get("action_mask"))
@@ -57,8 +60,8 @@ def ppo_gradient(
     earned, slope, log_ratio, ratio, outside = _surrogate(logprob, rows, clip=clip, dual_clip=dual_clip)
     squared, error = _critic(values, rows["return"], rows["value"], value_clip)
     # sums of all columns at once; the k3 estimate of the KL divergence is r - 1 - log r
-    columns = torch.stack((earned, squared, entropy, ratio - log_ratio - 1.0, outside.to(ratio.dtype)))
-    policy, value, bonus, kl, clipped = columns.sum(1).mul_(scale).unbind(0)
+    sums = torch.stack((earned, squared, entropy, ratio - log_ratio - 1.0, outside.to(ratio.dtype)))
+    policy, value, bonus, kl, clipped = sums.sum(1).mul_(scale).unbind(0)
     policy, value = -policy, 0.5 * value
     total = policy + value_coef * value - entropy_coef * bonus if entropy_coef else policy + value_coef * value
     slope = slope.mul_(-scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnel.losses.base import Loss
+from runnel.losses.base import Loss, same_shape
 from runnel.ops.masked import masked_mean
 
 
@@ -18,6 +18,7 @@ def policy_gradient_loss(
 
     `advantage` carries no gradient. For data of another policy it includes the importance weight (IMPALA: rho A).
     """
+    same_shape("policy_gradient_loss", logprob=logprob, advantage=advantage, mask=mask)
     return Loss(masked_mean(logprob * -advantage.detach(), mask, denominator=denominator))
 
 
@@ -42,6 +43,7 @@ def clipped_policy_loss(
     Metrics: `kl`, the k3 estimate `r - 1 - log r` of KL(behaviour || policy) (Schulman 2020, "Approximating KL divergence"),
     and `clip_fraction`, the share of entries at which r left the interval.
     """
+    same_shape("clipped_policy_loss", logprob=logprob, behaviour_logprob=behaviour_logprob, advantage=advantage, mask=mask)
     log_ratio = logprob - behaviour_logprob
     ratio = log_ratio.exp()
     with torch.no_grad():

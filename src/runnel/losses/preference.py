@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runnel.losses.base import Loss
+from runnel.losses.base import Loss, same_shape
 from runnel.ops.ragged import row_sum
 
 
@@ -28,6 +28,7 @@ def dpo_loss(
 
     `sign` is 1 for tokens of the chosen answer and -1 for those of the rejected one; `unit` is the pair of a token.
     """
+    same_shape("dpo_loss", logprob=logprob, reference_logprob=reference_logprob, sign=sign, unit=unit)
     gain = beta * (logprob - reference_logprob)
     margin = row_sum(sign * gain, unit, num_units)
     with torch.no_grad():
@@ -44,6 +45,7 @@ def bradley_terry_loss(score: Tensor, sign: Tensor, *, unit: Tensor, num_units: 
 
     There is one score a row; `sign` is 1 for the chosen and -1 for the rejected one of pair `unit`.
     """
+    same_shape("bradley_terry_loss", score=score, sign=sign, unit=unit)
     margin = row_sum(sign * score, unit, num_units)
     return Loss(-F.logsigmoid(margin).sum() / denominator, _pair_metrics(margin.detach(), denominator))
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from runnel.losses.base import same_shape
+
 
 @dataclass
 class Slope:
@@ -29,6 +31,7 @@ def huber_td_loss(q: Tensor, target: Tensor, *, weight: Tensor, denominator: flo
 
     With c = clip(e), h(e) = c (e - c / 2). The error of a row is |e|.
     """
+    same_shape("huber_td_loss", q=q, target=target, weight=weight)
     error = q - target
     clipped = error.clamp(-delta, delta)
     grad = clipped * weight / denominator
@@ -44,6 +47,8 @@ def categorical_td_loss(logits: Tensor, target: Tensor, *, weight: Tensor, denom
     `[..., N], [..., N], [...] -> []`. The error of a row is KL(target || p), the cross entropy less what no prediction can
     avoid: it is what Rainbow takes for a priority (Hessel et al. 2018, arXiv:1710.02298).
     """
+    same_shape("categorical_td_loss", logits=logits, target=target)
+    same_shape("categorical_td_loss", logits_without_atoms=logits.shape[:-1], weight=weight)
     logprobs = logits.log_softmax(-1)
     cross = -(target * logprobs).sum(-1)
     entropy = -target.xlogy(target).sum(-1)

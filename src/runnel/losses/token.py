@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from runnel.losses.base import Loss
+from runnel.losses.base import Loss, same_shape
 from runnel.ops.ragged import row_sum
 
 
@@ -37,6 +37,7 @@ def policy_loss(
     PPO (Schulman et al. 2017, arXiv:1707.06347) on tokens; `clip_high > clip_low` is DAPO's asymmetric clip (Yu et al.
     2025, arXiv:2503.14476).
     """
+    same_shape("policy_loss", logprob=logprob, old_logprob=old_logprob, advantage=advantage, weight=weight)
     ratio = torch.exp(logprob - old_logprob)
     gain, hit = _clipped(ratio, advantage, clip_low, clip_high)
     metrics = {"clip_fraction": hit.sum() / count, "approx_kl": _k3(logprob.detach() - old_logprob).sum() / count}
@@ -64,6 +65,8 @@ def sequence_policy_loss(
     `row` says which of `num_rows` sequences a token is of. The weight w_i of a sequence is the sum of its tokens' weights, 1
     where each has 1/|y_i|; its advantage is the mean of theirs.
     """
+    tensors = {"old_logprob": old_logprob, "advantage": advantage, "row": row, "weight": weight}
+    same_shape("sequence_policy_loss", logprob=logprob, **tensors)
     length = row_sum(torch.ones_like(logprob), row, num_rows).clamp(min=1.0)
     ratio = torch.exp(row_sum(logprob - old_logprob, row, num_rows) / length)
     gain, hit = _clipped(ratio, row_sum(advantage, row, num_rows) / length, clip_low, clip_high)
@@ -76,6 +79,7 @@ def sequence_policy_loss(
 
 def reinforce_loss(logprob: Tensor, advantage: Tensor, *, weight: Tensor, denominator: float) -> Loss:
     """The score function: `L = -1/N sum_i w_i A_i logprob_i` (Williams 1992, doi:10.1007/BF00992696). `[M] -> []`"""
+    same_shape("reinforce_loss", logprob=logprob, advantage=advantage, weight=weight)
     return Loss(-(weight * advantage * logprob).sum() / denominator)
 
 
@@ -93,6 +97,7 @@ def truncated_loss(
 
     L = -1/N sum_i w_i min(exp(logprob_i - old_logprob_i), max_ratio) A_i logprob_i       the minimum carries no gradient
     """
+    same_shape("truncated_loss", logprob=logprob, old_logprob=old_logprob, advantage=advantage, weight=weight)
     gap = logprob.detach() - old_logprob
     ratio = torch.exp(gap)
     value = -(weight * ratio.clamp(max=max_ratio) * advantage * logprob).sum() / denominator
@@ -124,6 +129,8 @@ def decoupled_policy_loss(
 
     No gradient flows through b. Masked tokens stay in the denominator, so that masking does not raise the rest.
     """
+    tensors = {"old_logprob": old_logprob, "advantage": advantage, "weight": weight}
+    same_shape("decoupled_policy_loss", logprob=logprob, proximal_logprob=proximal_logprob, **tensors)
     gap = torch.nan_to_num(proximal_logprob - old_logprob, nan=0.0, posinf=0.0, neginf=0.0)
     ratio = torch.exp(gap)
     inside = (ratio >= behaviour_low) & (ratio <= behaviour_high)
@@ -146,12 +153,14 @@ def log_linear_proximal(logprob: Tensor, old_logprob: Tensor, policy_version: Te
     The update starts from version v and goes to v + 1; mu sampled the token at v_mu. On fresh tokens pi_prox is mu, and the
     older a token is, the closer it is to pi. No gradient flows through it.
     """
+    same_shape("log_linear_proximal", logprob=logprob, old_logprob=old_logprob, policy_version=policy_version)
     age = (version - policy_version).clamp(min=0).to(logprob.dtype)
     return old_logprob + age / (age + 1.0) * (logprob.detach() - old_logprob)
 
 
 def sft_loss(logprob: Tensor, *, weight: Tensor, denominator: float) -> Loss:
     """Cross entropy of the demonstrated tokens: `-1/N sum_i w_i logprob_i`. `[M] -> []`"""
+    same_shape("sft_loss", logprob=logprob, weight=weight)
     return Loss(-(weight * logprob).sum() / denominator)
 
 
@@ -160,12 +169,14 @@ def kl_loss(logprob: Tensor, reference_logprob: Tensor, *, weight: Tensor, denom
 
     Unbiased and never negative for tokens sampled from the policy (Schulman 2020, joschu.net/blog/kl-approx.html).
     """
+    same_shape("kl_loss", logprob=logprob, reference_logprob=reference_logprob, weight=weight)
     term = _k3(reference_logprob - logprob)
     return Loss((weight * term).sum() / denominator, {"kl": term.detach().sum() / count})
 
 
 def entropy_loss(entropy: Tensor, *, weight: Tensor, denominator: float) -> Loss:
     """Minus the mean entropy, to be added with a coefficient as a bonus: `-1/N sum_i w_i H_i`. `[M] -> []`"""
+    same_shape("entropy_loss", entropy=entropy, weight=weight)
     return Loss(-(weight * entropy).sum() / denominator)
 
 
@@ -174,6 +185,7 @@ def token_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, *, clip:
 
     L = 1/(2N) sum_i max((V_i - R_i)^2, (V_old_i + clamp(V_i - V_old_i, -clip, clip) - R_i)^2)
     """
+    same_shape("token_value_loss", value=value, old_value=old_value, returns=returns)
     error = (value - returns) ** 2
     if clip is not None:
         near = old_value + (value - old_value).clamp(-clip, clip)

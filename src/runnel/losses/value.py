@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runnel.losses.base import Loss
+from runnel.losses.base import Loss, same_shape
 from runnel.ops.masked import masked_mean
 
 
@@ -26,6 +26,7 @@ def value_loss(
     With `clip` and `behaviour_value` (both or neither) the error is the larger one of `value` and of `value` held within
     `clip` of `behaviour_value` (Engstrom et al. 2020, arXiv:2005.12729, sec. 3).
     """
+    same_shape("value_loss", value=value, target=target, behaviour_value=behaviour_value, mask=mask)
     error = F.mse_loss(value, target, reduction="none")
     if clip is not None and behaviour_value is not None:
         near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)

@@ -7,14 +7,17 @@ each step of a segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from runnel.core.batch import Batch
+from runnel.core.checks import check_body, check_output
 from runnel.core.protocols import Collective, RowPolicy
+from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody
 from runnel.nets.compiled import Compiled
@@ -31,6 +34,9 @@ class ActorCritic(nn.Module):
     """A policy and a critic over `body`, for the observations and the action of `env_spec`.
 
     `fused` runs a small network by kernels of its own, where some serve it (`fused.py` on a CUDA device, else `compiled.py`).
+
+    A body of a user's own is held against its contract when it is made and whenever it is asked (`core/checks.py`). It acts
+    and judges in eval mode; learners put it into train mode for their gradients.
     """
 
     log_std: Tensor | None
@@ -42,7 +48,9 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.env_spec, self.head = env_spec, make_head(env_spec.action)
         self.noise_size = self.head.noise_size
-        self.body = body
+        self.body, self.own_body = body, type(body) not in (SeparateBody, SharedBody) and not isinstance(body, RecurrentBody)
+        if self.own_body:
+            check_body(body, env_spec, self.head.num_scores)
         self.state_spec = body.state_spec if isinstance(body, RecurrentBody) else {}
         self.log_std = nn.Parameter(torch.zeros(self.head.num_log_std)) if self.head.num_log_std else None
         leaves = {k: leaf for k, leaf in env_spec.obs.items() if leaf.dtype.is_floating_point} if normalise_obs else {}
@@ -59,6 +67,26 @@ class ActorCritic(nn.Module):
         if self.fuses and (not self._sought or (isinstance(self._kernels, Compiled) and self._kernels.stale)):
             self._kernels, self._sought = fuse(self), True
         return self._kernels
+
+    def train(self, mode: bool = True) -> Self:
+        """As for every module. Bodies of ours are the same in both modes, so no module is walked over for them: a learner may
+        change the mode at every update."""
+        if self.own_body:
+            return super().train(mode)
+        self.training = mode
+        return self
+
+    @contextmanager
+    def drawing(self, seed: int, *key: int | str) -> Iterator[None]:
+        """What a body of a user's own draws at random (dropout) depends on `seed` and `key` alone: runs of one seed are then
+        equal, and a resume goes on as if nothing had been. Other bodies draw nothing."""
+        if not self.own_body:
+            yield
+            return
+        devices = {p.device for p in self.parameters() if p.is_cuda}
+        with torch.random.fork_rng(devices=list(devices)):
+            torch.manual_seed(make_seed(seed, *key))
+            yield
 
     # ----------------------------------------------------------------------------------------------------------- acting
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
@@ -84,7 +112,7 @@ class ActorCritic(nn.Module):
         if isinstance(self.body, RecurrentBody):
             out, _, after = self.body.step(obs, {k: rows[k] for k in self.state_spec})
         else:
-            out = cast(Body, self.body).policy(obs)
+            out = self._scores(obs)
         mask = rows.get("action_mask")
         action, logprob = (
             self.head.mode(out, mask, self.log_std) if greedy else self.head.sample(out, rows["noise"], mask, self.log_std)
@@ -100,10 +128,28 @@ class ActorCritic(nn.Module):
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Scores `[..., S]` and value `[...]` of obs leaves `[..., *shape]`, in one pass where the body can; feedforward."""
         seen = self.observe(obs)
-        if isinstance(self.body, SeparateBody | SharedBody):
+        if isinstance(self.body, SeparateBody | SharedBody) and not self.own_body:
             return self.body.both(seen)
-        body = cast(Body, self.body)
-        return body.policy(seen), body.value(seen)
+        return self._scores(seen), self._values(seen)
+
+    def _scores(self, seen: Obs) -> Tensor:
+        """The body's scores of leaves as it sees them. `[..., S]`"""
+        scores = cast(Body, self.body).policy(seen)
+        if self.own_body and not torch.compiler.is_exporting():  # a graph cannot ask for values
+            check_output(self.body, "policy(obs)", scores, (*self._lead(seen), self.head.num_scores))
+        return scores
+
+    def _values(self, seen: Obs) -> Tensor:
+        """The body's values of leaves as it sees them. `[...]`"""
+        values = cast(Body, self.body).value(seen)
+        if self.own_body and not torch.compiler.is_exporting():
+            check_output(self.body, "value(obs)", values, self._lead(seen))
+        return values
+
+    def _lead(self, obs: Obs) -> torch.Size:
+        """The dimensions of `obs` before those of an observation."""
+        key, leaf = next(iter(self.env_spec.obs.items()))
+        return obs[key].shape[: obs[key].dim() - len(leaf.shape)]
 
     @property
     def taped(self) -> bool:
@@ -129,13 +175,13 @@ class ActorCritic(nn.Module):
 
     def evaluate(self, obs: Obs, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`evaluate_scores` at obs leaves `[..., *shape]`; feedforward."""
-        return self.evaluate_scores(cast(Body, self.body).policy(self.observe(obs)), action, mask)
+        return self.evaluate_scores(self._scores(self.observe(obs)), action, mask)
 
     def value(self, obs: Obs) -> Tensor:
         """The critic's value. Obs leaves `[..., *shape]` -> `[...]`; feedforward."""
         if self.fuses and not torch.is_grad_enabled() and (kernels := self.kernels()) is not None:
             return kernels.values(obs)
-        return cast(Body, self.body).value(self.observe(obs))
+        return self._values(self.observe(obs))
 
     def sequence(self, data: Obs, resets: Tensor) -> tuple[Tensor, Tensor]:
         """Scores `[T, B, S]` and values `[T, B]` of a recurrent body from `state/...` `[B, ...]`; see `Core.unroll`."""
@@ -157,7 +203,10 @@ class ActorCritic(nn.Module):
         scores, values = self.both({k: data[k][:num_steps] for k in self.env_spec.obs})
         with torch.no_grad():
             rest = {k: torch.cat([data[k][num_steps], data["final_" + k]]) for k in self.env_spec.obs}
+            training = self.training
+            self.eval()  # what is only judged is no batch to learn statistics from
             last, at_ends = torch.split(self.value(rest), [values.shape[1], len(data["final_index"])])
+            self.train(training)
         return scores, values, self._following(values.detach(), last, at_ends, data["final_index"])
 
     def _unroll_recurrent(self, body: RecurrentBody, data: Obs, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:

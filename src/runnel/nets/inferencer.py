@@ -21,6 +21,12 @@ class Acts(Protocol):
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch: ...
 
 
+def to_act(net: Acts) -> None:
+    """Put a module into eval mode, whoever trained it in between: dropout and the statistics of a batch are for learning."""
+    if getattr(net, "training", False):  # one flag is read; modules are walked over only where it is set
+        net.eval()  # type: ignore[attr-defined]
+
+
 class ActingNet(Acts, Protocol):
     """A module that answers rows: `ActorCritic`, `QNet`, or a user's own."""
 
@@ -62,6 +68,7 @@ class TorchInferencer:
     def row_policy(self) -> RowPolicy | None:
         """The network as compiled environments take it, where it is small and plain."""
         give = getattr(self.net, "row_policy", None)
+        to_act(self.net)
         return None if give is None or self.greedy or self.device.type != "cpu" else give()
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -115,6 +122,7 @@ class TorchInferencer:
         return [Reply(r.id, Batch({k: p[i] for k, p in parts.items()}), self.version) for i, r in enumerate(requests)]
 
     def _forward(self, rows: Batch) -> Batch:
+        to_act(self.net)
         home = next(iter(rows.values())).device
         if home == self.device:
             return self.net.act(rows, greedy=self.greedy)

@@ -40,6 +40,9 @@ class NetConfig:
     """Nonlinearity between layers (convolutions always use relu)."""
     conv: Literal["auto", "none", "nature", "small"] = "auto"
     """Convolutions for image leaves: `nature` (Mnih et al. 2015) for 84 x 84, `small` for 10 x 10 boards, by size if auto."""
+    channels: Literal["auto", "first", "last"] = "auto"
+    """Which axis of an image leaf holds its channels: first is [C, H, W], last is [H, W, C]. auto goes by the shape (two equal
+    neighbours are height and width, else the channels are by far the smallest); a shape that does not tell is refused."""
     core: Literal["none", "gru", "lstm"] = "none"
     """Recurrent core after the hidden layers; actor and critic then share all layers but the last."""
     core_size: int = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.nets.inferencer import Acts
+from runnel.nets.inferencer import Acts, to_act
 
 Flatten = Callable[[Any], Mapping[str, np.ndarray]]
 
@@ -49,6 +50,7 @@ class EnvPolicy:
         if not deterministic:
             rows["noise"] = torch.from_numpy(self._rng.random((num_rows, self.net.noise_size), dtype=np.float32))
         rows.update(self._recall(num_rows))
+        to_act(self.net)
         with torch.inference_mode():
             reply = self.net.act(rows, greedy=deterministic)
         self._state = Batch({key: reply[key] for key in self._state_spec})
@@ -79,6 +81,8 @@ class EnvPolicy:
         rows, batched = Batch(), False
         for key, spec in self.env_spec.obs.items():
             x = torch.as_tensor(np.asarray(leaves[key]), dtype=spec.dtype)
+            if x.is_floating_point() and not math.isfinite(x.sum().item()) and not bool(x.isfinite().all()):
+                raise DataError(f"observation {key!r} holds NaN or infinity; the policy was never trained on that")
             batched = x.dim() == len(spec.shape) + 1
             if tuple(x.shape[batched:]) != tuple(spec.shape):
                 raise DataError(f"observation {key!r} has shape {tuple(x.shape)}; expected {spec.shape}, or a batch of that")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,23 @@ class Population:
             member.to(device)
         self.tally = self.tally.to(device)
         return self
+
+    @property
+    def training(self) -> bool:
+        """Whether members are in train mode."""
+        return self.members[0].training
+
+    def train(self, mode: bool = True) -> Population:
+        for member in self.members:
+            member.train(mode)
+        return self
+
+    def eval(self) -> Population:
+        return self.train(False)
+
+    def drawing(self, seed: int, *key: int | str) -> AbstractContextManager[None]:
+        """As for one network; members that run in one go draw nothing."""
+        return self.members[0].drawing(seed, *key)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Those of the first member, then those of the second, and so on."""

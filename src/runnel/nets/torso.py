@@ -1,6 +1,7 @@
 """Torso: from observation leaves to one vector. Vectors pass as they are, images go through convolutions.
 
-Images are uint8 `[C, H, W]` (or `[H, W, C]`, turned), or small float boards such as MinAtar's `[C, 10, 10]`. On the CPU they
+Images are uint8 `[C, H, W]` (or `[H, W, C]`, turned), or small float boards such as MinAtar's `[C, 10, 10]`; where the channels
+are is said by the shape (`channel_axis`) or by `net.channels`. On the CPU they
 are laid out channels last, and the first convolution of the Nature network (8 x 8, stride 4) runs as one of 2 x 2, stride 1,
 over blocks of 4 x 4 pixels: it then trains 1.6 times as fast. Parameters keep their usual shapes.
 """
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.rng import make_seed
-from runnel.core.spaces import ArraySpec
+from runnel.core.spaces import ArraySpec, channel_axis
 from runnel.nets.mlp import DEFAULT_HIDDEN, NetConfig, flatten_leaves, leaves_width
 
 # output channels, kernel, stride
@@ -40,7 +41,10 @@ class Torso(nn.Module):
         super().__init__()
         images = {k: leaf for k, leaf in obs.items() if is_image(leaf)} if config.conv != "none" else {}
         self._vectors = [(k, leaf) for k, leaf in sorted(obs.items()) if k not in images]
-        self.convs = nn.ModuleDict({k: Conv(leaf, config.conv, seed=make_seed(seed, k)) for k, leaf in sorted(images.items())})
+        if config.channels != "auto" and not images:
+            why = "no part of the observation is convolved, so none has channels"
+            raise UnusedSettingError("net.channels", config.channels, f"{why}; leave it at 'auto'")
+        self.convs = nn.ModuleDict({k: Conv(x, config, key=k, seed=make_seed(seed, k)) for k, x in sorted(images.items())})
         self._convs: list[tuple[str, Conv]] = [(k, c) for k, c in self.convs.items() if isinstance(c, Conv)]
         self.width = leaves_width(dict(self._vectors)) + sum(c.width for _, c in self._convs)
 
@@ -71,10 +75,11 @@ class Torso(nn.Module):
 class Conv(nn.Module):
     """Convolutions with relu over one image leaf, flattened. `[..., C, H, W] -> [..., width]`"""
 
-    def __init__(self, leaf: ArraySpec, kind: str, *, seed: int) -> None:
+    def __init__(self, leaf: ArraySpec, config: NetConfig, *, key: str, seed: int) -> None:
         super().__init__()
+        kind = config.conv
         self._shape, self._bytes = leaf.shape, leaf.dtype == torch.uint8
-        self._channels_last_input = leaf.shape[0] > leaf.shape[-1]
+        self._channels_last_input = _has_channels_last(leaf, config, key)
         channels, height, width = (leaf.shape[-1], *leaf.shape[:2]) if self._channels_last_input else leaf.shape
         self.kind = kind if kind != "auto" else ("nature" if min(height, width) >= SMALLEST_NATURE else "small")
         generator = torch.Generator().manual_seed(seed)
@@ -115,6 +120,17 @@ class Conv(nn.Module):
         if self._channels_last_input:
             x = x.permute(0, 3, 1, 2)
         return _convolve(x.to(torch.float32, memory_format=torch.channels_last), weight, layer)
+
+
+def _has_channels_last(leaf: ArraySpec, config: NetConfig, key: str) -> bool:
+    """Whether an image is `[H, W, C]`. Stacks of frames are always made `[C, H, W]`."""
+    if config.channels != "auto":
+        return config.channels == "last"
+    axis = 0 if leaf.stack else channel_axis(leaf.shape)
+    if axis is None:
+        fix = f"{key!r} of shape {leaf.shape} does not tell where its channels are; set net.channels to first or last"
+        raise ConfigError("net.channels", "auto", f"{fix}, or net.conv to none")
+    return axis == 2
 
 
 def _convolve(x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:

@@ -43,6 +43,6 @@ def build(c: Config) -> rl.Experiment:
         return rl.ActorCritic(task.spec, body, normalise_obs=c.a2c.normalise_obs)
 
     def learner(ranks: rl.Collective) -> rl.A2CLearner:
-        return rl.A2CLearner(c.a2c, network(), collective=ranks, device=c.device)
+        return rl.A2CLearner(c.a2c, network(), seed=c.seed, collective=ranks, device=c.device)
 
     return rl.on_policy_graph(c, task, network=network, learner=learner)

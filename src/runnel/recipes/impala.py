@@ -48,6 +48,6 @@ def build(c: Config) -> rl.Experiment:
         return rl.ActorCritic(task.spec, body, normalise_obs=c.impala.normalise_obs)
 
     def learner(ranks: rl.Collective) -> rl.IMPALALearner:
-        return rl.IMPALALearner(c.impala, network(), collective=ranks, device=c.device)
+        return rl.IMPALALearner(c.impala, network(), seed=c.seed, collective=ranks, device=c.device)
 
     return rl.on_policy_graph(c, task, network=network, learner=learner, batch_segments=c.num_segments)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from runnel.core.spaces import channel_axis
 from runnel.testing.env_report import EnvReport
 
 _HUGE = 1e3
@@ -202,9 +203,14 @@ def check_layout(space: Any, name: str, report: EnvReport) -> None:
 
 
 def _check_picture(space: Any, shape: tuple[int, ...], name: str, report: EnvReport) -> None:
-    if min(shape[0], shape[-1]) > _MOST_CHANNELS:
-        text = f"{name} of shape {shape}: channels come first (C, H, W) or last (H, W, C); here the smaller of both is {{}}"
-        report.hint(f"{name} layout", text.format(min(shape[0], shape[-1])))
+    axis = channel_axis(shape)
+    if axis is None:
+        fix = "set net.channels to first (C, H, W) or last (H, W, C)"
+        report.hint(f"{name} layout", f"{name} of shape {shape} does not tell where its channels are; {fix}")
+    elif shape[axis] > _MOST_CHANNELS:
+        side = "first (C, H, W)" if axis == 0 else "last (H, W, C)"
+        text = f"{name} of shape {shape} is taken to have its {shape[axis]} channels {side}; if not, set net.channels"
+        report.hint(f"{name} layout", text)
     if np.issubdtype(space.dtype, np.floating):
         text = f"{name} of shape {shape} looks like pixels as {space.dtype}; uint8 takes a quarter of the memory, and is scaled"
         report.hint(f"{name} bytes", text)

@@ -337,7 +337,11 @@ def test_float_pixels_that_nobody_scales_are_a_warning() -> None:
         (shows(BOX, [0.0, 0.5]), "is a list; a numpy array of dtype float32 is faster"),
         (variant(reset=lambda self, seed=None: Scripted.reset(self, seed=seed)), "reset takes no options"),
         (shows(spaces.Box(0, 255, (64, 64), np.uint8), np.zeros((64, 64), np.uint8)), "give it the shape (1, 64, 64)"),
-        (shows(spaces.Box(0, 255, (64, 80, 48), np.uint8), np.zeros((64, 80, 48), np.uint8)), "channels come first"),
+        (
+            shows(spaces.Box(0, 255, (64, 80, 48), np.uint8), np.zeros((64, 80, 48), np.uint8)),
+            "does not tell where its channels",
+        ),
+        (shows(spaces.Box(0, 255, (20, 20, 40), np.uint8), np.zeros((20, 20, 40), np.uint8)), "its 40 channels last (H, W, C)"),
         (variant(step=lambda self, action: Scripted.step(self, 0)), "accepted the action 2 in silence, outside of Discrete(2)"),
     ],
 )

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from runnel.core.errors import DataError
 from runnel.envs.registry import make_vector, obs_flattener, probe_env
 from runnel.envs.vector import VectorConfig
+from runnel.envs.vector.gym_vector import GymVector, SameStep
 from runnel.nets.policy import EnvPolicy
 
 ONES = np.ones(3, np.float32)
@@ -244,3 +245,105 @@ def test_a_masked_policy_asks_for_its_mask() -> None:
     assert policy.act(ONES, action_mask=np.array([True, False])) == 0
     with pytest.raises(DataError, match="pass action_mask"):
         policy.act(ONES)
+
+
+class Pays(Scripted):
+    """Every step is worth `reward`."""
+
+    def __init__(self, reward: Any) -> None:
+        super().__init__(BOX, ONES, ONES)
+        self._reward = reward
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self._reward, *rest
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("1", r"index 0, episode 0, step 1\) gave a reward that is '1' \(str\); expected one finite number"),
+        (np.ones(1), r"gave a reward that is array\(\[1\.\]\) \(ndarray of shape \(1,\)\)"),
+        ([1.0], r"gave a reward that is \[1\.0\] \(list\)"),
+        (None, r"gave a reward that is None \(NoneType\)"),
+        (1 + 0j, r"\(complex\)"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_refused(reward: Any, message: str) -> None:
+    vector = make_vector(lambda: Pays(reward), 2, seed=0)
+    vector.reset()
+    with pytest.raises(DataError, match=message):
+        vector.step(torch.ones(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "reward", [2.0, 2, True, np.float32(2.0), np.int64(2), np.array(2.0), torch.tensor(2.0), np.bool_(True)]
+)
+def test_a_reward_is_any_number(reward: Any) -> None:
+    vector = make_vector(lambda: Pays(reward), 1, seed=0)
+    vector.reset()
+    for _ in range(4):
+        out = vector.step(torch.ones(1, dtype=torch.int64))
+        assert out.reward.tolist() == [float(reward)]
+    (episode,) = vector.episodes()
+    assert episode.total == 4 * float(reward)
+
+
+@pytest.mark.parametrize("rewards", [1.0, [["1"], ["1"]], np.array(["1", "1"]), np.ones((2, 1)), np.ones(1)])
+def test_rewards_of_a_batch_of_environments_are_one_number_for_each(rewards: Any) -> None:
+    class Vec(gym.vector.VectorEnv):  # type: ignore[misc]
+        metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+        num_envs = 2
+        single_observation_space, single_action_space = BOX, spaces.Discrete(2)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return np.ones((2, 3), np.float32), {}
+
+        def step(self, actions: Any) -> Any:
+            return np.ones((2, 3), np.float32), rewards, np.zeros(2, bool), np.zeros(2, bool), {}
+
+    vector = GymVector(SameStep(Vec()), seed=0, name="vec")
+    vector.reset()
+    with pytest.raises(DataError, match=r"'vec' .* gave rewards of shape .*; expected 2 numbers"):
+        vector.step(torch.ones(2, dtype=torch.int64))
+
+
+# ------------------------------------------------------------------------------------------------------------ policies
+def acts_on(space: Any, obs: Any) -> Any:
+    def make() -> Scripted:
+        return Scripted(space, obs, obs)
+
+    return EnvPolicy(_Any(), probe_env(make), flatten=obs_flattener(make))
+
+
+class _Any(_Fixed):
+    """A network that takes any observation."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def act(self, rows: Any, *, greedy: bool) -> dict[str, torch.Tensor]:
+        return {"action": self._action.expand(len(next(iter(rows.values()))))}
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "message"),
+    [
+        (BOX, ONES, ONES * np.nan, "observation 'obs' holds NaN or infinity"),
+        (BOX, ONES, np.array([1.0, np.inf, 0.0]), "observation 'obs' holds NaN or infinity"),
+        (BOX, ONES, np.full((2, 3), np.nan), "NaN or infinity"),
+        (BOX, ONES, np.nan, r"shape \(\); expected \(3,\)|NaN or infinity"),
+        (BOX, ONES, np.ones(4), r"has shape \(4,\); expected \(3,\), or a batch of that"),
+        (spaces.Dict({"x": BOX}), {"x": ONES}, {"x": ONES * np.nan}, "'obs/x' holds NaN"),
+        (BYTES, np.uint8([1, 2, 3]), ONES * 0.5, "as float32, but its space holds uint8"),
+        (BYTES, np.uint8([1, 2, 3]), ONES * np.nan, "as float32, but its space holds uint8"),
+        (BYTES, np.uint8([1, 2, 3]), np.array([1, 2, 300]), "no bytes"),
+        (spaces.Discrete(4), 1, np.nan, "as float64, but its space holds int64"),
+        (spaces.Discrete(4), 1, 1.5, "as float64, but its space holds int64"),
+    ],
+)
+def test_a_policy_refuses_what_it_was_never_trained_on(space: Any, good: Any, bad: Any, message: str) -> None:
+    policy = acts_on(space, good)
+    assert policy.act(good) == 0
+    with pytest.raises(DataError, match=message):
+        policy.act(bad)

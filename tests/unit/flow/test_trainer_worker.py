@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from fakes_flow import FakeLearner, channel_of, make_table, put, trainer_of
 from torch import Tensor
 
+from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
-from runnel.core.protocols import ParamSet
+from runnel.core.errors import DataError, NonFiniteError
+from runnel.core.protocols import ParamSet, Update
 from runnel.flow.params import LocalChannel
 from runnel.flow.slots import SlotTable, TableWriter
 from runnel.flow.staleness import LagPolicy
@@ -231,3 +234,77 @@ def test_frozen_copies_are_published_when_they_are_fixed_and_before_the_version_
         worker.poll()
     worker.setup()
     assert log == ["policy 0", "policy 1", "reference 2", "policy 2", "policy 3", "reference 2", "policy 3"]
+
+
+class Says(FakeLearner):
+    """Says `metrics` of its updates, or gives `instead`."""
+
+    def __init__(self, metrics: dict[str, Any], instead: Any = None) -> None:
+        super().__init__()
+        self.metrics, self.instead = metrics, instead
+
+    def update(self, batch: Batch) -> Any:
+        super().update(batch)
+        return self.instead or Update(self.metrics)
+
+
+def told(learner: FakeLearner, updates: int = 1) -> list[dict[str, Any]]:
+    """What a trainer says of so many updates."""
+    table = make_table("s", OPEN, capacity=4)
+    worker = trainer({"s": table}, learner)
+    worker.setup()
+    for i in range(updates):
+        put(table, float(i))
+        worker.poll()
+    return worker.drain()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            {"loss/total": float("nan")},
+            r"^metric 'loss/total' is not finite at step 0: of learner .*test_trainer_worker.*:Says",
+        ),
+        ({"grad_norm": float("inf")}, r"^metric 'grad_norm' is not finite"),
+    ],
+)
+def test_a_loss_that_is_not_finite_stops_a_run_and_names_the_learner(metrics: dict[str, Any], message: str) -> None:
+    with pytest.raises(NonFiniteError, match=message):
+        told(Says(metrics))
+
+
+def test_another_metric_that_is_not_finite_is_told_once() -> None:
+    events = told(Says({"solved": float("nan"), "loss/total": 1.0}), updates=3)
+    (warning,) = [e for e in events if e["kind"] == "event"]
+    assert warning["level"] == "warning"
+    assert re.match(r"metric 'solved' of learner .*:Says is nan at version 0", warning["text"])
+    assert len([e for e in events if e["kind"] == "update"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        (Says({"loss": torch.ones(2)}), r":Says: metric 'loss' is tensor\(\[1., 1.\]\) \(Tensor\); expected a plain number"),
+        (Says({"loss": "1"}), r"metric 'loss' is '1' \(str\)"),
+        (Says({}, instead={"loss": 1.0}), r":Says: update\(batch\) gave dict, expected an Update"),
+    ],
+)
+def test_an_update_that_breaks_the_contract_names_the_learner(learner: FakeLearner, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        told(learner)
+
+
+def test_a_learner_is_looked_at_when_a_run_is_set_up() -> None:
+    class Numbers(FakeLearner):
+        def params(self) -> Any:
+            return {"w": 1.0}
+
+    class Few:
+        def params(self) -> Any:
+            return {}
+
+    with pytest.raises(DataError, match=r"Numbers: params\(\) must give tensors by name; wrong: w"):
+        told(Numbers())
+    with pytest.raises(DataError, match=r"Few has no prepare, update, state_dict, load_state_dict"):
+        told(Few())  # type: ignore[arg-type]

@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 from runnel.core.clock import ManualClock
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
 from runnel.llm.rewards.components import RewardComponent, as_components
 from runnel.llm.rewards.judging import RewardJob, joined, judge, scalar
 from runnel.llm.rewards.pool import RewardPool
@@ -219,3 +221,44 @@ def test_options_are_constants_that_a_column_replaces():
     component = part(graded, options={"bonus": 2.0})
     assert judge(component.function(), component, job(0, "a")).rewards == {"reward": [2.0]}
     assert judge(component.function(), component, job(0, "a", bonus=[3.0])).rewards == {"reward": [3.0]}
+
+
+def _text(prompts, completions, **columns):
+    return ["1"] * len(completions)
+
+
+def _arrays(prompts, completions, **columns):
+    return [np.ones(1)] * len(completions)
+
+
+def _too_few(prompts, completions, **columns):
+    return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (_text, r"^reward 'reward': .*test_rewards.*:_text: reward is '1' \(str\); expected one finite number"),
+        (_arrays, r":_arrays: reward is array\(\[1\.\]\) \(ndarray of shape \(1,\)\)"),
+        (_too_few, r":_too_few: 1 rewards for 2 completions"),
+    ],
+)
+@pytest.mark.parametrize("run", ["inline", "thread"])
+def test_what_is_no_reward_ends_the_run_at_its_first_use_and_names_the_function(fn, message, run):
+    pool = RewardPool([RewardComponent("reward", fn, run=run)])
+    pool.submit(RewardJob(0, ["a", "b"], ["c", "d"], {}))
+    with pytest.raises(DataError, match=message):
+        pool.collect(block=True)
+    pool.close()
+
+
+def test_a_function_that_has_given_rewards_before_is_counted_when_it_fails():
+    answers = iter([[1.0], ["1"], [float("nan")], [torch.tensor(0.5)]])
+    pool = RewardPool([RewardComponent("reward", lambda p, c, **_: next(answers), run="inline")])
+    for key in range(4):
+        pool.submit(RewardJob(key, ["a"], ["b"], {}))
+    fine, text, nan, tensor = pool.collect(block=True)
+    assert fine.rewards == {"reward": [1.0]}
+    assert "reward is '1' (str)" in text.failure
+    assert nan.failure == "reward is nan"
+    assert tensor.rewards == {"reward": [0.5]}

@@ -67,6 +67,7 @@ TRIES: dict[str, Try] = {
     "vector.frame_stack": Try(2, IMAGES),
     "net.hidden": Try((9,)),
     "net.conv": Try("none", {**IMAGES, "env_kwargs": {"stack": 2}}),
+    "net.channels": Try("last", {**IMAGES, "env_kwargs": {"stack": 5}}),
     "net.core_size": Try(given={"net.core": "gru"}),
     "net.shared": Try(True),
     "compiled": Try(True, seen="wired"),
@@ -107,7 +108,7 @@ OF: dict[str, dict[str, Try]] = {
     "sac": {"env": Try("MountainCarContinuous-v0"), "env_kwargs": Try({"g": 5.0}), "net.core_size": Try()},
 }
 CONTROL = {
-    name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, "box": True}})
+    name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})
     for name, how in TRIES.items()
     if "env" in how.given
 }

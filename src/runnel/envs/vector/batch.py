@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.actions import env_action, final_mask, flat_mask, read_masks
+from runnel.core.checks import check_rewards
 from runnel.core.errors import DataError, RunnelError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
@@ -72,6 +73,7 @@ class BatchVector(HostVector):
 
     def _outcome(self, reward: Any, terminated: Any, truncated: Any) -> Rows:
         """Record rewards and flags; returns the rows whose episodes ended."""
+        check_rewards(reward, self.num_envs)
         self._reward[:], self._terminated[:], self._truncated[:] = reward, terminated, truncated
         self._total += reward
         self._length += 1

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.actions import env_action_rows, final_mask, read_mask
+from runnel.core.checks import reward_number
 from runnel.core.errors import DataError, RunnelError
 from runnel.core.protocols import State
 from runnel.core.spaces import ActionSpec, EnvSpec
@@ -198,8 +199,10 @@ class SerialVector(HostVector):
             for row in range(start, len(seats)):
                 seat = seats[row]
                 obs, reward, terminated, truncated, info = steps[row](actions[row])
+                if type(reward) is not float:  # numpy would read text, and broadcast arrays
+                    reward = reward_number(reward)
                 reward_out[row] = reward
-                seat.total += float(reward)
+                seat.total += reward
                 if terminated or truncated:
                     self._check(info)
                     self._end(row, seat, (obs, info), (terminated, truncated))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from runnel.core.checks import check_learner, check_update, name_of
 from runnel.core.clock import Clock
 from runnel.core.errors import NonFiniteError
 from runnel.core.proof import pack
@@ -85,6 +86,8 @@ class TrainerWorker(Worker):
         self.steps = 0
         self.tokens = 0
         self._waiting = ""
+        self._odd: set[str] = set()
+        """Metrics of which it was told that they are not finite."""
 
     @property
     def progress(self) -> float:
@@ -95,6 +98,7 @@ class TrainerWorker(Worker):
         return self.progress >= 1.0
 
     def setup(self) -> None:
+        check_learner(self.learner)
         self._fixed.clear()
         self._publish()
         for reader in self.readers.values():
@@ -128,6 +132,7 @@ class TrainerWorker(Worker):
         made = [s.header.version_min for group in segments.values() for s in group]
         lags = [self.version - v for v in made if v >= 0] or [0]
         update = self._train(segments)
+        self._look_at(update)
         self.version += 1
         steps, tokens = count_steps(segments, self._token_streams)
         self.steps, self.tokens = self.steps + steps, self.tokens + tokens
@@ -155,6 +160,14 @@ class TrainerWorker(Worker):
         )
         for event in update.events:
             self.emit(event)
+
+    def _look_at(self, update: Update) -> None:
+        """Hold an update against the contract; metrics that are not finite are told once."""
+        for name in check_update(self.learner, update, self.version):
+            if name not in self._odd:
+                self._odd.add(name)
+                text = f"metric {name!r} of learner {name_of(self.learner)} is {update.metrics[name]} at version {self.version}"
+                self.emit({"kind": "event", "level": "warning", "text": f"{text}; the run goes on without it"})
 
     def _times(self) -> dict[str, Any]:
         """What an update event says beside this of seconds; they stand apart from metrics, which can be compared."""

@@ -7,9 +7,9 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
+from runnel.core.checks import as_number, name_of, wrong_number
 from runnel.llm.rewards.components import RewardComponent, RewardFn, Value
 
 Rewards = dict[str, list[Value]]
@@ -41,10 +41,12 @@ class RewardJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one component says of one job, or why it says nothing."""
+    """What one component says of one job, or why it says nothing; `broken`: what it gave is no reward of any kind, as only a
+    mistake in its code gives it."""
 
     rewards: Rewards | None
     failure: str = ""
+    broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,32 +85,42 @@ def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> Outcome:
 def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -> Outcome:
     """The answer of a function as rewards by channel; wrong lengths, names and numbers are failures."""
     if len(values) != len(job.completions):
-        return Outcome(None, f"{len(values)} rewards for {len(job.completions)} completions")
+        return _wrong(component, f"{len(values)} rewards for {len(job.completions)} completions", broken=True)
     out: Rewards = {channel: [] for channel in component.weights}
     for i, value in enumerate(values):
         named = value if isinstance(value, Mapping) else dict.fromkeys(out, value) if value is None else {component.name: value}
         if set(named) != set(out):
-            return Outcome(None, f"channels {sorted(named)} instead of {sorted(out)}")
+            return _wrong(component, f"channels {sorted(map(str, named))} instead of {sorted(out)}", broken=True)
         for channel, number in named.items():
             wrong = None if number is None else CHECKS[component.level](number, job, i)
             if wrong is not None:
-                return Outcome(None, f"{channel} {wrong}")
+                return _wrong(component, f"{channel} {wrong}", broken=not _is_number(number))
             out[channel].append(_plain(number))
     return Outcome(out)
+
+
+def _wrong(component: RewardComponent, what: str, *, broken: bool) -> Outcome:
+    """A verdict that cannot be used, and why; a mistake is told with who made it."""
+    who = component.fn if isinstance(component.fn, str) else name_of(component.fn)
+    return Outcome(None, f"{who}: {what}" if broken else what, broken)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a verdict is a number, or numbers: that one is not finite happens to functions that are right."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(_is_number(v) for v in value)
+    return as_number(value) is not None
 
 
 def _plain(value: Any) -> Value:
     if value is None:
         return None
-    return float(value) if isinstance(value, Real) else [_plain(v) for v in value]
-
-
-def _number(value: Any) -> str | None:
-    return None if isinstance(value, Real) and math.isfinite(value) else f"is {value!r}"[:80]
+    number = as_number(value)
+    return number if number is not None else [_plain(v) for v in value]
 
 
 def _sequence(value: Any, job: RewardJob, i: int) -> str | None:
-    return _number(value)
+    return wrong_number(value)
 
 
 def _numbers(value: Any, count: int, what: str) -> str | None:
@@ -116,7 +128,7 @@ def _numbers(value: Any, count: int, what: str) -> str | None:
         return f"is {value!r}"[:80] + f" instead of a list of numbers, one a {what}"
     if len(value) != count:
         return f"has {len(value)} numbers for {count} {what}s"
-    return next((f"of a {what} {wrong}" for v in value if (wrong := _number(v))), None)
+    return next((f"of a {what} {wrong}" for v in value if (wrong := wrong_number(v))), None)
 
 
 def _token(value: Any, job: RewardJob, i: int) -> str | None:
@@ -132,7 +144,7 @@ def _segment(value: Any, job: RewardJob, i: int) -> str | None:
     for part in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
         if not isinstance(part, Sequence) or isinstance(part, str) or len(part) != 3:
             return f"has {part!r}"[:80] + " instead of [start, end, number]"
-        if wrong := next((w for v in part if (w := _number(v))), None):
+        if wrong := next((w for v in part if (w := wrong_number(v))), None):
             return f"of a segment {wrong}"
         if not 0 <= part[0] <= part[1] <= size:
             return f"has the span {part[0]}..{part[1]} in a completion of {size} characters"

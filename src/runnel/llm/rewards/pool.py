@@ -7,9 +7,10 @@ most each component's `timeout_s` a job.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from runnel.core.clock import Clock, WallClock
+from runnel.core.errors import DataError
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.judging import Outcome, RewardJob, Verdict, joined
 from runnel.llm.rewards.lanes import InlineLane, Lane, ThreadLane
@@ -40,6 +41,8 @@ class RewardPool:
         self._outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in self._lanes}
         self._tickets: dict[int, int] = {}
         self._next, self._ordered = 0, ordered
+        self._proved: set[str] = set()
+        """Components that have given a reward."""
 
     def start(self) -> None:
         """Get ready for the first job: worker processes start while others are still busy with their own start."""
@@ -81,8 +84,20 @@ class RewardPool:
         waits = wait_s
         for name, lane in self._lanes.items():
             missing = bool(self._jobs) and self._tickets[self._jobs[0].key] not in self._outcomes[name]
-            self._outcomes[name] |= lane.poll(waits if missing else 0.0)
+            found = lane.poll(waits if missing else 0.0)
+            self._prove(name, found.values())
+            self._outcomes[name] |= found
             waits = 0.0 if missing else waits
+
+    def _prove(self, name: str, outcomes: Iterable[Outcome]) -> None:
+        """A function that begins with what is no reward at all (text, a wrong number of them) has a mistake: it ends the run
+        before anything is trained on the rest. Later, and for numbers that are not finite, it is counted."""
+        for outcome in outcomes if name not in self._proved else ():
+            if outcome.broken:
+                raise DataError(f"reward {name!r}: {outcome.failure}; see check_reward in docs/add-a-reward.md")
+            if outcome.rewards is not None:
+                self._proved.add(name)
+                return
 
     def _take(self) -> list[Verdict]:
         out, waiting = [], deque[RewardJob]()

@@ -1,0 +1,170 @@
+"""What objects of a user's own give, held against what was asked of them: shapes, numbers, and whether they are finite.
+
+Networks, rewards, environments and learners are all held to their contracts here. An error names the object (file:name), what
+it gave, what was expected, and what to do. Importing this costs nothing but the standard library: processes that judge rewards
+start without numpy and torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, cast
+
+from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.resolve import reference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runnel.core.spaces import EnvSpec
+
+_ROWS = 3
+"""Rows on which a new network is tried; not 1, which broadcasts to anything."""
+_SHOWN = 60
+
+
+def name_of(obj: Any) -> str:
+    """The file (or module) and the name of a function, of a class, or of the class of an object.
+
+    >>> name_of(math.sqrt), name_of(Sequence)
+    ('math:sqrt', 'collections.abc:Sequence')
+    """
+    kind = obj if hasattr(obj, "__qualname__") else type(obj)
+    return reference(kind) or f"{getattr(kind, '__module__', '?')}:{kind.__qualname__}"
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+def as_number(value: Any) -> float | None:
+    """`value` as a float if it is one number: of Python or numpy, or an array or tensor without dimensions; else None.
+
+    >>> import numpy as np
+    >>> as_number(np.float32(0.5)), as_number(np.array(2)), as_number("1"), as_number(np.ones(1))
+    (0.5, 2.0, None, None)
+    """
+    if isinstance(value, Real):
+        return float(value)
+    inner = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else None
+    return float(inner) if isinstance(inner, Real) else None
+
+
+def wrong_number(value: Any) -> str | None:
+    """Why `value` is not one finite number, in words that go on from its name; None if it is one.
+
+    >>> wrong_number("1"), wrong_number(float("nan")), wrong_number(1)
+    ("is '1' (str); expected one finite number", 'is nan', None)
+    """
+    number = as_number(value)
+    if number is not None:
+        return None if math.isfinite(number) else f"is {number}"
+    shape = tuple(getattr(value, "shape", ()))
+    kind = f"{type(value).__name__}{f' of shape {shape}' if shape else ''}"
+    return f"is {_short(value)} ({kind}); expected one finite number"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
+
+
+def reward_number(value: Any) -> float:
+    """The reward of one step as a float. NaN passes: whoever plays finds it with its place, and infinity too."""
+    number = as_number(value)
+    if number is None:
+        raise DataError(f"gave a reward that {wrong_number(value)}; return float(reward) from step()")
+    return number
+
+
+def check_rewards(rewards: Any, num_envs: int) -> None:
+    """Refuse rewards of a batch of environments that are not one number for each: numpy would broadcast or parse them."""
+    import numpy as np
+
+    found = np.asarray(rewards)
+    if found.shape != (num_envs,) or found.dtype.kind not in "fiub":
+        raise DataError(
+            f"gave rewards of shape {found.shape} and type {found.dtype}; expected {num_envs} numbers, ({num_envs},)"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ networks
+def check_body(body: Any, env_spec: EnvSpec, num_scores: int) -> None:
+    """Try a network of a user's own when it is made: on rows of zeros, in eval mode, without a trace in any generator.
+
+    Only shapes are looked at: zeros may lie outside what a network is made for, and then its numbers mean nothing.
+    """
+    import torch
+
+    who = name_of(body)
+    if not isinstance(body, torch.nn.Module):
+        raise ConfigError("network", who, "must be a torch.nn.Module with policy(obs) and value(obs)")
+    for method in ("policy", "value"):
+        if not callable(getattr(body, method, None)):
+            raise ConfigError("network", who, f"has no {method}(obs); a network needs policy(obs) and value(obs)")
+    device = next((p.device for p in body.parameters()), torch.device("cpu"))
+    rows = {k: torch.zeros(_ROWS, *leaf.shape, dtype=leaf.dtype, device=device) for k, leaf in env_spec.obs.items()}
+    training, net = body.training, cast(Any, body.eval())
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        check_output(body, "policy(obs)", net.policy(rows), (_ROWS, num_scores), finite=False)
+        check_output(body, "value(obs)", net.value(rows), (_ROWS,), finite=False)
+    body.train(training)
+
+
+def check_output(net: Any, method: str, found: Any, shape: Sequence[int], *, finite: bool = True) -> None:
+    """Refuse what `method` of a user's network gave if it has not `shape`, or (`finite`, on the host) holds NaN or infinity.
+
+    A device is not asked: that would wait for it. What comes from one is looked at by who reads it.
+    """
+    from torch import Tensor
+
+    if not isinstance(found, Tensor) or found.shape != tuple(shape):
+        gave = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        extra = isinstance(found, Tensor) and found.shape[:-1] == tuple(shape) and found.shape[-1:] == (1,)
+        fix = "; end it with .squeeze(-1)" if extra else "; one score for each action" if method.startswith("policy") else ""
+        raise DataError(f"network {name_of(net)}: {method} gave {gave}, expected {list(shape)}{fix}")
+    if finite and not found.is_cuda and not math.isfinite(found.detach().sum().item()) and not bool(found.isfinite().all()):
+        raise NonFiniteError(f"{method} of network {name_of(net)}", None)
+
+
+def check_reply(key: str, found: Tensor, like: Tensor) -> None:
+    """Refuse a field of a policy's answer that would be broadcast or rounded into its place on the stream."""
+    rounds = found.is_floating_point() and not like.is_floating_point()
+    if found.shape != like.shape or rounds:
+        wanted = f"{list(like.shape)} of {like.dtype}"
+        raise DataError(
+            f"the policy answered {key!r} as {list(found.shape)} of {found.dtype}, expected {wanted}; see its act()"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ learners
+def check_learner(learner: Any) -> None:
+    """Refuse a learner without a method of the contract, or whose parameters are not tensors by name."""
+    from torch import Tensor
+
+    who = name_of(learner)
+    missing = [m for m in ("prepare", "update", "params", "state_dict", "load_state_dict") if not hasattr(learner, m)]
+    if missing:
+        raise DataError(f"learner {who} has no {', '.join(missing)}; see docs/add-an-algorithm.md")
+    params = learner.params()
+    wrong = [str(k) for k, x in params.items() if not isinstance(x, Tensor)] if isinstance(params, Mapping) else ["all"]
+    if wrong:
+        raise DataError(f"learner {who}: params() must give tensors by name; wrong: {', '.join(wrong)}")
+
+
+def check_update(learner: Any, update: Any, version: int) -> list[str]:
+    """Refuse what `update` of a learner gave if it is no `Update`, a metric is no number, or a loss or the norm of the gradient
+    is not finite. Returns the names of other metrics that are not: a mean over nothing need not end a run, but is told."""
+    from runnel.core.protocols import Update
+
+    odd = []
+    if not isinstance(update, Update):
+        raise DataError(f"learner {name_of(learner)}: update(batch) gave {type(update).__name__}, expected an Update")
+    for name, value in update.metrics.items():
+        if not isinstance(value, int | float):
+            gave = f"{_short(value)} ({type(value).__name__})"
+            raise DataError(f"learner {name_of(learner)}: metric {name!r} is {gave}; expected a plain number: use float(...)")
+        if not math.isfinite(value):
+            if name.startswith(("loss", "grad_norm")):
+                raise NonFiniteError(f"metric {name!r}", version, f"of learner {name_of(learner)}")
+            odd.append(name)
+    return odd
