@@ -13,8 +13,8 @@ from runnel.board.behaviour import recorded_episodes
 from runnel.board.columns import AXES
 from runnel.board.curves import Aligned, Curve, across_seeds, align, clean, plain, smooth
 from runnel.board.detail import detail
-from runnel.board.library import Library, RunView, flat
-from runnel.core.config import differences
+from runnel.board.library import Library, RunView
+from runnel.core.config import differences, flat
 from runnel.core.errors import ConfigError
 from runnel.eval.statistics import few_seeds
 

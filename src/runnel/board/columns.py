@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runnel.track.collapse import told
 from runnel.track.folder import Row
 from runnel.track.history import is_number, is_sound
 from runnel.track.sinks import scalars
@@ -27,7 +28,7 @@ AXES = ("version", "steps", "samples", "tokens", "wall_s")
 NUM_EVENTS = 500
 NUM_PROBLEMS = 20
 MARK_BYTES = 512
-FORMAT = 3
+FORMAT = 4
 
 
 class Columns:
@@ -41,6 +42,8 @@ class Columns:
         self.last_eval: Row = {}
         self.end: Row = {}
         self.events: deque[Row] = deque(maxlen=NUM_EVENTS)
+        self.collapses: list[Row] = []
+        """Events that tell of a collapse that is not over, however many others have come since."""
         self.evals: list[Row] = []
         self.problems: list[str] = []
         self.num_problems = 0
@@ -102,6 +105,8 @@ class Columns:
         kind = row["kind"]
         if kind == "event":
             self.events.append(row)
+            if row.get("what") == "collapse":
+                self.collapses = [dict(found) for found in told([*self.collapses, row])]
             return
         if kind == "end":
             self.end = row
@@ -203,7 +208,7 @@ def _load(row: Row) -> dict[str, float]:
     return found
 
 
-_PLAIN = ("offset", "num_rows", "last", "last_eval", "end", "evals", "problems", "num_problems", "streams")
+_PLAIN = ("offset", "num_rows", "last", "last_eval", "end", "evals", "problems", "num_problems", "streams", "collapses")
 _NOTHING: tuple[NDArray[np.int32], NDArray[Any]] = (np.zeros(0, dtype=np.int32), np.zeros(0))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from runnel.board.behaviour import Groups
 from runnel.board.columns import Columns, index_file, mark_of, preview, read_blocks
+from runnel.core.config import flat
 from runnel.core.errors import ConfigError
 from runnel.track.curves import PER_RUN
 from runnel.track.folder import RunFolder
@@ -201,6 +202,7 @@ class RunView:
             "spark": sparks(score),
             "num_rows": c.num_rows,
             "rough": self.is_rough,
+            "collapses": [{k: row.get(k) for k in ("collapse", "since", "text")} for row in c.collapses],
             "problems": c.num_problems + len(self.damage) + (1 if c.problems and not c.num_problems else 0),
         }
 
@@ -295,21 +297,6 @@ def group_labels(runs: Sequence[RunView]) -> dict[str, str]:
 
 def _brief(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names.
-
-    >>> flat({"ppo": {"lr": 0.1}, "seed": 1})
-    {'ppo.lr': 0.1, 'seed': 1}
-    """
-    out: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            out.update(flat(value, f"{prefix}{name}."))
-        else:
-            out[f"{prefix}{name}"] = value
-    return out
 
 
 def default_cache() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runnel.cli.train import COLLAPSED
 from runnel.run.pipeline import DONE, PIPELINES, load_pipeline, run_pipeline
 
 HELP = """usage: runnel pipeline NAME [--field value ...]
@@ -33,4 +34,6 @@ def pipeline(args: list[str]) -> int:
     for stage, run in zip(stages, runs, strict=False):
         score = f"evaluation {run.eval['mean']:.4g}" if run.eval is not None else "no evaluation"
         print(f"{stage.name:12} {run.status}, {run.version} updates, {score}  {run.path}")
+    if runs[-1].status == "collapsed":
+        return COLLAPSED
     return 0 if len(runs) == len(stages) and runs[-1].status in DONE else 130

@@ -26,6 +26,8 @@ RECIPE is a name or the path of your own file. `runnel train RECIPE --help` list
 
 
 Own = TypeVar("Own")
+COLLAPSED = 3
+"""Exit code of a run that `stop_on` has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +162,10 @@ def _several(recipe: str, config: RunConfig, num: int, command: str) -> int:
     if means:
         print(f"last evaluation: {', '.join(seeds_words(means))}")
     print(f"report: {report}")
-    return 0
+    for run in runs:
+        for text in run.collapses.values():
+            print(f"runnel: warning: {run.path.name}: {text}", file=sys.stderr)
+    return COLLAPSED if any(run.status == "collapsed" for run in runs) else 0
 
 
 def _tell(run: api.Run) -> int:
@@ -173,6 +178,10 @@ def _tell(run: api.Run) -> int:
     print(f"{run.status} after {', '.join(done)} in {run.train_s:.1f} s")
     print(f"run:    {run.path}")
     print(f"report: {RunFolder(run.path).report}")
+    for text in run.collapses.values():
+        print(f"runnel: warning: {text}", file=sys.stderr)
+    if run.status == "collapsed":
+        return COLLAPSED
     if run.status == "interrupted":
         print(f"go on with: runnel resume {run.path}", file=sys.stderr)
         return 130

@@ -51,6 +51,21 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str =
     return found
 
 
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings, as data, under dotted names.
+
+    >>> flat({"ppo": {"lr": 0.1}, "seed": 1})
+    {'ppo.lr': 0.1, 'seed': 1}
+    """
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            out.update(flat(value, f"{prefix}{name}."))
+        else:
+            out[f"{prefix}{name}"] = value
+    return out
+
+
 def refuse_unused(config: Any, unused: Mapping[str, str], path: str = "") -> None:
     """Raise for the first setting of `config` in `unused` (dotted names of settings or of whole groups of them, and why nothing
     would read them) that is not what it is by default. `path` stands before the name of the field in the error.

@@ -6,6 +6,7 @@ runnel pipeline iterated_dpo --task reverse --rounds 3 --out runs/words
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import runnel as rl
 
@@ -33,6 +34,8 @@ class Config(rl.PipelineConfig):
     """Pairs in an update of DPO."""
     eval_prompts: int = 256
     """Unseen prompts on which each model is measured."""
+    stop_on: Literal["nothing", "collapse"] = "nothing"
+    """collapse: a stage that collapses (docs/collapse.md) ends with a checkpoint, and the pipeline with it."""
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
     learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
     """`sft_lr` is the learning rate of the supervised stage, `lr` that of DPO."""
@@ -47,7 +50,7 @@ class Config(rl.PipelineConfig):
 
 def stages(c: Config) -> list[rl.Stage]:
     """`sft`, then `pairs-1`, `dpo-1`, `pairs-2`, ... Weights and pairs go from stage to stage by their folders."""
-    shared = {"task": c.task, "seed": c.seed, "device": c.device}
+    shared = {"task": c.task, "seed": c.seed, "device": c.device, "stop_on": c.stop_on}
     measured = {**shared, "eval": {"episodes": c.eval_prompts}}
     sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
     sft["learner"] = {**rl.learner_settings(c.learner), "lr": c.learner.sft_lr}

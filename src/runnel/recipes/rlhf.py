@@ -6,6 +6,7 @@ runnel pipeline rlhf --task my_task.py:make_task --pairs pairs.jsonl --model pat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import runnel as rl
 
@@ -36,6 +37,8 @@ class Config(rl.PipelineConfig):
     """Completions of each."""
     eval_prompts: int = 256
     """Unseen prompts (or pairs) on which each model is measured."""
+    stop_on: Literal["nothing", "collapse"] = "nothing"
+    """collapse: a stage that collapses (docs/collapse.md) ends with a checkpoint, and the pipeline with it."""
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
     learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
     """`sft_lr` is the learning rate of the supervised stage, `lr` that of the others."""
@@ -50,7 +53,7 @@ class Config(rl.PipelineConfig):
 
 def stages(c: Config) -> list[rl.Stage]:
     """`sft`, perhaps `pairs`, `reward`, `rl`. The last one is evaluated by the task's own reward, which it never trained on."""
-    shared = {"task": c.task, "seed": c.seed, "device": c.device, "eval": {"episodes": c.eval_prompts}}
+    shared = {"task": c.task, "seed": c.seed, "device": c.device, "stop_on": c.stop_on, "eval": {"episodes": c.eval_prompts}}
     data = rl.learner_settings(c.learner)
     sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
     sft["learner"] = {**data, "lr": c.learner.sft_lr}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.clock import WallClock
-from runnel.core.config import differences, override, to_data
+from runnel.core.config import differences, flat, override, to_data
 from runnel.core.errors import CheckpointError, ConfigError, DiskFullError, RunnelError
 from runnel.core.protocols import EvalResult, ParamSet, Policy, Progress
 from runnel.flow.inference import InlineClient
@@ -34,6 +34,7 @@ from runnel.run.session import Session, catch_signals
 from runnel.run.tracing import LauncherTrace
 from runnel.run.warm import MODEL, check_same_model
 from runnel.run.wiring import place
+from runnel.track.collapse import Watcher
 from runnel.track.folder import RunFolder, run_name
 from runnel.track.live import LiveView
 from runnel.track.media import EpisodeFiles
@@ -66,6 +67,8 @@ class Run:
     tokens: int
     eval: Mapping[str, Any] | None
     train_s: float
+    collapses: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What was told of each kind of collapse that is not over (docs/collapse.md); empty for a run that went well."""
 
     def rows(self, kind: str = "update") -> list[dict[str, Any]]:
         """Rows of metrics.jsonl of one kind."""
@@ -343,9 +346,18 @@ def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callback
         stop_return=config.eval.stop_return,
         log_every=config.log_every,
         keep_videos=config.record.keep,
+        watcher=_watcher(experiment),
+        stop_on=config.stop_on,
     )
     nothing = {**ledger.snapshot(), "offsets": {"metrics": 0, "samples": 0}}
     return Session(experiment, place(experiment), folder, ledger, checkpoints, clock, beginning=nothing)
+
+
+def _watcher(experiment: Experiment) -> Watcher:
+    """Looks for a collapse; it may name every setting that this run reads."""
+    unread = tuple(f"{name}." for name in experiment.config.unused())
+    settings = {k: v for k, v in flat(to_data(experiment.config)).items() if not f"{k}.".startswith(unread)}
+    return Watcher(settings, world="language" if experiment.token_streams else "environment")
 
 
 def _run(session: Session, *, live: bool) -> Run:
@@ -382,7 +394,8 @@ def _run(session: Session, *, live: bool) -> Run:
             write_report([folder.path])
         except ConfigError as error:  # a full disk: what was learned is worth more than its picture
             print(f"runnel: warning: {error}", file=sys.stderr)
-    return Run(folder.path, status, ledger.version, ledger.steps, ledger.tokens, ledger.last_eval, seconds)
+    counts = (ledger.version, ledger.steps, ledger.tokens)
+    return Run(folder.path, status, *counts, ledger.last_eval, seconds, dict(ledger.collapses))
 
 
 def _export_own(session: Session) -> None:

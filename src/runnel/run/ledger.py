@@ -6,6 +6,7 @@ What a row holds of the training itself is deterministic; all that wall time tou
 from __future__ import annotations
 
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from runnel.core.protocols import State
 from runnel.eval.statistics import summarise
 from runnel.eval.tally import incomplete
 from runnel.run.version_counts import VersionCounts
+from runnel.track.collapse import Watcher
 from runnel.track.folder import RunFolder
 from runnel.track.groups import GroupFile
 from runnel.track.live import LiveView
@@ -28,7 +30,7 @@ from runnel.track.sinks import GuardedSink, JsonlSink, Sink
 
 Row = dict[str, Any]
 Callback = Callable[[Row], Any]
-What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "note"]
+What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "note", "collapse"]
 """What an event is about."""
 RECENT_EPISODES = 100
 WINDOW_S = 5.0
@@ -72,6 +74,8 @@ class Ledger:
         stop_return: float | None = None,
         log_every: int = 1,
         keep_videos: int = 50,
+        watcher: Watcher | None = None,
+        stop_on: Literal["nothing", "collapse"] = "nothing",
     ) -> None:
         self.clock = clock
         self.view: LiveView | None = None
@@ -80,7 +84,7 @@ class Ledger:
         self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
         self._callbacks = callbacks or Callbacks()
-        self._stop_return = stop_return
+        self._stop_return, self._watcher, self._stop_on = stop_return, watcher, stop_on
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._num_episodes = 0
@@ -103,6 +107,10 @@ class Ledger:
         self.streams: dict[str, Any] = {}
         self.last_eval: Row | None = None
         self.stop_reason: str | None = None
+        self.stop_status = "stopped"
+        """What a run is called that ends for `stop_reason`: stopped, or collapsed."""
+        self.collapses: dict[str, str] = {}
+        """What was told of each kind of collapse that is not over."""
         self.recoveries: list[tuple[str, float]] = []
         """What was lost and came back, and the seconds that it took."""
 
@@ -166,21 +174,45 @@ class Ledger:
         self.progress, self.streams = event["progress"], event["streams"]
         self._counts.add(self.version, self.steps, self.tokens)
         due = self.version % self._log_every == 0 or self.progress >= 1.0
-        metrics = self._mean(event["metrics"], due)
-        if self._returns:
-            metrics["return"] = sum(self._returns) / len(self._returns)
-            metrics["episode_length"] = sum(self._lengths) / len(self._lengths)
-            metrics["episodes"] = float(self._num_episodes)
-        metrics |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
-        proved, found = self._proved
-        if found:
-            metrics |= {**found, "mismatch/canary_version": float(proved)}
+        beside = self._beside()
+        metrics = self._mean(event["metrics"], due) | beside
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         if due:
             self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time() | event.get("time", {})})
+        if self._watcher is not None:
+            self._watch(self._watcher, {**event["metrics"], **beside})
         self._call(self._callbacks.on_update, {**row, "metrics": metrics})
         early, self._early = self._early, []
         self.add(early)
+
+    def _beside(self) -> dict[str, float]:
+        """What stands beside the learner's own metrics: recent episodes, faults, what engines have checked."""
+        found: dict[str, float] = {}
+        if self._returns:
+            found["return"] = sum(self._returns) / len(self._returns)
+            found["episode_length"] = sum(self._lengths) / len(self._lengths)
+            found["episodes"] = float(self._num_episodes)
+        found |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
+        proved, numbers = self._proved
+        return found | ({**numbers, "mismatch/canary_version": float(proved)} if numbers else {})
+
+    def _watch(self, watcher: Watcher, metrics: Mapping[str, float]) -> None:
+        """Tell of a collapse, once; end the run where that is wanted. Every update is looked at, also between two rows."""
+        for found in watcher.see(self.version, metrics):
+            about = {"collapse": found.kind, "since": found.since}
+            if found.level == "note":
+                self.note(found.text)
+            elif found.level == "over":
+                self.collapses.pop(found.kind, None)
+                self.note(found.text, what="collapse", about={**about, "over": True})
+            elif found.level == "collapse":
+                self.collapses[found.kind] = found.text
+                self.note(found.text, level="warning", what="collapse", about=about)
+                if self.view is None:
+                    print(f"runnel: warning: {found.text}", file=sys.stderr)
+            if found.level in ("collapse", "still") and self._stop_on == "collapse" and self.stop_reason is None:
+                self.stop_status = "collapsed"
+                self.stop_reason = f"stopped by stop_on collapse: {found.kind} since version {found.since}"
 
     def _mean(self, metrics: Mapping[str, float], due: bool) -> dict[str, float]:
         """The metrics of one update, or, where a row is due, their means since the last row."""
@@ -246,13 +278,13 @@ class Ledger:
         for text in incomplete(event["extra"]):
             self.note(f"evaluation of version {event['version']}: {text}", level="warning")
         self._call(self._callbacks.on_eval, row)
-        if self._stop_return is not None and summary.mean >= self._stop_return:
+        if self._stop_return is not None and summary.mean >= self._stop_return and self.stop_status != "collapsed":
             self.stop_reason = f"evaluation reached {summary.mean:.4g} (stop_return is {self._stop_return:g})"
 
-    def note(self, text: str, *, level: str = "info", what: What | None = None) -> None:
+    def note(self, text: str, *, level: str = "info", what: What | None = None, about: Mapping[str, Any] | None = None) -> None:
         """Something worth knowing that is not a measurement. Of a checkpoint the files tell, not the live view."""
         what = what or ("note" if level == "info" else "warning")
-        row = {"kind": "event", "level": level, "what": what, "text": text, "version": self.version}
+        row = {"kind": "event", "level": level, "what": what, "text": text, "version": self.version, **(about or {})}
         self._write({**row, "time": {"wall_s": self.wall_s()}}, show=what != "checkpoint")
 
     def lost(self, what: str, then: str) -> None:
@@ -297,7 +329,7 @@ class Ledger:
 
     def _call(self, callback: Callback | None, row: Row) -> None:
         answer = None if callback is None else callback(row)
-        if isinstance(answer, bool | np.bool_) and not answer:
+        if isinstance(answer, bool | np.bool_) and not answer and self.stop_status != "collapsed":
             self.stop_reason = f"a callback asked to stop after {row['kind']}"
 
     def close(self) -> None:
@@ -321,6 +353,8 @@ class Ledger:
             "offsets": {"metrics": self._metrics.offset(), "samples": self._samples.offset()},
             "counts": [self.version, self.steps, self.tokens],
             "last_eval": self.last_eval,
+            "watch": {} if self._watcher is None else self._watcher.snapshot(),
+            "collapses": dict(self.collapses),
         }
 
     def restore(self, state: State) -> None:
@@ -347,6 +381,9 @@ class Ledger:
         self._marks.clear()
         self._busy, self._stages = {}, {}
         self.last_eval = state["last_eval"]
+        if self._watcher is not None:
+            self._watcher.restore(state.get("watch", {}))  # older checkpoints have none
+        self.collapses = dict(state.get("collapses", {}))
         for sink in self._sinks:
             sink.rewind()
 

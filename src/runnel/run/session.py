@@ -116,7 +116,7 @@ class Session:
         if self.interrupted.is_set():
             return "interrupted"
         if self.ledger.stop_reason is not None:
-            return "stopped"
+            return self.ledger.stop_status
         if self.ledger.progress >= 1.0:
             return "finished"
         return None

@@ -109,6 +109,7 @@ def limits(run: History, row: Row) -> list[str]:
         )
     if row and row.get("source", "").startswith("the last"):
         found.append("The score is from the evaluation that watched training, not from a separate test.")
+    found += [f"A collapse was told while it was trained: {md(line)}" for line in run.collapses]
     if run.status not in ENDED:
         found.append(f"The run did not finish ({md(run.status)}).")
     if is_trial(run):

@@ -24,7 +24,8 @@ DEPTH = 3
 NOT_LEARNED = (*PER_RUN, "track", "log_every", "checkpoint", "vector", "eval")
 """Settings by which runs of one method may differ: none of them changes what is learned."""
 OF_THE_TASK = ("env", "env_kwargs", "task")
-ENDED = ("finished", "stopped")
+ENDED = ("finished", "stopped", "collapsed")
+"""How a run may have ended that counts. One that has collapsed does: to leave it out would flatter its method."""
 NAMED = 6
 """So many runs are named in a notice; the others are counted."""
 
@@ -93,6 +94,8 @@ def collect(arguments: Sequence[str | Path], *, unfinished: bool = False, allow_
     if not found:
         raise ConfigError("runs", [str(a) for a in arguments], "; ".join(["no run is left to compare", *notices]))
     notices += check_seeds([(run, task_of(run), seed_of(run)) for _, run in found], allow=allow_tuning_seeds)
+    collapsed = [run.name for _, run in found if run.collapses]
+    notices += [f"A collapse was told of {few(collapsed)}; what it was is in their own reports."] if collapsed else []
     groups = [Group(name, _once(name, runs, notices)) for name, runs in _groups(found).items()]
     return Collected(groups, notices)
 

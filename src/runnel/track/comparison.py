@@ -19,7 +19,7 @@ from runnel.track.page import fact, fold, notices, page, section, text, tree
 from runnel.track.page import table as html_table
 from runnel.track.tables import Cell, Table
 
-GOOD = {"finished": "good", "stopped": "good", "failed": "bad", "interrupted": "warn", "unfinished": "warn"}
+GOOD = {"finished": "good", "stopped": "good", "failed": "bad", "collapsed": "bad", "interrupted": "warn", "unfinished": "warn"}
 MOST_CONFIGS = 20
 """Configurations that are written out; of runs that share one, only the first."""
 
@@ -35,7 +35,7 @@ def comparison_page(
     """The page of runs in groups, and what their comparison over seeds says."""
     title = next(iter(by_label)) if len(by_label) == 1 else "Comparison"
     problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
-    wrong = [f"{run.name}: {problem}" for run in runs for problem in imbalances(run)]
+    wrong = [f"{run.name}: {problem}" for run in runs for problem in (*run.collapses, *imbalances(run))]
     facts = [_group_fact(label, members, lead=i == 0) for i, (label, members) in enumerate(by_label.items())]
     return page(
         f"{title} – runnel",

@@ -28,7 +28,7 @@ STALENESS = {
     "staleness/in_flight": "mean in flight",
     "staleness/in_queue": "mean in queue",
 }
-PER_RUN = ("seed", "seeds", "out", "name", "tags", "track", "record", "trace", "control", "checkpoint")
+PER_RUN = ("seed", "seeds", "out", "name", "tags", "track", "record", "trace", "control", "checkpoint", "stop_on")
 MOST_FAINT = 30
 By = Mapping[str, Sequence[History]]
 """Groups of runs, by label."""

@@ -14,6 +14,7 @@ from runnel.track.plots import NUM_COLORS, smoothed
 from runnel.track.tables import Figure, as_series
 
 GRID = 60
+EARLY = ("stopped", "collapsed")
 Runs = Mapping[str, Sequence[History]]
 """By task."""
 
@@ -21,8 +22,8 @@ Runs = Mapping[str, Sequence[History]]
 def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], unit: str) -> Figure | None:
     """The curves of all groups on one grid; None where runs have no two points in common.
 
-    Evaluations where every run has several, else training returns. A run that stopped because it reached its goal keeps its
-    last score.
+    Evaluations where every run has several, else training returns. A run that stopped because it reached its goal, or because
+    it collapsed, keeps its last score.
     """
     runs = [run for _, tasks in groups for members in tasks.values() for run in members]
     evaluated = all(np.isfinite(run.evaluation()[1]).sum() > 1 for run in runs)
@@ -39,8 +40,8 @@ def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], 
         series.append(as_series(name, grid, band.value, band.low, band.high, i % NUM_COLORS))
     what = "evaluations" if evaluated else "training returns, smoothed; not every run has several evaluations"
     note = f"IQM over tasks and seeds of {what}, with 95 % bands."
-    if any(run.status == "stopped" for run in runs):
-        note += " A run that stopped at its goal keeps its last score."
+    if any(run.status in EARLY for run in runs):
+        note += " A run that stopped at its goal, or by a collapse, keeps its last score."
     return Figure("efficiency", "Sample efficiency", series, axis_label(runs), f"IQM of {unit}", note)
 
 
@@ -53,7 +54,7 @@ def _curve(run: History, evaluated: bool) -> Curve:
 
 def _grid(runs: Sequence[History], curves: Mapping[int, Curve]) -> Floats | None:
     start = max(float(curves[id(run)][0][0]) for run in runs)
-    ends = [(run.status == "stopped", float(curves[id(run)][0][-1])) for run in runs]
+    ends = [(run.status in EARLY, float(curves[id(run)][0][-1])) for run in runs]
     whole = [end for stopped, end in ends if not stopped]
     end = min(whole) if whole else max(end for _, end in ends)
     return np.linspace(start, end, GRID) if end > start else None

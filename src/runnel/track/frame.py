@@ -5,6 +5,7 @@ Lines are made by hand rather than from rich's tables: a frame then costs a frac
 
 from __future__ import annotations
 
+import textwrap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ OF_THE_DATA = ("staleness/", "mismatch/", "ess", "version_span")
 """How metrics start that are shown beside the streams, not among what is learned."""
 LABEL = 14
 DIM, ACCENT = "bright_black", "cyan"
+MOST_LINES = 5
+"""Lines of the screen that a message about a collapse may take; others are cut to one."""
 LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
 CONTROL = dict.fromkeys([*range(32), *range(127, 160)], " ")
 
@@ -46,6 +49,8 @@ class Picture:
     mismatch: Row = field(default_factory=dict)
     """The last update that could compare engine and learner: an asynchronous run has few."""
     messages: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=3))
+    collapses: dict[str, str] = field(default_factory=dict)
+    """What was told of each kind of collapse that is not over; it stays on the screen."""
 
     def take(self, row: Row) -> None:
         """Note a row. Cheap: it runs for every update."""
@@ -61,6 +66,10 @@ class Picture:
                 self.stages[name] = 0.98 * self.stages.get(name, 0.0) + spent
         elif kind == "eval":
             self.evaluation, self.note = row, ""
+        elif kind == "event" and row.get("what") == "collapse":
+            self.collapses.pop(str(row.get("collapse")), None)
+            if not row.get("over"):
+                self.collapses[str(row.get("collapse"))] = str(row.get("text", ""))
         elif kind == "event":
             self.messages.append((str(row.get("level", "info")), str(row.get("text", ""))))
         elif kind == "end":
@@ -94,6 +103,9 @@ def clean(text: str) -> str:
 def frame(picture: Picture, *, width: int, height: int) -> list[Line]:
     """The whole picture, at most `height` lines of at most `width` columns."""
     lines = [*_head(picture, width), [], *_score(picture, width), *_middle(picture, width), *_data(picture, width)]
+    for text in picture.collapses.values():
+        parts = textwrap.wrap(clean(text), max(width - 4, 8), max_lines=MOST_LINES, placeholder=" ...")
+        lines += [[(" ● " if i == 0 else "   ", "bold red"), (part, "bold red")] for i, part in enumerate(parts)]
     for level, text in picture.messages:
         lines.append([(" ● ", LEVELS.get(level, "") or DIM), (clean(text)[: width - 4], LEVELS.get(level, ""))])
     return [_cut(line, width) for line in lines[:height]]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
 from runnel.eval.statistics import mean_interval
+from runnel.track.collapse import told
 from runnel.track.folder import Row, RunFolder, read_rows
 
 Floats = NDArray[np.float64]
@@ -44,6 +45,11 @@ class History:
     def status(self) -> str:
         """How it ended; `unfinished` is still running, or killed so that nobody could write the end."""
         return str(self.end.get("status", "unfinished"))
+
+    @property
+    def collapses(self) -> list[str]:
+        """What was told of a collapse that is not over."""
+        return [str(row.get("text", "")) for row in told(self.events)]
 
     @property
     def label(self) -> str:

@@ -84,7 +84,9 @@ def runs_markdown(runs: Sequence[History]) -> str:
         for run in runs
     ]
     rows = [[*row, curve] for row, curve in zip(table.rows, curves, strict=True)]
-    return "### Runs\n\n" + md_table(Table(table.name, table.title, [*table.head, "curve"], rows))
+    text = "### Runs\n\n" + md_table(Table(table.name, table.title, [*table.head, "curve"], rows))
+    collapses = [f"- **{md(run.name)}**: {md(line)}" for run in runs for line in run.collapses]
+    return text + ("\n" + "\n".join(collapses) + "\n" if collapses else "")
 
 
 def _sparks(figure: Figure) -> str:

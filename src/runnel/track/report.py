@@ -124,7 +124,8 @@ def _header(run: History) -> str:
     return (
         f'<header><h1>{text(run.label)}<span class="status {GOOD.get(run.status, "warn")}">{text(run.status)}</span></h1>'
         f'<p class="soft">{text(seed)}{text(run.info.get("created", ""))}</p>'
-        f'<div class="facts">{"".join(facts)}</div>{notices(run.problems)}{notices(imbalances(run), bad=True)}</header>'
+        f'<div class="facts">{"".join(facts)}</div>{notices(run.collapses, bad=True)}{notices(run.problems)}'
+        f"{notices(imbalances(run), bad=True)}</header>"
     )
 
 
@@ -237,7 +238,7 @@ def _events(run: History) -> str:
         rows.append(
             [
                 seconds(when) if is_number(when) else "–",
-                f'<span class="{style}">{text(level)}</span>',
+                f'<span class="{style}">{text(row["what"] if row.get("what") == "collapse" else level)}</span>',
                 text(row.get("text", "")),
             ]
         )

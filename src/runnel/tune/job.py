@@ -25,7 +25,7 @@ from runnel.tune.objective import NoMetric, Points, compared_by, last_value, sco
 
 Message = dict[str, Any]
 Row = Mapping[str, Any]
-DONE = ("finished", "stopped")
+DONE = ("finished", "stopped", "collapsed")
 TINY = 1e-9
 UNITS = {"total_steps": "steps", "total_updates": "version", "total_tokens": "tokens"}
 

@@ -105,6 +105,21 @@ def test_the_cache_gives_back_what_was_parsed_and_goes_on(tmp_path):
     assert Columns.load(cache, metrics) is None
 
 
+def test_a_collapse_is_marked_however_much_happens_after_it_and_until_it_is_over(tmp_path):
+    told = {"kind": "event", "level": "warning", "what": "collapse", "collapse": "no entropy", "since": 4, "text": "c"}
+    later = [{"kind": "event", "level": "info", "what": "checkpoint", "text": str(n)} for n in range(600)]
+    folder = write_run(tmp_path, "a", [update(1, a=1.0), told, *later])
+    cache = tmp_path / "cache" / "x.columns"
+    index_file(str(folder / "metrics.jsonl"), str(cache))
+    found = Columns.load(cache, folder / "metrics.jsonl")
+    assert [row["collapse"] for row in found.collapses] == ["no entropy"]
+    view = RunView("a", RunFolder(folder), tmp_path / "cache")
+    view.refresh(None)
+    assert detail(view, set())["collapses"] == [{"collapse": "no entropy", "since": 4, "text": "c"}]
+    found.feed(lines({**told, "over": True}))
+    assert found.collapses == []
+
+
 def test_a_preview_is_rough_but_covers_the_whole_run(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_bytes(lines(*(update(v, a=float(v)) for v in range(1, 3000)), {"kind": "end", "status": "finished"}))

@@ -36,7 +36,7 @@ SPECIAL: dict[str, dict[str, Tensor]] = {
     "soft_actor_loss": {"q": torch.rand(S, N), "temperature": torch.tensor(0.2)},
     "soft_actor_loss_discrete": {"q": torch.rand(S, N, A), "logprobs": torch.rand(N, A), "temperature": torch.tensor(0.2)},
     "categorical_td_loss": {"logits": torch.rand(N, A), "target": torch.rand(N, A).softmax(-1)},
-    "temperature_loss": {"temperature": torch.tensor(0.2), "entropy": torch.tensor(1.0)},
+    "temperature_loss": {"temperature": torch.tensor(0.2), "entropy": torch.tensor(1.0), "target_entropy": torch.tensor(0.5)},
 }
 ALONE = {"deterministic_actor_loss", "ppo_gradient"}
 """One takes a single tensor; the other takes rows by name, and has a test of its own."""

@@ -35,6 +35,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "track": (("csv",), {}),
     "trace": (True, {}),
     "eval.stop_return": (-1e9, {"eval.every": 1}),
+    "stop_on": ("collapse", {"ppo.lr": 10.0, "total_updates": 22}),
     "checkpoint.every": (1, {}),
     "checkpoint.keep": (1, {"checkpoint.every": 1}),
     "record.keep": (1, VIDEOS),

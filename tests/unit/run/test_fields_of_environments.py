@@ -119,7 +119,7 @@ REFUSED = {"a2c": {"staleness.mode": "it does not correct for older data"}}
 """Refusals that are not for want of use: a recipe cannot do it."""
 
 IN_FOLDERS = (
-    *("out", "name", "tags", "init_from", "log_every", "track", "trace", "trace_mb", "control"),
+    *("out", "name", "tags", "init_from", "log_every", "track", "trace", "trace_mb", "control", "stop_on"),
     *("eval.stop_return", "checkpoint.every", "checkpoint.keep", "record.keep", "placement.threads"),
 )
 """What files, the console or the process show: `test_fields_in_folders.py`. None of it is the recipe's own."""

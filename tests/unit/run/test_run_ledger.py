@@ -10,6 +10,7 @@ import pytest
 from runnel.core.clock import ManualClock
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.version_counts import VersionCounts
+from runnel.track.collapse import Watcher
 from runnel.track.folder import RunFolder
 from runnel.track.frame import describe_eval
 
@@ -363,3 +364,64 @@ def test_episodes_that_were_cut_or_crashed_are_counted_and_told(tmp_path: Path) 
         ),
     ]
     assert describe_eval(row).endswith("(3 episodes, 2 cut, 1 crashed)")
+
+
+def watching(path: Path, **settings: Any) -> Ledger:
+    return ledger_of(path, watcher=Watcher({"ppo.lr": 10.0}, world="environment"), **settings)[0]
+
+
+def test_a_collapse_is_an_event_of_its_own_kind_and_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = watching(tmp_path)
+    ledger.add([update(v, kl=3.0) for v in range(1, 9)])
+    saved = json.loads(json.dumps(ledger.snapshot()))
+    (event,) = [row for row in rows_of(tmp_path) if row["kind"] == "event"]
+    assert {k: event[k] for k in ("level", "what", "version", "collapse", "since")} == {
+        "level": "warning",
+        "what": "collapse",
+        "version": 5,
+        "collapse": "large steps",
+        "since": 1,
+    }
+    assert "lower ppo.lr (now 10)" in event["text"]
+    assert capsys.readouterr().err == f"runnel: warning: {event['text']}\n", "who has no live view is told too"
+    assert (ledger.stop_reason, ledger.collapses) == (None, {"large steps": event["text"]})
+    ledger.close()
+    again = watching(tmp_path)
+    again.restore(saved)
+    again.add([update(v, kl=3.0) for v in range(9, 30)])
+    assert len([row for row in rows_of(tmp_path) if row["kind"] == "event"]) == 1
+    assert again.collapses == ledger.collapses
+    again.add([update(v, kl=0.0) for v in range(30, 36)])
+    (_, over) = [row for row in rows_of(tmp_path) if row["kind"] == "event"]
+    assert (over["what"], over["level"], over["over"], over["version"]) == ("collapse", "info", True, 34)
+    assert again.collapses == {}
+
+
+def test_a_collapse_ends_a_run_that_wants_it_and_no_other_reason_replaces_it(tmp_path: Path) -> None:
+    ledger = watching(
+        tmp_path, stop_on="collapse", stop_return=0.0, callbacks=Callbacks(on_update=lambda row: row["version"] < 6)
+    )
+    ledger.add([update(v, kl=3.0) for v in range(1, 8)])
+    ledger.add([evaluation(7, 1.0)])
+    assert ledger.stop_status == "collapsed"
+    assert ledger.stop_reason == "stopped by stop_on collapse: large steps since version 1"
+
+
+def test_a_run_that_is_resumed_in_a_collapse_and_stays_in_it_is_ended_again(tmp_path: Path) -> None:
+    ledger = watching(tmp_path, stop_on="collapse")
+    ledger.add([update(v, kl=3.0) for v in range(1, 7)])
+    again = watching(tmp_path, stop_on="collapse")
+    again.restore(ledger.snapshot())
+    again.add([update(v, kl=3.0) for v in range(7, 11)])
+    assert again.stop_reason is None, "it has some updates to come out of it"
+    again.add([update(11, kl=3.0)])
+    assert again.stop_status == "collapsed"
+    assert len([row for row in rows_of(tmp_path) if row["kind"] == "event"]) == 1
+
+
+def test_updates_between_two_rows_are_looked_at_too(tmp_path: Path) -> None:
+    """Of ten updates one row is written, with means that hide a spike's length."""
+    ledger = watching(tmp_path, log_every=10)
+    ledger.add([update(v, kl=3.0 if v > 4 else 0.0) for v in range(1, 10)])
+    (event,) = rows_of(tmp_path)
+    assert (event["what"], event["since"]) == ("collapse", 5)

@@ -95,6 +95,20 @@ def test_the_picture_shows_everything_that_was_asked_for():
     assert "\x1b" not in text
 
 
+def test_a_collapse_stays_on_the_screen_until_it_is_over():
+    picture = full_picture()
+    event = {"kind": "event", "level": "warning", "what": "collapse", "collapse": "no entropy", "since": 4}
+    text = "collapse since version 4 (no entropy): " + "words " * 20 + "lower ppo.lr (now 10)"
+    picture.take({**event, "text": text})
+    for number in range(5):
+        picture.take({"kind": "event", "level": "info", "text": f"message {number}"})
+    shown = [line.strip(" ●") for line in drawn(picture, height=40)]
+    assert text in " ".join(shown), "none of it is cut off"
+    assert all(len(line) <= 80 for line in drawn(picture, height=40))
+    picture.take({**event, "text": "over", "over": True})
+    assert "collapse since" not in "\n".join(drawn(picture, height=40))
+
+
 def language_update(version: int, **metrics: float) -> dict:
     ages = {"mean": 1.25, "max": 3, "in_flight": 0.9813, "in_flight_max": 2, "in_queue": 0.2687, "in_queue_max": 1}
     shown = {f"staleness/{k}": v for k, v in ages.items()} | {"loss/policy": 0.1, "version_span": 3.0, "ess": 0.998}

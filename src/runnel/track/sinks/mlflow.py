@@ -19,7 +19,7 @@ MOST = 1000
 """Metrics that one call of MLflow takes."""
 MOST_PARAMS = 100
 LONGEST_PARAM = 6000
-ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", "collapsed": "FAILED"}
 
 
 class MlflowSink:

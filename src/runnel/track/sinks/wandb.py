@@ -58,7 +58,7 @@ class WandbSink:
         self._outbox.add(row)
         if row.get("kind") == "end":
             self._run.summary["status"] = row.get("status")
-            self._exit_code = int(row.get("status") == "failed")
+            self._exit_code = int(row.get("status") in ("failed", "collapsed"))
 
     def flush(self) -> None:
         """wandb's own process has each row as soon as it is logged."""

@@ -80,7 +80,7 @@ export class Run {
         fact(seconds(d.wall_s), `wall time${left}`), d.rate ? fact(compact(Math.round(d.rate)), d.tokens ? "tokens/s" : "steps/s") : null,
         d.has.control ? this.control() : null),
       d.rough ? notice(["This run's file is large and still being read; what is shown is a sample of it."]) : null,
-      notice(d.problem_texts), notice(d.streams.filter((s) => s.balance !== 0).map((s) => `Stream ${s.name} does not add up: ${whole(s.balance)} rows are unaccounted for.`), "bad"));
+      notice(d.collapses.map((c) => c.text), "bad"), notice(d.problem_texts), notice(d.streams.filter((s) => s.balance !== 0).map((s) => `Stream ${s.name} does not add up: ${whole(s.balance)} rows are unaccounted for.`), "bad"));
   }
 
   control() {

@@ -1,0 +1,321 @@
+"""A watch on every update: has the run collapsed, since when, what does that usually mean, and which settings to change.
+
+Pure: rows of metrics in, findings out. What a collapse looks like is a table (`track/collapse_rules.py`); this file counts how
+long each rule holds, and tells a run that has collapsed from one that has learned its task.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from runnel.core.protocols import State
+from runnel.track.collapse_rules import RULES, Rule, World
+
+Level = Literal["collapse", "note", "over", "still"]
+SHARED = (
+    *("eval", "checkpoint", "record", "placement", "cluster", "staleness", "vector", "net", "replay"),
+    *("data", "filter", "lm", "learner", "engine"),
+)
+"""Groups of settings that are not an algorithm's own: `*` in a rule does not stand for them."""
+FIRST_EPISODES = 20
+"""Before so many episodes their mean says little about the policy."""
+NEAR = 0.05
+"""This share below its goal a run counts as having reached it: training explores, evaluation does not."""
+SAME = 1e-6
+"""Numbers that differ by this share are the same."""
+SIGNAL = ("groups_zero_signal",)
+SIGNED = -1e-3
+"""An entropy below this is a density's (continuous actions): 0 then means nothing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What there is to tell: `collapse` is a warning, `note` the same state in a run that has learned its task, `over` its end;
+    `still` says that a run which was resumed in a collapse has not come out of it, and was told before."""
+
+    kind: str
+    level: Level
+    since: int
+    text: str
+
+
+@dataclass
+class Hold:
+    """How long a rule has held, how good the run was meanwhile, and what was told of it."""
+
+    num: int = 0
+    since: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    total: float = 0.0
+    clear: int = 0
+    told: str = ""
+
+
+@dataclass
+class Span:
+    """How good the run has been: the first, lowest and highest level, and the newest."""
+
+    low: float = math.inf
+    high: float = -math.inf
+    now: float = math.nan
+
+    def take(self, level: float) -> None:
+        self.low, self.high, self.now = min(self.low, level), max(self.high, level), level
+
+    @property
+    def varies(self) -> bool:
+        return self.high - self.low > SAME * max(1.0, abs(self.high))
+
+
+class Watcher:
+    """The rules of one run. `settings` are those of its config by dotted name, without those that nothing would read."""
+
+    def __init__(self, settings: Mapping[str, Any], *, world: World) -> None:
+        self._settings, self._world = dict(settings), world
+        self._rules = [rule for rule in RULES if rule.world == world]
+        self._resumed: dict[str, int] = {}
+        """Updates since a resume, of each collapse that the run was resumed in."""
+        self._restart()
+
+    def _restart(self) -> None:
+        self._holds = {rule.kind: Hold() for rule in self._rules}
+        self._level = Span()
+        self._had_signal = self._signed = False
+        self._largest = 0.0
+        """The largest return or reward so far, without its sign."""
+        self._steady: tuple[float, float, int] = (math.nan, 0.0, 0)
+        """A return, and the episodes and the version since which it has not changed."""
+
+    def see(self, version: int, metrics: Mapping[str, float]) -> list[Finding]:
+        """Take the metrics of one update; what there is to tell about it, once for each time that it happens."""
+        self._take(version, metrics)
+        found: list[Finding] = []
+        for rule in self._rules:
+            holds = self._test(rule, metrics)
+            if holds is None:
+                continue
+            hold = self._holds[rule.kind]
+            finding = self._held(rule, hold, version) if holds else self._not_held(rule, hold)
+            found += [] if finding is None else [finding]
+        return found
+
+    # -------------------------------------------------------------------------------------------------------------- the row
+    def _take(self, version: int, metrics: Mapping[str, float]) -> None:
+        """What later rows are compared with."""
+        episodes = metrics.get("episodes", 0.0)
+        level = metrics.get("return")
+        if self._world == "language":
+            level = metrics.get("reward/mean", metrics.get("preference/accuracy"))
+        if level is not None:
+            self._largest = max(self._largest, abs(level))
+            if self._world == "language" or episodes >= FIRST_EPISODES:
+                self._level.take(level)
+            if not abs(level - self._steady[0]) <= SAME * max(1.0, abs(level)):  # also true of the first one, beside NaN
+                self._steady = (level, episodes, version)
+        self._signed = self._signed or metrics.get("entropy", 0.0) < SIGNED
+        self._had_signal = self._had_signal or ("groups_zero_signal" in metrics and not _is_silent(metrics))
+
+    def _test(self, rule: Rule, metrics: Mapping[str, float]) -> bool | None:
+        """Whether a rule holds for a row; None if the row says nothing about it. It runs for every rule at every update."""
+        test, limit = rule.test, rule.limit
+        if test == "beyond_returns":
+            found = [name for name in rule.metrics if name in metrics]
+            return any(self._beyond(name, metrics[name], limit) for name in found) if found else None
+        value = metrics.get(rule.metrics[0])
+        if value is None or (rule.beside and rule.beside not in metrics):
+            return None
+        if test == "at_most":  # without signal there is no gradient: that is told as such
+            return value <= limit and not _is_silent(metrics)
+        if test == "near_zero":
+            return value <= limit and not self._signed
+        if test == "constant":
+            return metrics.get("episodes", 0.0) - self._steady[1] >= limit
+        if test == "clipped":
+            return value >= limit * self._most_clipped(metrics)
+        if value < limit or rule.metrics != SIGNAL:
+            return value >= limit
+        return _is_silent(metrics) and self._had_signal == (rule.kind == "no signal")
+
+    def _most_clipped(self, metrics: Mapping[str, float]) -> float:
+        """The largest clip fraction that there can be: the first optimiser step of an update has ratios of 1."""
+        of_tokens = self._number("learner.num_epochs") * self._number("learner.num_minibatches")
+        steps = metrics.get("optimiser_steps", of_tokens)
+        return 1.0 - 1.0 / steps if steps > 1 else 1.0
+
+    def _beyond(self, name: str, value: float, limit: float) -> bool:
+        """Losses are squares, so they are compared with the square of the largest return."""
+        scale = 1.0 + self._largest
+        return abs(value) >= limit * (scale if name == "q" else scale * scale)
+
+    # ------------------------------------------------------------------------------------------------------------- counting
+    def _held(self, rule: Rule, hold: Hold, version: int) -> Finding | None:
+        hold.clear = 0
+        if hold.num == 0:
+            hold.since = self._steady[2] if rule.test == "constant" else version
+        hold.num += 1
+        if not math.isnan(now := self._level.now):
+            hold.low, hold.high, hold.total = min(hold.low, now), max(hold.high, now), hold.total + now
+        if hold.told == "collapse":
+            return self._still(rule, hold)
+        if hold.num < rule.updates:
+            return None
+        level, why = self._judge(rule, hold)
+        if level == hold.told or not level:
+            return None
+        hold.told = level
+        return Finding(rule.kind, level, hold.since, self._words(rule, hold, level, why))
+
+    def _still(self, rule: Rule, hold: Hold) -> Finding | None:
+        """A resumed run has as long to come out of a collapse as it takes to tell one."""
+        if rule.kind not in self._resumed:
+            return None
+        self._resumed[rule.kind] += 1
+        return Finding(rule.kind, "still", hold.since, "") if self._resumed[rule.kind] == rule.updates else None
+
+    def _not_held(self, rule: Rule, hold: Hold) -> Finding | None:
+        """A state that was told is over when it has been away for as long as it takes to tell it."""
+        if hold.num == 0:
+            return None
+        hold.clear += 1
+        if hold.told and hold.clear < rule.updates:
+            return None
+        self._holds[rule.kind] = Hold()
+        self._resumed.pop(rule.kind, None)
+        if hold.told != "collapse":
+            return None
+        return Finding(rule.kind, "over", hold.since, f"the collapse since version {hold.since} ({rule.kind}) is over")
+
+    # -------------------------------------------------------------------------------------------------------------- judging
+    def _judge(self, rule: Rule, hold: Hold) -> tuple[Level | Literal[""], str]:
+        """`collapse`, or `note` where the run has learned its task, with the reason; nothing where there is nothing to tell."""
+        if not rule.may_be_solved or not self._level.high > -math.inf:
+            return "collapse", ""
+        why = self._solved_text(hold) if self._world == "language" else self._kept()
+        if rule.test != "constant":
+            return ("note", why) if why else ("collapse", self._lost())
+        if not self._level.varies:
+            return (
+                "note",
+                "no episode of this run has had another, so either all are as good as can be, or the reward was never found",
+            )
+        return ("", "") if why else ("collapse", self._lost())
+
+    def _solved_text(self, hold: Hold) -> str:
+        """Why a language model counts as having learned its task; empty if it does not."""
+        mean = hold.total / max(hold.num, 1)
+        for name in ("eval.pass_reward", "eval.stop_return"):
+            goal = self._settings.get(name)
+            if goal is not None and mean >= goal - NEAR * abs(goal):
+                return f"the mean reward is {mean:.3g} ({name} is {goal:g}): the task is solved, or too easy"
+        best = self._level
+        if best.varies and hold.high - hold.low <= SAME and hold.low >= best.high - SAME:
+            return f"each update has {mean:.3g}, the most that was seen: the task is solved, or too easy"
+        return ""
+
+    def _kept(self) -> str:
+        """Why a policy counts as having learned its environment: it reached the goal, or kept half of what it gained."""
+        goal, level = self._settings.get("eval.stop_return"), self._level
+        if goal is not None:
+            near = level.now >= goal - NEAR * abs(goal)
+            return f"the return is {level.now:.4g} (eval.stop_return is {goal:g}): it is solved" if near else ""
+        if level.varies and level.now >= (level.low + level.high) / 2:
+            return f"the return is {level.now:.4g}, up from {level.low:.4g}: if that is the best there is, it is solved"
+        warm = self._settings.get("init_from") and not level.varies
+        return f"the return is {level.now:.4g}, as it was at the start (init_from)" if warm else ""
+
+    def _lost(self) -> str:
+        level, name = self._level, "mean reward" if self._world == "language" else "return"
+        if not level.varies:
+            return f"the {name} has always been {level.now:.4g}"
+        return f"the {name} is {level.now:.4g}, and was between {level.low:.4g} and {level.high:.4g}"
+
+    # ---------------------------------------------------------------------------------------------------------------- words
+    def _words(self, rule: Rule, hold: Hold, level: Level, why: str) -> str:
+        if level == "note":
+            start = f"{rule.kind} since version {hold.since}: {rule.shows}; {why}."
+            return f"{start} What to change if it is not so: {self._advice(rule)}."
+        state = f" ({why})" if why else ""
+        start = f"collapse since version {hold.since} ({rule.kind}): {rule.shows}{state}."
+        return f"{start} Usually {rule.means}. What to change: {self._advice(rule)}."
+
+    def _advice(self, rule: Rule) -> str:
+        parts = []
+        for verb, patterns in rule.fixes:
+            names = [name for pattern in patterns for name in self._named(pattern)]
+            names = [n for n in names if verb != "set" or self._settings[n] in (None, False)]
+            if names:
+                parts.append(f"{verb} " + ", ".join(f"{n} (now {shown(self._settings[n])})" for n in names))
+        return "; ".join(parts)
+
+    def _named(self, pattern: str) -> list[str]:
+        """The settings of this run that a pattern of a rule stands for."""
+        if not pattern.startswith("*."):
+            return [pattern] if pattern in self._settings else []
+        return [n for n in fnmatch.filter(self._settings, pattern) if n.partition(".")[0] not in SHARED and n.count(".") == 1]
+
+    def _number(self, name: str) -> float:
+        found = self._settings.get(name, 1)
+        return float(found) if isinstance(found, int | float) else 1.0
+
+    # ----------------------------------------------------------------------------------------------------------- checkpoint
+    def snapshot(self) -> State:
+        return {
+            "holds": {kind: _finite(asdict(hold)) for kind, hold in self._holds.items()},
+            "level": _finite(asdict(self._level)),
+            "had_signal": self._had_signal,
+            "signed": self._signed,
+            "largest": self._largest,
+            "steady": _finite(dict(zip(("return", "episodes", "version"), self._steady, strict=True))),
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from a snapshot; an empty one (older checkpoints) starts the watch anew."""
+        self._restart()
+        if not state:
+            return
+        self._holds |= {kind: Hold(**hold) for kind, hold in state["holds"].items() if kind in self._holds}
+        self._resumed = {kind: 0 for kind, hold in self._holds.items() if hold.told == "collapse"}
+        self._level = Span(**state["level"])
+        self._had_signal, self._signed, self._largest = state["had_signal"], state["signed"], state["largest"]
+        steady = state["steady"]
+        self._steady = steady.get("return", math.nan), steady["episodes"], steady["version"]
+
+
+def _is_silent(metrics: Mapping[str, float]) -> bool:
+    """Whether rewards say nothing about a batch of groups. Some algorithms learn from rewards that differ between prompts
+    alone: then their loss is not 0."""
+    return metrics.get("groups_zero_signal", 0.0) >= 1.0 and metrics.get("loss/policy", 0.0) == 0.0
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without infinities and NaN, which a checkpoint's JSON has no words for: they are what an empty state starts with."""
+    return {k: v for k, v in values.items() if not (isinstance(v, float) and not math.isfinite(v))}
+
+
+def shown(value: Any) -> str:
+    """A setting as a user would write it.
+
+    >>> shown(1e-4), shown("linear(1, 0)"), shown(None), shown("")
+    ('0.0001', 'linear(1, 0)', 'none', 'none')
+    """
+    if value is None or value == "" or value == [] or value == ():
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def told(rows: Collection[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of the events of a run those that tell of a collapse that is not over, in their order."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if row.get("what") != "collapse":
+            continue
+        kind = str(row.get("collapse", ""))
+        found.pop(kind, None)
+        if not row.get("over"):
+            found[kind] = row
+    return list(found.values())

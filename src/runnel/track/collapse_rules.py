@@ -1,0 +1,253 @@
+"""What a collapse looks like, as a table: which metric, beyond which limit, for how long, what it means, what to change.
+
+`track/collapse.py` reads it. docs/collapse.md shows it; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+World = Literal["environment", "language"]
+Test = Literal["at_least", "at_most", "near_zero", "clipped", "beyond_returns", "constant"]
+Fix = tuple[str, tuple[str, ...]]
+"""What to do (raise, lower, ...), and to which settings: dotted names in which `*` stands for the algorithm's own group. Those
+that a recipe does not have are left out."""
+
+NO_ENTROPY = 1e-3
+"""Nats. A choice between two actions of which one is taken 9,999 times in 10,000 has this entropy."""
+NO_GRADIENT = 1e-12
+"""A float32 gradient that is smaller is 0 but for rounding; the smallest of healthy runs are about 1e-6."""
+STEADY_EPISODES = 300
+"""Episodes in a row that must have had one and the same return: three times the window of the metric `return`."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to collapse. It holds for a row if `test` says so of any of `metrics`; rows without them say nothing."""
+
+    kind: str
+    world: World
+    metrics: tuple[str, ...]
+    test: Test
+    limit: float
+    updates: int
+    """So many rows in a row must show it before it is told, and must not show it before it is over."""
+    shows: str
+    """What is the matter, in words."""
+    means: str
+    """What it usually comes from."""
+    fixes: tuple[Fix, ...]
+    beside: str = ""
+    """Only rows that have this metric count."""
+    may_be_solved: bool = False
+    """A run that has learned its task can look the same: then it is a note, and no collapse."""
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "no signal",
+        "language",
+        ("groups_zero_signal",),
+        "at_least",
+        1.0,
+        10,
+        "all completions of each prompt get the same reward, so the loss of the policy is 0",
+        "the policy gives the same answer each time, because it was changed too fast or its exploration was not rewarded",
+        (
+            ("lower", ("learner.lr",)),
+            ("raise", ("*.entropy_coef", "*.kl_coef", "learner.temperature", "group_size", "num_prompts")),
+        ),
+        may_be_solved=True,
+    ),
+    Rule(
+        "never a signal",
+        "language",
+        ("groups_zero_signal",),
+        "at_least",
+        1.0,
+        50,
+        "no prompt has had two completions with different rewards since the run began",
+        "the task is too hard for the model as it starts, or the reward never finds what it looks for in a completion",
+        (
+            ("raise", ("warmup_updates", "group_size", "num_prompts", "learner.temperature", "max_tokens")),
+            ("look at", ("data.extract", "data.reward", "task")),
+        ),
+        may_be_solved=True,
+    ),
+    Rule(
+        "no pairs",
+        "language",
+        ("pairs",),
+        "at_most",
+        0.0,
+        10,
+        "no prompt has two completions with different rewards, so there is no pair to learn from",
+        "the policy gives the same answer each time, or the reward cannot tell its answers apart",
+        (
+            ("lower", ("learner.lr",)),
+            ("raise", ("*.beta", "learner.temperature", "group_size", "num_prompts", "warmup_updates")),
+        ),
+        may_be_solved=True,
+    ),
+    Rule(
+        "no entropy",
+        "language",
+        ("entropy",),
+        "near_zero",
+        NO_ENTROPY,
+        10,
+        "the policy is sure of every token, so it samples one answer for each prompt",
+        "it was changed too fast, or nothing keeps it from betting on one answer",
+        (
+            ("lower", ("learner.lr", "learner.num_epochs")),
+            ("raise", ("*.entropy_coef", "*.kl_coef", "*.beta", "learner.temperature", "num_prompts")),
+        ),
+        beside="reward/mean",
+        may_be_solved=True,
+    ),
+    Rule(
+        "no entropy",
+        "environment",
+        ("entropy",),
+        "near_zero",
+        NO_ENTROPY,
+        20,
+        "the policy takes the same action each time in each state, so it finds nothing new",
+        "it was changed too fast, or nothing pays for exploring",
+        (
+            ("raise", ("*.entropy_coef", "*.target_entropy", "*.temperature", "num_envs", "num_steps")),
+            ("lower", ("*.lr", "*.actor_lr", "*.num_epochs")),
+        ),
+        may_be_solved=True,
+    ),
+    Rule(
+        "no gradient",
+        "language",
+        ("grad_norm",),
+        "at_most",
+        NO_GRADIENT,
+        10,
+        "every gradient is 0, so no weight moves",
+        "the loss is flat: all is learned, or numbers are too small for the precision",
+        (("change", ("learner.lr", "learner.precision", "*.beta")), ("look at", ("task", "pairs", "data.reward"))),
+        may_be_solved=True,
+    ),
+    Rule(
+        "no gradient",
+        "environment",
+        ("grad_norm",),
+        "at_most",
+        NO_GRADIENT,
+        20,
+        "every gradient is 0, so no weight moves",
+        "units of the network are dead after steps that were too large, or no reward has differed from what was expected",
+        (
+            ("lower", ("*.lr", "*.critic_lr", "*.actor_lr")),
+            ("change", ("net.activation", "*.normalise_obs", "*.epsilon", "*.exploration_noise")),
+        ),
+        may_be_solved=True,
+    ),
+    Rule(
+        "constant returns",
+        "environment",
+        ("return",),
+        "constant",
+        STEADY_EPISODES,
+        10,
+        "every episode ends with the same return",
+        "the policy has lost what it had learned and no longer explores",
+        (
+            ("lower", ("*.lr", "*.actor_lr", "*.critic_lr", "*.num_epochs")),
+            ("raise", ("*.entropy_coef", "*.epsilon", "*.exploration_noise", "*.temperature")),
+        ),
+        may_be_solved=True,
+    ),
+    Rule(
+        "large steps",
+        "environment",
+        ("kl",),
+        "at_least",
+        1.0,
+        5,
+        "one update moves the policy so far that its own samples have become unlikely",
+        "steps are too large, or samples too old",
+        (
+            ("lower", ("*.lr", "*.num_epochs", "*.max_grad_norm", "*.clip", "staleness.max_lag")),
+            ("set", ("*.target_kl",)),
+        ),
+    ),
+    Rule(
+        "large steps",
+        "language",
+        ("approx_kl",),
+        "at_least",
+        1.0,
+        5,
+        "one update moves the policy so far that its own samples have become unlikely",
+        "steps are too large, or samples too old",
+        (("lower", ("learner.lr", "learner.num_epochs", "learner.max_grad_norm", "*.clip_high", "staleness.max_lag")),),
+    ),
+    Rule(
+        "far from the reference",
+        "language",
+        ("kl",),
+        "at_least",
+        10.0,
+        5,
+        "the policy writes tokens that the reference would hardly ever write",
+        "the reward is won by text that the model did not write before, often by a flaw of the reward",
+        (("raise", ("*.kl_coef",)), ("lower", ("learner.lr",)), ("look at", ("reward_model", "data.reward"))),
+    ),
+    Rule(
+        "all clipped",
+        "environment",
+        ("clip_fraction",),
+        "clipped",
+        0.9,
+        10,
+        "nearly every sample is outside the clip interval, so hardly any earns a gradient",
+        "steps are too large for the clip interval, or samples too old",
+        (("lower", ("*.lr", "*.num_epochs", "staleness.max_lag")), ("raise", ("*.clip",)), ("set", ("*.target_kl",))),
+    ),
+    Rule(
+        "all clipped",
+        "language",
+        ("clip_fraction",),
+        "clipped",
+        0.9,
+        10,
+        "nearly every token is outside the clip interval, so hardly any earns a gradient",
+        "steps are too large for the clip interval, or samples too old",
+        (
+            ("lower", ("learner.lr", "learner.num_epochs", "learner.num_minibatches", "staleness.max_lag")),
+            ("raise", ("*.clip_high", "*.clip_low", "*.max_ratio")),
+        ),
+    ),
+    Rule(
+        "values run away",
+        "environment",
+        ("loss/value", "loss/critic", "loss/td", "q"),
+        "beyond_returns",
+        1e4,
+        10,
+        "the critic's loss or its values are far beyond any return that was seen",
+        "it learns from its own too high guesses, or its steps are too large",
+        (
+            ("lower", ("*.lr", "*.critic_lr", "*.gamma", "*.max_grad_norm", "*.temperature", "*.tau", "update_ratio")),
+            ("raise", ("*.target_every",)),
+            ("set", ("*.normalise_reward", "*.value_clip", "*.double")),
+        ),
+    ),
+    Rule(
+        "values run away",
+        "language",
+        ("loss/value",),
+        "beyond_returns",
+        1e4,
+        10,
+        "the critic's loss is far beyond any reward that was seen",
+        "its steps are too large, or rewards are much larger than 1",
+        (("lower", ("learner.critic_lr",)), ("raise", ("*.critic_warmup",)), ("set", ("*.value_clip",))),
+    ),
+)
