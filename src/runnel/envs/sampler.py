@@ -255,9 +255,7 @@ class VecEnvSampler:
             raise ConfigError("ring", 0, "a sampler needs at least one vector of environments")
         self._route = route(routes, AGENT)
         rngs = [make_rng(seed, name, "noise", i) for i in range(len(vectors))]
-        self._lanes = [
-            _Lane(v, noise_size, rng, state=state or {}, gamma=gamma) for v, rng in zip(vectors, rngs, strict=True)
-        ]
+        self._lanes = [_Lane(v, noise_size, rng, state=state or {}, gamma=gamma) for v, rng in zip(vectors, rngs, strict=True)]
         self._turn = 0
         self._num_steps = 0
         self._events: list[dict[str, Any]] = []

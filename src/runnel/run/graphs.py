@@ -59,9 +59,7 @@ def on_policy_graph(
         title=task.name,
         streams=(stream,),
         staleness={"trajectories": policy},
-        actors=task.actors(
-            c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec, gamma=return_gamma
-        ),
+        actors=task.actors(c.num_envs, ring=c.ring, noise_size=net.noise_size, state=net.state_spec, gamma=return_gamma),
         inference=(_inference(c, task, net, network),),
         learner=learner,
         phases=(Phase({"trajectories": batch}),),
