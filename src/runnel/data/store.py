@@ -40,7 +40,8 @@ class ReplayConfig:
     capacity: int = 50_000
     """Transitions kept; the oldest go first."""
     n_step: int = 1
-    """Rewards that are summed before the target bootstraps (fewer at the end of an episode or of a segment)."""
+    """Rewards that are summed before the target bootstraps (fewer at the end of an episode or of a segment, so keep `num_steps`
+    several times as large)."""
     prioritised: bool = True
     """Draw by temporal-difference error (Schaul et al. 2016, arXiv:1511.05952); otherwise uniformly."""
     alpha: float = 0.6
@@ -73,17 +74,26 @@ class SegmentStore(ABC):
     """The ring, priorities and accounts behind a buffer worker; implements `core.protocols.Store`.
 
     A unit's `index` counts all units ever inserted, so feedback about one that was overwritten meanwhile is recognised and
-    ignored. `gamma` discounts inside returns of several steps; `total_steps` is the length of the run, for `beta`.
+    ignored. `gamma` discounts inside returns of several steps; `total_steps` and `total_updates` are the length of the run (the
+    budget that is set, or both), for `beta`: a draw is an update.
     """
 
     drawn: ClassVar[tuple[str, ...]]
     """Arrays `[T, B, ...]` of which a batch has the drawn steps."""
 
     def __init__(
-        self, config: ReplayConfig, env: EnvSpec, *, source: StreamSpec, gamma: float, total_steps: int | None = None
+        self,
+        config: ReplayConfig,
+        env: EnvSpec,
+        *,
+        source: StreamSpec,
+        gamma: float,
+        total_steps: int | None = None,
+        total_updates: int | None = None,
     ) -> None:
         config.check()
-        self.config, self.env, self.gamma, self._total_steps = config, env, gamma, total_steps
+        self.config, self.env, self.gamma = config, env, gamma
+        self._total_steps, self._total_updates = total_steps, total_updates
         self._steps, self._rows = source.sizes["T"], source.num_rows
         self._segment_steps = self._steps * self._rows
         self._num_slots = config.capacity // self._segment_steps
@@ -105,7 +115,7 @@ class SegmentStore(ABC):
         if config.prioritised:
             size = self._num_slots * self._units
             self._priorities = Priorities(size, alpha=config.alpha, floor=config.min_priority)
-        self._num_inserted = 0
+        self._num_inserted = self._num_drawn = 0
         self._looks = {-(-self._num_slots // n) for n in (64, 8, 2)}
         self._selected = np.ones(self._num_slots * self._rows, dtype=bool)
         self._held = 0
@@ -254,6 +264,7 @@ class SegmentStore(ABC):
         else:
             units = rng.integers(0, count, slot.spec.num_rows)
             out["weight"].fill(1.0)
+        self._num_drawn += 1
         slot.header.used = self._fill(out, units)
         np.add(units, self._offsets(units), out=out["index"])
         if slot.spec.device != "cpu":
@@ -270,8 +281,10 @@ class SegmentStore(ABC):
         return known[1]
 
     def _beta(self) -> float:
+        """As the trainer's progress: the share of whichever budget is nearer to its end."""
         steps = self._num_inserted * self._segment_steps
-        return schedule.at(self.config.beta, steps / self._total_steps if self._total_steps else 0.0)
+        spent = ((steps, self._total_steps), (self._num_drawn, self._total_updates))
+        return schedule.at(self.config.beta, max([n / total for n, total in spent if total], default=0.0))
 
     def _offsets(self, units: Array) -> Array | int:
         """From a unit's place in the ring to its index among all ever inserted."""
@@ -308,6 +321,7 @@ class SegmentStore(ABC):
             "leaves": {k: leaf.counts() for k, leaf in self._leaves.items()},
             "priorities": None if self._priorities is None else self._priorities.snapshot(),
             "num_inserted": self._num_inserted,
+            "num_drawn": self._num_drawn,
             "selected": self._selected.copy(),
         }
 
@@ -329,7 +343,7 @@ class SegmentStore(ABC):
         return Frozen(self._names[start][1], lambda: tensors)
 
     def restore(self, state: State) -> None:
-        self._num_inserted = int(state["num_inserted"])
+        self._num_inserted, self._num_drawn = int(state["num_inserted"]), int(state["num_drawn"])
         self._names.clear()
         for key, leaf in self._leaves.items():
             leaf.recount(state["leaves"][key])

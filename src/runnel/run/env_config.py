@@ -170,5 +170,8 @@ class ReplayEnvConfig(EnvConfig):
             raise ConfigError("total_steps", self.total_steps, f"ends before the first update; use at least {self.min_fill}")
         if self.replay.capacity < self.min_fill:
             raise ConfigError("replay.capacity", self.replay.capacity, f"must hold min_fill; use at least {self.min_fill}")
+        if self.replay.n_step > self.num_steps:
+            fix = f"a return ends with its segment, which has num_steps = {self.num_steps}; use that or less, or more num_steps"
+            raise ConfigError("replay.n_step", self.replay.n_step, fix)
         if self.staleness.mode == "window" and self.deterministic:
             raise ConfigError("staleness.mode", "window", "a deterministic replay run is sync or one_step")

@@ -112,6 +112,7 @@ def replay_graph(
     else:
         make_store, replay = ReplayStore, replay_stream(task.spec, batch_size=batch_size, capacity=batches.lag + 2)
     _check_memory(c, task, num_segments=2)
+    length = {"total_steps": c.total_steps, "total_updates": c.total_updates}
     return Experiment(
         config=c,
         title=task.name,
@@ -121,9 +122,7 @@ def replay_graph(
         inference=(_inference(c, task, net, network),),
         learner=learner,
         phases=(Phase({"replay": 1}),),
-        buffer=BufferSpec(
-            lambda: make_store(c.replay, task.spec, source=experience, gamma=gamma, total_steps=c.total_steps), ratio
-        ),
+        buffer=BufferSpec(lambda: make_store(c.replay, task.spec, source=experience, gamma=gamma, **length), ratio),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task)),

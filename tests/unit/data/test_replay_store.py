@@ -26,9 +26,9 @@ PIXELS = EnvSpec(
 )
 
 
-def store(capacity=12, gamma=0.99, total_steps=None, **kwargs):
+def store(capacity=12, gamma=0.99, total_steps=None, total_updates=None, **kwargs):
     config = ReplayConfig(capacity=capacity, **kwargs)
-    return ReplayStore(config, SPEC, source=SOURCE, gamma=gamma, total_steps=total_steps)
+    return ReplayStore(config, SPEC, source=SOURCE, gamma=gamma, total_steps=total_steps, total_updates=total_updates)
 
 
 def segment(base=0, *, ends=(), version=0):
@@ -203,6 +203,20 @@ def test_the_exponent_of_weights_follows_its_schedule():
         memory.feedback(Feedback(0, {"index": index, "priority": torch.tensor([1.0, 4, 4, 4, 4, 4])}))
         memory.sample(out, make_rng(i))
         assert out.arrays["weight"].min().item() == pytest.approx(4.0 ** -((i + 1) / 4), rel=1e-5)
+
+
+def test_the_exponent_of_weights_follows_a_budget_of_updates():
+    """The same over 4 draws, of which the last two come after a restart."""
+    settings = {"alpha": 1.0, "beta": "linear(0, 1)", "min_priority": 0.0, "total_updates": 4}
+    memory, twin, out = store(**settings), store(**settings), slot(64)
+    memory.insert(segment())
+    memory.feedback(Feedback(0, {"index": torch.arange(6), "priority": torch.tensor([1.0, 4, 4, 4, 4, 4])}))
+    for i in range(4):
+        memory.sample(out, make_rng(i))
+        assert out.arrays["weight"].min().item() == pytest.approx(4.0 ** -(i / 4), rel=1e-5)
+        if i == 1:
+            twin.restore(memory.snapshot())
+            memory = twin
 
 
 def test_feedback_about_overwritten_transitions_is_ignored():

@@ -7,8 +7,11 @@ import pytest
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
+from runnel.core.records import Header, Segment, Slot, trim
+from runnel.core.rng import make_rng
 from runnel.flow.staleness import LagPolicy
 from runnel.run.experiment import RunConfig
+from runnel.run.registry import build, configure, load_recipe
 
 GOOD = RunConfig(total_steps=100)
 
@@ -83,3 +86,25 @@ def test_modes_become_policies() -> None:
     assert window.lag_policy(4) == LagPolicy(3, 4, exact=False, stop=5, max_concurrent=7)
     assert override(config, {"staleness.mode": "one_step"}).lag_policy(4) == LagPolicy(1, 4, exact=True, stop=5)
     assert replace(config).lag_policy(4).lag == 0
+
+
+@pytest.mark.parametrize("recipe", ["dqn", "sac", "td3", "ddpg"])
+def test_a_return_that_no_segment_can_hold_is_refused(recipe: str) -> None:
+    settings = {"num_steps": 4, "replay": {"n_step": 5}}
+    with pytest.raises(ConfigError, match=r"replay.n_step = 5: a return ends with its segment, which has num_steps = 4"):
+        configure(load_recipe(recipe), settings).check()
+    configure(load_recipe(recipe), settings | {"num_steps": 5}).check()
+
+
+@pytest.mark.parametrize(("budget", "beta"), [({"total_updates": 4}, 0.5), ({"total_steps": 1024}, 1 / 32)])
+def test_the_exponent_of_replay_weights_moves_with_the_budget_that_is_set(budget: dict[str, int], beta: float) -> None:
+    """One segment of 32 steps, and two draws."""
+    settings = {"replay": {"beta": "linear(0, 1)"}, "vector": {"backend": "serial"}, "total_steps": None, **budget}
+    experiment = build("dqn", configure(load_recipe("dqn"), settings))
+    assert experiment.buffer is not None
+    store: Any = experiment.buffer.make()
+    source, replay = experiment.streams
+    store.insert(Segment(0, source, Header(), trim(source, source.allocate(), {"F": 0})))
+    for _ in range(2):
+        store.sample(Slot(0, replay, Header(), replay.allocate()), make_rng(0))
+    assert store._beta() == pytest.approx(beta)
