@@ -12,8 +12,7 @@ import numpy as np
 
 
 class Endless(gym.Env):  # type: ignore[misc]
-    """The 100th step of an episode sends SIGTERM to the process that the file `flag` names, once. Training does not get
-    there."""
+    """The 100th step of an episode sends SIGTERM to the process that the file `flag` names, once; training is over by then."""
 
     observation_space = gym.spaces.Box(-9, 9, (2,))
     action_space = gym.spaces.Discrete(2)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.actions import flat_mask
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
 from runnel.envs.spaces import MASK, env_spec
@@ -94,7 +94,10 @@ class PoolVector(BatchVector):
         self._clock, self._ended, self._cut = 0, [], False
         obs, info = self._renew(seed)
         self._seed = seed
-        self._begin(obs, info)
+        try:
+            self._begin(obs, info)
+        except DataError as error:
+            raise self._failure(error) from error
         return self.out
 
     def send(self, actions: Tensor) -> None:
@@ -105,10 +108,16 @@ class PoolVector(BatchVector):
             self._pool.send(self._env_actions(raw))
 
     def recv(self) -> StepOut:
-        if self._cut:
-            self._cut_all(*self._renew(self._new_seed))
-            return self.out
-        obs, reward, terminated, truncated, info = self._pool.recv()
+        try:
+            if self._cut:
+                self._cut_all(*self._renew(self._new_seed))
+            else:
+                self._take_in(*self._pool.recv())
+        except DataError as error:
+            raise self._failure(error) from error
+        return self.out
+
+    def _take_in(self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         rows = self._outcome(reward, terminated, truncated)
         if len(rows):
             self._end(rows, take(obs, rows), info)
@@ -117,7 +126,6 @@ class PoolVector(BatchVector):
             self._show_young(young, rows)
         else:
             self._show(obs, info)
-        return self.out
 
     def _show_young(self, young: Any, rows: NDArray[np.int64]) -> None:
         for leaf in self._leaves:

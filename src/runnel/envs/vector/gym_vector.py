@@ -295,13 +295,13 @@ class GymVector(BatchVector):
 
     def send(self, actions: Tensor) -> None:
         self._clock += 1
-        if self._cut:
-            self._cut_all(*self._resets.begin(self._new_seed))
-            return
         played = actions.cpu().numpy()
         self._check_actions(played)
         try:
-            self._step(played)
+            if self._cut:
+                self._cut_all(*self._resets.begin(self._new_seed))
+            else:
+                self._step(played)
         except Exception as error:
             raise self._failure(error) from error
 
