@@ -93,8 +93,10 @@ class DQNConfig:
         for name in ("gamma", "eta"):
             if not 0.0 <= (share := getattr(self, name)) <= 1.0:
                 raise ConfigError(f"dqn.{name}", share, "must be in [0, 1]")
-        if not self.v_min < self.v_max:
-            raise ConfigError("dqn.v_max", self.v_max, f"must be above v_min ({self.v_min})")
+        if not self.max_grad_norm > 0.0:
+            raise ConfigError("dqn.max_grad_norm", self.max_grad_norm, "must be above 0")
+        if not -math.inf < self.v_min < self.v_max < math.inf:
+            raise ConfigError("dqn.v_max", self.v_max, f"must be finite and above v_min ({self.v_min})")
         if not self.sigma > 0.0:
             raise ConfigError("dqn.sigma", self.sigma, "must be above 0")
         if self.huber is not None and not self.huber > 0.0:

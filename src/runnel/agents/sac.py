@@ -75,6 +75,8 @@ class SACConfig:
                 raise ConfigError(f"sac.{name}", value, "must be above 0 and at most 1")
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError("sac.gamma", self.gamma, "must be in [0, 1]")
+        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
+            raise ConfigError("sac.target_entropy", self.target_entropy, "must be a finite number, or None")
         if not 0.0 < self.temperature < math.inf:
             raise ConfigError("sac.temperature", self.temperature, "must be above 0; use ddpg or td3 to learn without entropy")
 

@@ -87,6 +87,31 @@ def check_rewards(rewards: Any, num_envs: int) -> None:
         )
 
 
+def check_tensor_env(env: Any, device: Any) -> None:
+    """Try a tensor environment when it is made: one step of a few copies, whose arrays must have the shapes and types that it
+    declares. Nothing waits for the device, and no generator but one of its own is drawn from."""
+    import torch
+
+    spec: EnvSpec = env.spec
+    state = env.initial(_ROWS, torch.Generator(device=device).manual_seed(0))
+    actions = torch.zeros(_ROWS, *spec.action.shape, dtype=spec.action.dtype, device=device)
+    following, reward, terminated = env.transition(state, actions)
+    for when in (state, following):
+        shown = env.observe(when)
+        for key, leaf in spec.obs.items():
+            _check_array(env, f"observe(state)[{key!r}]", shown.get(key), leaf.shape, leaf.dtype)
+    _check_array(env, "the reward of transition", reward, (), torch.float32)
+    _check_array(env, "terminated of transition", terminated, (), torch.bool)
+
+
+def _check_array(env: Any, what: str, found: Any, shape: Sequence[int], dtype: Any) -> None:
+    if getattr(found, "dtype", None) != dtype or tuple(found.shape) != (_ROWS, *shape):
+        known = hasattr(found, "shape") and hasattr(found, "dtype")
+        gave = f"{list(found.shape)} of {found.dtype}" if known else _short(found)
+        wanted = f"{[_ROWS, *shape]} of {dtype}"
+        raise DataError(f"environment {name_of(env)}: {what} is {gave} for {_ROWS} copies, expected {wanted}")
+
+
 # ------------------------------------------------------------------------------------------------------------ networks
 def check_body(body: Any, env_spec: EnvSpec, num_scores: int) -> None:
     """Try a network of a user's own when it is made: on rows of zeros, in eval mode, without a trace in any generator.

@@ -33,6 +33,8 @@ class StalenessConfig:
     def check(self) -> None:
         if self.mode == "window" and self.max_lag < 1:
             raise ConfigError("staleness.max_lag", self.max_lag, "a window needs at least 1; use mode sync for 0")
+        if self.max_lag < 0:
+            raise ConfigError("staleness.max_lag", self.max_lag, "use 0 or more")
         if self.max_concurrent < 0:
             raise ConfigError("staleness.max_concurrent", self.max_concurrent, "use 0 for no limit, or a number of segments")
 

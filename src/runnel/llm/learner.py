@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.config import check_least
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.memory import memory_for
 from runnel.core.proof import Proof
@@ -111,6 +112,7 @@ class TokenLearnerConfig:
         for name in ("num_epochs", "num_minibatches", "micro_batch_tokens", "temperature", "max_grad_norm"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"learner.{name}", getattr(self, name), "must be above 0")
+        check_least("learner.", self, warmup_updates=0, weight_decay=0)
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ConfigError("learner.max_mismatch", self.max_mismatch, "must be above 0")
         if self.shard and self.lora.rank:

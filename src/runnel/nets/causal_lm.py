@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runnel.core.config import check_least
 from runnel.core.errors import ConfigError
 from runnel.nets.loading import load_whole
 from runnel.nets.pack import pack
@@ -41,6 +42,7 @@ class ModelConfig:
     """Use one matrix for token embedding and output head."""
 
     def __post_init__(self) -> None:
+        check_least("lm.", self, layers=1, width=1, heads=1, kv_heads=1, inner=1, max_positions=1)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError("lm.heads", self.heads, f"must divide width = {self.width} into heads of even size")
         if self.heads % self.kv_heads:

@@ -38,6 +38,8 @@ class LoraConfig:
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise ConfigError("learner.lora.rank", self.rank, "use 0 to train all weights, or a rank")
+        if not self.alpha > 0:
+            raise ConfigError("learner.lora.alpha", self.alpha, "must be above 0, or the adapters would add nothing")
 
 
 @dataclass

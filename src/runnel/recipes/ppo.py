@@ -36,6 +36,8 @@ class Config(rl.EnvConfig):
         super().check()
         if self.population < 1:
             raise rl.ConfigError("population", self.population, "use at least 1")
+        if not -1 <= self.member < self.population:
+            raise rl.ConfigError("member", self.member, f"use 0 to {self.population - 1}, or -1 for the best")
 
 
 def build(c: Config) -> rl.Experiment:

@@ -35,6 +35,14 @@ class Config(rl.RunConfig):
         recording = {"record.groups_every": "demonstrations are no groups of completions"}
         return {**super().unused(), **rl.unused_on_data(self), **learner, **recording}
 
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        if self.demo_rows < 1:
+            raise rl.ConfigError("demo_rows", self.demo_rows, "use at least 1")
+        if self.max_tokens < 0:
+            raise rl.ConfigError("max_tokens", self.max_tokens, "use 0 for what the task says, or a number of tokens")
+
 
 def build(c: Config) -> rl.Experiment:
     """One actor reads demonstrations; the trainer takes a segment of them an update."""

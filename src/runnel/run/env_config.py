@@ -164,8 +164,9 @@ class ReplayEnvConfig(EnvConfig):
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
-        if self.update_ratio <= 0:
-            raise ConfigError("update_ratio", self.update_ratio, "must be above 0")
+        self.replay.check()
+        if not 0 < self.update_ratio < math.inf:
+            raise ConfigError("update_ratio", self.update_ratio, "must be above 0, and finite")
         if self.total_steps is not None and self.total_steps < self.min_fill:
             raise ConfigError("total_steps", self.total_steps, f"ends before the first update; use at least {self.min_fill}")
         if self.replay.capacity < self.min_fill:

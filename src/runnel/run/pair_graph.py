@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runnel.core.config import refuse_unused
+from runnel.core.config import check_least, refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Inferencer, Policy
 from runnel.core.rng import make_seed
@@ -64,8 +64,7 @@ class PairConfig(RunConfig):
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
-        if self.num_pairs < 1:
-            raise ConfigError("num_pairs", self.num_pairs, "use at least 1")
+        check_least("", self, num_pairs=1, max_tokens=0)
 
 
 def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from runnel.core.config import refuse_unused
+from runnel.core.config import check_least, refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Learner
 from runnel.flow.staleness import StalenessPolicy
@@ -89,8 +89,7 @@ class PromptConfig(RunConfig):
         for name in ("num_prompts", "group_size", "demo_rows"):
             if getattr(self, name) < (2 if name == "group_size" else 1):
                 raise ConfigError(name, getattr(self, name), "too small; a group needs 2 completions to compare")
-        if self.max_refills < 0:
-            raise ConfigError("max_refills", self.max_refills, "use 0 for none, or a number of prompts")
+        check_least("", self, max_tokens=0, max_refills=0, warmup_updates=0)
         if self.total_updates is not None and self.warmup_updates >= self.total_updates:
             raise ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
         if self.num_prompts % self.num_actors:

@@ -9,7 +9,7 @@ import torch
 from fake_streams import FakeClient, FakeWriter, by_noise
 
 from runnel.core.batch import Batch
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import AgentRoute
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
@@ -334,6 +334,44 @@ def test_a_users_tensor_environment_by_name():
     assert vector.episodes() == []
     with pytest.raises(ConfigError, match="TensorEnv"):
         make_vector("tensor:builtins:dict", 2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "message"),
+    [
+        (
+            "reward",
+            lambda x: x[:1],
+            r"Drifts: the reward of transition is \[1\] of torch.float32 for 3 copies, expected \[3\]",
+        ),
+        ("reward", lambda x: x.unsqueeze(-1), r"the reward of transition is \[3, 1\]"),
+        ("reward", lambda x: 1.0, r"the reward of transition is 1.0 for 3 copies"),
+        (
+            "terminated",
+            lambda x: x.float(),
+            r"terminated of transition is \[3\] of torch.float32 .* expected \[3\] of torch.bool",
+        ),
+        (
+            "obs",
+            lambda x: x[:, :1],
+            r"observe\(state\)\['obs/x'\] is \[3, 1\] of torch.float32 for 3 copies, expected \[3, 2\]",
+        ),
+    ],
+)
+def test_a_tensor_environment_is_tried_when_it_is_made(method, wrong, message):
+    class Drifts(Drift):
+        def transition(self, state, action):
+            following, reward, terminated = super().transition(state, action)
+            found = {"reward": reward, "terminated": terminated}
+            found |= {method: wrong(found[method])} if method in found else {}
+            return following, found["reward"], found["terminated"]
+
+        def observe(self, state):
+            shown = super().observe(state)
+            return Batch(shown | {"obs/x": wrong(shown["obs/x"])}) if method == "obs" else shown
+
+    with pytest.raises(DataError, match=message):
+        TensorVector(Drifts(), 2, seed=0)
 
 
 @pytest.mark.cuda

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.checks import check_tensor_env
 from runnel.core.protocols import RowPolicy, State
 from runnel.core.rng import make_seed
 from runnel.envs.device.base import ArrayEnv, TensorEnv
@@ -24,6 +25,7 @@ class TensorVector:
     def __init__(self, env: TensorEnv, num_envs: int, *, seed: int, index0: int = 0, device: str = "cpu") -> None:
         self.num_envs, self._seed, self.index0 = num_envs, seed, index0
         self.name, self.spec, self.device = env.name, env.spec, torch.device(device)
+        check_tensor_env(env, self.device)
         self.generator = torch.Generator(device=self.device)
         self._seed_generator()
         on_host = self.device.type == "cpu" and isinstance(env, ArrayEnv)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.config import check_least
 from runnel.core.errors import ConfigError
 from runnel.llm.algorithms.base import Aggregation
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
@@ -26,6 +27,10 @@ class DAPOConfig(GRPOConfig):
     penalty."""
     overlong_penalty: float = 1.0
     """What a completion of `max_tokens` loses."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("dapo.", self, overlong_penalty=0)
 
 
 class DAPO(GRPO):

@@ -39,6 +39,8 @@ class TokenPPOConfig(ClipConfig):
         for name in ("gamma", "lam"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"ppo.{name}", getattr(self, name), "use a number from 0 to 1")
+        if self.value_clip is not None and not self.value_clip > 0.0:
+            raise ConfigError("ppo.value_clip", self.value_clip, "must be above 0, or None for no clip")
         if self.critic_warmup < 0:
             raise ConfigError("ppo.critic_warmup", self.critic_warmup, "use 0 for none, or a number of updates")
 

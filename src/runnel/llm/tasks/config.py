@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runnel.core.config import check_least
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.llm.rewards.components import BUILTIN, RewardComponent
 
@@ -56,9 +57,7 @@ class DataConfig:
             raise ConfigError("data.eval_share", self.eval_share, "use a share between 0 and 1")
         if not self.reward_timeout_s > 0:
             raise ConfigError("data.reward_timeout_s", self.reward_timeout_s, "use a number of seconds above 0")
-        for name in ("num_train", "num_eval"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"data.{name}", getattr(self, name), "use at least 1")
+        check_least("data.", self, num_train=1, num_eval=1, max_prompt=0)
         self.parsed_settings()
         self._options()
 
