@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import Aggregation
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.ops.ragged import row_index, row_sum
@@ -18,6 +20,8 @@ from runnel.ops.ragged import row_index, row_sum
 @dataclass(frozen=True)
 class DAPOConfig(GRPOConfig):
     """Decoupled clip and dynamic sampling."""
+
+    on_resume: ClassVar[OnResume] = may_change("overlong_buffer", "overlong_penalty")
 
     clip_high: float = 0.28
     """The policy ratio stops counting above 1 + clip_high: room for tokens that were unlikely."""
