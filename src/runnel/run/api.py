@@ -24,6 +24,7 @@ from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.nets.lora import SCALE
 from runnel.nets.policy import EnvPolicy
 from runnel.run import registry
+from runnel.run.budget import moved_schedules, rounded_up
 from runnel.run.checkpoint import Checkpoints, told_if_full
 from runnel.run.dataflow import dataflow
 from runnel.run.experiment import EvaluationSpec, Experiment, RunConfig, describe, one_budget
@@ -31,7 +32,6 @@ from runnel.run.export import EXPORTS, check_model_folder, export_policy
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.room import check_disk
-from runnel.run.schedules import moved_schedules
 from runnel.run.session import Session, catch_signals
 from runnel.run.tracing import LauncherTrace
 from runnel.run.warm import MODEL, check_same_model
@@ -119,14 +119,22 @@ def train_config(
         experiment = registry.build(recipe, config)
         _check_recording(experiment)
         check_disk(experiment)
-        odd = _warn(experiment.look())
-        warm, fell_back = _warm_params(config)
+        odd, (notes, warned) = _warn(experiment.look()), _about_budget(experiment)
+        warm, fell_back = _warm_params(experiment)
         folder = _create_folder(recipe, experiment, command)
         with folder.held():
             session = _open_session(experiment, folder, callbacks)
             session.warm_params = None if warm is None else dict(warm.params)
-            session.notes, session.warnings = [*told, *odd], fell_back
+            session.notes, session.warnings = [*told, *odd, *notes], [*warned, *fell_back]
             return _run(session, live=live)
+
+
+def _about_budget(experiment: Experiment) -> tuple[list[str], list[str]]:
+    """Notes and warnings about a budget that comes to more than was asked for."""
+    text, much = rounded_up(experiment)
+    if much:
+        return [], _warn([text])
+    return [text] if text else [], []
 
 
 def _check_sinks(config: RunConfig) -> None:
@@ -172,8 +180,9 @@ def resume(
             folder.write_config(to_data(config))
             folder.change_run_info(**_graph(experiment))
             session.restore(*found)
-            session.notes = [f"{name} = {new!r} (was {old!r}): {then}" for name, (old, new, then) in changes.items()]
-            session.warnings = _warn(moved_schedules(before, config, found[1]))
+            notes, warned = _about_budget(experiment)
+            session.notes = [f"{name} = {new!r} (was {old!r}): {then}" for name, (old, new, then) in changes.items()] + notes
+            session.warnings = [*warned, *_warn(moved_schedules(before, config, found[1]))]
             return _run(session, live=live)
 
 
@@ -309,8 +318,9 @@ def _open_run(run: str | Path) -> tuple[RunFolder, registry.Recipe, dict[str, An
     return folder, registry.load_recipe(folder.read_run_info()["recipe"]), folder.read_config()
 
 
-def _warm_params(config: RunConfig) -> tuple[ParamSet | None, list[str]]:
+def _warm_params(experiment: Experiment) -> tuple[ParamSet | None, list[str]]:
     """What `init_from` starts a run with, and what to tell of it."""
+    config = experiment.config
     if not config.init_from:
         return None, []
     source = RunFolder.open(config.init_from)
@@ -320,7 +330,18 @@ def _warm_params(config: RunConfig) -> tuple[ParamSet | None, list[str]]:
     if SCALE in found.params:
         fix = f"its checkpoints hold adapters alone; start from its merged model: --model {source.path / MODEL}"
         raise ConfigError("init_from", config.init_from, fix)
+    if experiment.export is None:  # of a language model its config was compared
+        _check_fits(experiment, found)
     return found, [f"init_from {config.init_from!r}: {text}" for text in told]
+
+
+def _check_fits(experiment: Experiment, found: ParamSet) -> None:
+    """Refuse parameters of another network while nothing of the run is there yet."""
+    try:
+        experiment.policy()[1].load_params(found)
+    except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
+        fix = f"that run has another network than this one; use the same ({str(error).strip().splitlines()[-1].strip()})"
+        raise ConfigError("init_from", experiment.config.init_from, fix) from error
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:

@@ -23,6 +23,7 @@ from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, Stale
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.run.record_config import RecordConfig
 from runnel.run.unused import IN_ONE_PROCESS, OF_SAMPLES, OF_VIDEOS
+from runnel.track.folder import check_run_name
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class RunConfig:
     """What every recipe can be told."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("total_steps", "total_updates", "total_tokens", then="is the budget; schedules follow it")
+        may_change("total_steps", "total_updates", "total_tokens", then="is the budget from now on, and schedules follow it")
         | may_change("device", "launcher", then="the processes start that way")
         | may_change("log_every", then="counts from the next row on")
         | may_change("tags", "track", "trace", "trace_mb", "control", then="counts from now on")
@@ -234,6 +235,8 @@ class RunConfig:
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         refuse_unused(self, self.unused())
+        if self.name:
+            check_run_name(self.name)
         self.staleness.check()
         self.record.check()
         if self.total_steps is None and self.total_updates is None and self.total_tokens is None:

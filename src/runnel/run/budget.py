@@ -1,4 +1,4 @@
-"""Schedules that jump when a run goes on with another budget.
+"""What a budget comes to: the steps that are really played, and schedules that jump when a run goes on with another budget.
 
 A schedule is a function of the share of the budget that is spent. With a larger budget that share is smaller: from then on the
 run has the values that it would have had with that budget from its start, and not those that it had when it ended.
@@ -12,8 +12,32 @@ from typing import Any
 
 from runnel.core import schedule
 from runnel.core.errors import ConfigError
+from runnel.flow.staleness import LagPolicy, RatioPolicy
 from runnel.flow.workers.trainer import Budget
-from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.run.experiment import BUDGETS, Experiment, RunConfig
+
+MUCH = 1.1
+"""A budget that is exceeded by more than this factor is warned of."""
+
+
+def rounded_up(experiment: Experiment) -> tuple[str, bool]:
+    """What to tell where more steps are played than `total_steps`, because an update takes whole segments, and whether that is
+    much more."""
+    asked, policy = experiment.config.total_steps, experiment.staleness.get("trajectories")
+    if asked is None or experiment.config.total_updates is not None or not isinstance(policy, LagPolicy | RatioPolicy):
+        return "", False
+    sizes = experiment.stream("trajectories").sizes
+    if not {"T", "B"} <= set(sizes):
+        return "", False
+    steps, shape = sizes["T"] * sizes["B"], f"{sizes['B']} environments x {sizes['T']} steps"
+    if isinstance(policy, RatioPolicy):
+        played = policy.segments_for(asked) * steps
+        why = f"actors play segments of {shape}, and the last one pays for an update"
+    else:
+        batch = policy.batch * steps
+        played, why = -(-asked // batch) * batch, f"an update takes {batch:,} steps ({policy.batch} x {shape})"
+    text = f"total_steps = {asked:,} comes to {played:,}: {why}; num_envs and num_steps set that"
+    return (text if played > asked else ""), played > MUCH * asked
 
 
 def moved_schedules(before: RunConfig, after: RunConfig, manifest: Mapping[str, Any]) -> list[str]:
