@@ -47,6 +47,7 @@ from runnel.core.protocols import (
     Update,
 )
 from runnel.core.records import FieldSpec, Segment, StreamSpec
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
@@ -174,6 +175,7 @@ __all__ = [
     "ModelConfig",
     "NetConfig",
     "NonFiniteError",
+    "OnResume",
     "OneProcess",
     "OnlineDPO",
     "PPOConfig",
@@ -242,6 +244,7 @@ __all__ = [
     "make_env",
     "make_rng",
     "make_seed",
+    "may_change",
     "on_policy_graph",
     "pair_graph",
     "performance_profile",
@@ -255,6 +258,7 @@ __all__ = [
     "resolve",
     "resume",
     "run_pipeline",
+    "stays",
     "summarise",
     "to_data",
     "train",

@@ -46,7 +46,7 @@ class Run:
         folder.mkdir(exist_ok=True)
         self.metrics = JsonlSink(folder / "metrics.jsonl")
         if cut_to is not None:
-            self.metrics.truncate(cut_to)
+            self.metrics.cut({"offset": cut_to}, version=cut_to)
         self.sink = TensorBoardSink(folder, interval_s=0.0) if name == "tensorboard" else make_sink(name, folder, {"seed": 1})
 
     def rows(self, *rows: dict[str, Any]) -> int:
@@ -54,7 +54,7 @@ class Run:
             self.metrics.row(row)
             self.sink.row(row)
         self.sink.flush()
-        return self.metrics.offset()
+        return int(self.metrics.mark()["offset"])
 
     def close(self) -> None:
         self.sink.close()
@@ -297,7 +297,7 @@ def test_a_run_that_goes_back_by_itself_takes_its_sinks_along(tmp_path: Path) ->
     from runnel.track.folder import RunFolder
 
     ledger = Ledger(RunFolder(tmp_path), ManualClock())
-    ledger.attach(open_sinks(["csv"], tmp_path, {}, pytest.fail), None)
+    ledger.attach(open_sinks(["csv"], tmp_path, {}, pytest.fail))
     event = {"kind": "update", "tokens": 0, "progress": 0.1, "sample_ids": {}, "streams": {}, "worker": "trainer"}
     ledger.add([{**event, "version": 1, "steps": 10, "metrics": {"kl": 1.0}}])
     state = json.loads(json.dumps(ledger.snapshot()))

@@ -100,10 +100,13 @@ def test_a_lost_actor_is_named_and_the_rest_is_saved(fault: str, message: str, t
 
 
 def test_the_run_goes_on_after_a_lost_actor(tmp_path: Path) -> None:
+    envs, own = Path(ENVS).read_text(), tmp_path / "mine.py"
+    own.write_text(f"{envs}\n\nclass Mine(Dies): ...\n")
     with pytest.raises(rl.WorkerFailure):
-        rl.train("ppo", env=f"{ENVS}:Dies", launcher="local", out=str(tmp_path), **TINY)
+        rl.train("ppo", env=f"{own}:Mine", launcher="local", out=str(tmp_path), **TINY)
     version = newest(tmp_path / "run")["version"]
-    run = rl.resume(tmp_path / "run", env=f"{ENVS}:Base", total_updates=version + 5)
+    own.write_text(f"{envs}\n\nclass Mine(Base): ...\n")  # the user has mended it
+    run = rl.resume(tmp_path / "run", total_updates=version + 5)
     assert (run.status, run.version) == ("finished", version + 5)
 
 

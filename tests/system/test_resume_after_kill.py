@@ -86,7 +86,7 @@ def test_local_resume_loses_nothing_that_was_finished(name: str, tmp_path: Path)
         assert account["consumed"] > 0
 
 
-def test_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path) -> None:
     obey({"slice": "ppo", "out": str(tmp_path)})
     run = tmp_path / "run"
     newest = checkpoints(run)[-1]
@@ -94,9 +94,9 @@ def test_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path, capfd: pyte
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
-    resumed = rl.resume(run, total_updates=16)
+    with pytest.warns(UserWarning, match="fell back to checkpoint"):
+        resumed = rl.resume(run, total_updates=16)
     assert resumed.version == 16
-    assert "fell back to checkpoint" in capfd.readouterr().err
     events = [r["text"] for r in resumed.rows("event")]
     assert any("params.safetensors" in text and "fell back" in text for text in events)
 

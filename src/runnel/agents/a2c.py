@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.trajectories import merge_segments
 from runnel.losses.policy import policy_gradient_loss
 from runnel.losses.value import value_loss
@@ -34,6 +36,10 @@ METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "explaine
 @dataclass(frozen=True)
 class A2CConfig:
     """Hyperparameters of A2C."""
+
+    on_resume: ClassVar[OnResume] = may_change("lr", "gamma", "lam", "entropy_coef", "value_coef", "max_grad_norm") | stays(
+        "normalise_obs", why="what was learned is on that scale"
+    )
 
     lr: float | str = "linear(2e-3, 0)"
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""

@@ -12,18 +12,22 @@ The credit is here; everything else, the update over shuffled minibatches includ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change
 from runnel.ops.returns import vtrace
 
 
 @dataclass(frozen=True)
 class APPOConfig(PPOConfig):
     """Hyperparameters of asynchronous PPO: those of PPO, and the bars of V-trace."""
+
+    on_resume: ClassVar[OnResume] = may_change("rho_bar", "c_bar")
 
     rho_bar: float = 1.0
     """Importance weights in the critic's targets are cut at this: 1 learns the value of a policy between the actors' and the

@@ -11,16 +11,24 @@ So the update is the one in `td3.py`. As is usual now, Gaussian noise explores i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective
+from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.nets.continuous import DeterministicActor, QEnsemble
 
 
 @dataclass(frozen=True)
 class DDPGConfig:
     """Hyperparameters of DDPG."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("actor_lr", "critic_lr", "tau", "exploration_noise", "metrics_every")
+        | stays("gamma", why=DISCOUNTED)
+        | stays("batch_size", why="batches of that size are on their way")
+    )
 
     actor_lr: float | str = 3e-4
     """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
+from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
 from runnel.losses.td import Slope, categorical_td_loss, huber_td_loss
 from runnel.nets.compiled_q import CompiledQ
@@ -39,6 +40,14 @@ Outputs = tuple[Tensor, Any, Tensor, Tensor, Tensor | None]
 @dataclass(frozen=True)
 class DQNConfig:
     """Hyperparameters of DQN."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("lr", "epsilon", "double", "sigma", "burn_in", "target_every", "target_tau", "max_grad_norm", "huber")
+        | stays("gamma", why=DISCOUNTED)
+        | stays("eta", why="the priorities in the replay memory were made with it")
+        | stays("batch_size", why="batches of that size are on their way")
+        | stays("dueling", "head", "num_atoms", "v_min", "v_max", why="what was learned is of that network")
+    )
 
     lr: float | str = 2.3e-3
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""

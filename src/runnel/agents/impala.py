@@ -7,18 +7,22 @@ the update of `agents/a2c.py`; the credit is `vtrace` in `ops/returns.py`. The p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change
 from runnel.ops.returns import vtrace
 
 
 @dataclass(frozen=True)
 class IMPALAConfig(A2CConfig):
     """Hyperparameters of IMPALA."""
+
+    on_resume: ClassVar[OnResume] = may_change("rho_bar", "c_bar")
 
     rho_bar: float = 1.0
     """Importance weights are cut at this: 1 learns the value of a policy between the actors' and the learner's; more, one

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, Metrics, OneProcess, State, Update
 from runnel.core.records import Segment
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.trajectories import CARRIED, merge_segments
 from runnel.losses.actor_critic import ppo_gradient
@@ -40,6 +41,11 @@ METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fra
 @dataclass(frozen=True)
 class PPOConfig:
     """Hyperparameters of PPO. The defaults reach 500 on CartPole-v1 in 100,000 steps on seeds 1 to 3 (recipe `ppo`)."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        *("lr", "gamma", "lam", "clip", "num_epochs", "num_minibatches", "entropy_coef", "value_coef", "value_clip"),
+        *("max_grad_norm", "normalise_advantage", "dual_clip", "target_kl"),
+    ) | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
 
     lr: float | str = "linear(1e-3, 1e-4)"
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
+from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
 from runnel.losses.actor import ActorSlope, ensemble_td_loss, soft_actor_loss, soft_actor_loss_discrete, temperature_loss
@@ -40,6 +42,13 @@ METRICS = ("loss/critic", "loss/actor", "loss/temperature", "td_error", "q", "en
 @dataclass(frozen=True)
 class SACConfig:
     """Hyperparameters of SAC. The defaults are those with which CleanRL reports MuJoCo tasks at a million steps."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("actor_lr", "critic_lr", "tau", "auto_temperature", "target_entropy", "entropy_share", "metrics_every")
+        | stays("gamma", why=DISCOUNTED)
+        | stays("batch_size", why="batches of that size are on their way")
+        | stays("temperature", why="it is where the temperature started; the checkpoint has what it is now")
+    )
 
     actor_lr: float | str = 3e-4
     """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""

@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
+from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.losses.actor import deterministic_actor_loss, ensemble_td_loss
 from runnel.nets.continuous import DeterministicActor, QEnsemble
@@ -36,6 +38,13 @@ METRICS = ("loss/critic", "loss/actor", "td_error", "q", "grad_norm")
 @dataclass(frozen=True)
 class TD3Config:
     """Hyperparameters of TD3. The defaults are those with which CleanRL reports MuJoCo tasks at a million steps."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("actor_lr", "critic_lr", "tau", "exploration_noise", "target_noise", "target_noise_clip")
+        | may_change("actor_delay", "metrics_every")
+        | stays("gamma", why=DISCOUNTED)
+        | stays("batch_size", why="batches of that size are on their way")
+    )
 
     actor_lr: float | str = 3e-4
     """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""

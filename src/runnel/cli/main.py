@@ -6,10 +6,12 @@ And a run as a job: submit, ps, logs, stop, scale, attach.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 from runnel.core.errors import ConfigError, RunnelError
 
+FORMAT = warnings.formatwarning
 USAGE = """usage: runnel COMMAND ...
 
 Reinforcement learning on one dataflow of workers and streams.
@@ -59,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"runnel {runnel.__version__}")
         return 0
+    warnings.formatwarning = _told
     try:
         return _command(args[0])(args[1:])
     except ConfigError as error:
@@ -71,6 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("runnel: interrupted", file=sys.stderr)
         return 130
+
+
+def _told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning as the command line shows it: what is wrong, and not the line of code that says so."""
+    return f"runnel: warning: {message}\n" if category is UserWarning else FORMAT(message, category, filename, lineno, line)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -37,9 +37,14 @@ class Options:
     dry_run: bool = False
     """Print the resolved config and the graph of workers and streams, and stop."""
     seeds: int = 1
-    """Train this many seeds, one after another, and report their interval."""
+    """Train this many seeds, one after another, and report their interval; with --name, each has its seed behind the name."""
     config: str = ""
     """A TOML file laid over the recipe's defaults; flags win over it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """`runnel resume` knows nothing beside the run's config."""
 
 
 def train(args: list[str]) -> int:
@@ -53,6 +58,8 @@ def train(args: list[str]) -> int:
     base = override(recipe.Config(), overlay)
     options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
     config = one_budget(config, {*overlay, *(arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args)})
+    if options.seeds < 1:
+        raise ConfigError("seeds", options.seeds, "train at least 1")
     if options.dry_run:
         return _dry_run(recipe.name, config)
     command = shlex.join(["runnel", "train", *args])
@@ -72,7 +79,8 @@ def resume(args: list[str]) -> int:
     folder = RunFolder.open(args[0])
     recipe = registry.load_recipe(folder.read_run_info()["recipe"])
     base = override(recipe.Config(), folder.read_config())
-    _, config = parse(base, args[1:], prog=f"runnel resume {args[0]}", about="The fields of the run; what you give is changed.")
+    about = "The fields of the run. What you give is changed, if it may change in the middle of a run (docs/command-line.md)."
+    _, config = parse_with(NoOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
     before, after = to_data(base), to_data(config)
     return _tell(api.resume(args[0], live=True, **{k: v for k, v in after.items() if v != before[k]}))
 
@@ -154,7 +162,8 @@ def _several(recipe: str, config: RunConfig, num: int, command: str) -> int:
     runs: list[api.Run] = []
     for seed in range(config.seed, config.seed + num):
         print(f"seed {seed} ({len(runs) + 1} of {num})")
-        runs.append(api.train_config(recipe, dataclasses.replace(config, seed=seed, name=""), live=True, command=command))
+        name = f"{config.name}-{seed}" if config.name else ""
+        runs.append(api.train_config(recipe, dataclasses.replace(config, seed=seed, name=name), live=True, command=command))
         if runs[-1].status == "interrupted":
             break
     means = [float(run.eval["mean"]) for run in runs if run.eval is not None]

@@ -12,6 +12,7 @@ from runnel.cli.train import parse_with, read_overlay
 from runnel.core.config import override
 from runnel.run import registry
 from runnel.run.experiment import RunConfig, one_budget
+from runnel.track.folder import check_run_name
 from runnel.track.numbers import seeds_words
 from runnel.tune.settings import Setup, TuneConfig, make_setup
 from runnel.tune.study import Study, resume, start
@@ -58,6 +59,7 @@ def tune(args: list[str]) -> int:
 def _folder(default: RunConfig, config: RunConfig) -> str:
     """--out is the study's folder; with --name, the one of that name in it; else a new one is made."""
     if config.name:
+        check_run_name(config.name)
         return str(Path(config.out) / config.name)
     return config.out if config.out != default.out else ""
 

@@ -22,6 +22,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.frozen import Frozen
 from runnel.core.protocols import Feedback, State
 from runnel.core.records import Segment, Slot, StreamSpec
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.data.leaves import Array, Leaf, PlainLeaf, StackedLeaf, is_stack, leaf_bytes, numpy_dtype
 from runnel.data.memory import Memory
@@ -36,6 +37,14 @@ PIECE_BYTES = 64 << 20
 @dataclass(frozen=True)
 class ReplayConfig:
     """What to keep and how to draw from it."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("beta", then="counts from the next batch on")
+        | may_change("mmap_bytes", "mmap_dir", then="the memory is made there")
+        | stays("capacity", "compress_frames", why="the replay memory in the checkpoint has that form")
+        | stays("n_step", why="the returns in the replay memory are over so many steps")
+        | stays("prioritised", "alpha", "min_priority", why="the priorities in the replay memory were made that way")
+    )
 
     capacity: int = 50_000
     """Transitions kept; the oldest go first."""

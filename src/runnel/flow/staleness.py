@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from runnel.core.errors import ConfigError
 from runnel.core.records import Header, StreamSpec
+from runnel.core.resuming import OnResume, stays
 
 
 @dataclass(frozen=True)
 class StalenessConfig:
     """How training and collecting overlap."""
+
+    on_resume: ClassVar[OnResume] = stays(
+        "mode", "max_lag", "max_concurrent", why="segments that are on their way were made under it"
+    )
 
     mode: Literal["sync", "one_step", "window"] = "sync"
     """sync: each batch comes from the newest version. one_step: the next batch is made while this one trains. window: fully

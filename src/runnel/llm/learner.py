@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from runnel.core.memory import memory_for
 from runnel.core.proof import Proof
 from runnel.core.protocols import Collective, Metrics, OneProcess, ParamSet, State, Update
 from runnel.core.records import Segment
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.schedule import at, parse
 from runnel.llm.algorithms.base import Algorithm, Component, Part
@@ -47,6 +48,14 @@ the step's tokens where that is more. A forward pass of all of them would cost a
 @dataclass(frozen=True)
 class TokenLearnerConfig:
     """Optimisers and batches of a language model."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("lr", "sft_lr", "critic_lr", "num_epochs", "num_minibatches", "micro_batch_tokens", "max_grad_norm")
+        | may_change("weight_decay", "recompute", "precision", "shard", "offload", "max_mismatch")
+        | stays("warmup_updates", why="it is how the run started")
+        | stays("temperature", why="completions that are on their way were drawn at it")
+        | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
+    )
 
     lr: float | str = 1e-4
     """Learning rate: a number, or a schedule such as linear(1e-4, 0)."""

@@ -6,13 +6,14 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from runnel.core.config import check_least
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, stays
 from runnel.nets.loading import load_whole
 from runnel.nets.pack import pack
 
@@ -23,6 +24,11 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 @dataclass(frozen=True)
 class ModelConfig:
     """A causal language model: a path to load, or the sizes of a new one."""
+
+    on_resume: ClassVar[OnResume] = stays(
+        *("path", "layers", "width", "heads", "kv_heads", "inner", "max_positions", "tie_embeddings"),
+        why="what was learned is of that network",
+    )
 
     path: str = ""
     """Folder of a Hugging Face causal language model and its tokenizer; empty starts a new Llama from random weights."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, stays
 from runnel.nets.causal_lm import copy_model, model_params
 from runnel.nets.decoder import BESIDE, LORA_A, LORA_B
 from runnel.nets.pack import pack_tensors
@@ -27,6 +28,8 @@ DEFAULT = "default"
 @dataclass(frozen=True)
 class LoraConfig:
     """Train low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685); peft says where and from what."""
+
+    on_resume: ClassVar[OnResume] = stays("rank", "alpha", "targets", why="what was learned is of those adapters")
 
     rank: int = 0
     """Rank of the adapters; 0 trains all weights."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
 
@@ -33,6 +34,10 @@ MANY_ROWS = 4096
 @dataclass(frozen=True)
 class NetConfig:
     """What a network is made of: convolutions for images, fully connected layers, a recurrent core."""
+
+    on_resume: ClassVar[OnResume] = stays(
+        "hidden", "activation", "conv", "core", "core_size", "shared", why="what was learned is of that network"
+    )
 
     hidden: tuple[int, ...] | None = None
     """Width of each hidden layer. None: 64, 64 for vectors; after convolutions one layer, 512 (nature) or 128 (small)."""

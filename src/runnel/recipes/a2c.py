@@ -6,6 +6,7 @@ runnel train a2c --env CartPole-v1 --total-steps 100000
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
 
@@ -13,6 +14,8 @@ import runnel as rl
 @dataclass(frozen=True)
 class Config(rl.EnvConfig):
     """A2C (agents/a2c.py) on `num_actors` x `num_envs` environments, `num_steps` steps of each per update."""
+
+    on_resume: ClassVar[rl.OnResume] = rl.stays("network", why="what was learned is of that network")
 
     num_steps: int = 8
     """Steps of each environment in one segment."""

@@ -15,6 +15,10 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """APPO (agents/appo.py): actors run ahead of the learner by at most `staleness.max_lag` versions."""
 
+    on_resume: ClassVar[rl.OnResume] = rl.stays("network", why="what was learned is of that network") | rl.stays(
+        "num_segments", why="segments of that number are on their way"
+    )
+
     compiles: ClassVar[str] = "step"
     num_actors: int = 2
     """Actors that play at the same time; each has its own environments."""

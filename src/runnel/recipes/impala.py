@@ -6,6 +6,7 @@ runnel train impala --env CartPole-v1 --launcher local --num-actors 2
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
 
@@ -13,6 +14,10 @@ import runnel as rl
 @dataclass(frozen=True)
 class Config(rl.EnvConfig):
     """IMPALA (agents/impala.py): actors run ahead of the learner by at most `staleness.max_lag` versions."""
+
+    on_resume: ClassVar[rl.OnResume] = rl.stays("network", why="what was learned is of that network") | rl.stays(
+        "num_segments", why="segments of that number are on their way"
+    )
 
     num_actors: int = 2
     """Actors that play at the same time; each has its own environments."""

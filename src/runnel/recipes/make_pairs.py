@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import ClassVar
 
 import runnel as rl
 
@@ -14,6 +15,8 @@ import runnel as rl
 @dataclass(frozen=True)
 class Config(rl.PromptConfig):
     """Nothing is trained: the learner's place is taken by one that writes (llm/pairs.py)."""
+
+    on_resume: ClassVar[rl.OnResume] = rl.stays("pairs_out", why="the first pairs are there")
 
     pairs_out: str = ""
     """The file to write; empty is pairs.jsonl in `out`."""

@@ -15,6 +15,12 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """PPO (agents/ppo.py) on `num_actors` x `num_envs` environments, `num_steps` steps of each per update."""
 
+    on_resume: ClassVar[rl.OnResume] = (
+        rl.stays("network", why="what was learned is of that network")
+        | rl.stays("population", why="the learners are part of the checkpoint")
+        | rl.may_change("member", then="is what `rl.load` gives from now on")
+    )
+
     compiles: ClassVar[str] = "step"
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""

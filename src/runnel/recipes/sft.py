@@ -6,6 +6,7 @@ runnel train sft --task reverse --total-updates 200
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
 
@@ -13,6 +14,13 @@ import runnel as rl
 @dataclass(frozen=True)
 class Config(rl.RunConfig):
     """SFT (llm/algorithms/sft.py, llm/learner.py): `demo_rows` demonstrations an update."""
+
+    on_resume: ClassVar[rl.OnResume] = (
+        rl.may_change("max_tokens", then="counts from the next evaluation on")
+        | rl.stays("task", why="a run is of one task")
+        | rl.stays("model", why="what was learned is of that network")
+        | rl.stays("demo_rows", why="segments of that size are on their way")
+    )
 
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""

@@ -8,24 +8,26 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from runnel.core.clock import WallClock
-from runnel.core.config import differences, flat, override, to_data
+from runnel.core.config import flat, override, to_data
 from runnel.core.errors import CheckpointError, ConfigError, DiskFullError, RunnelError
 from runnel.core.protocols import EvalResult, ParamSet, Policy, Progress
+from runnel.core.resuming import check_changes
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.nets.lora import SCALE
 from runnel.nets.policy import EnvPolicy
 from runnel.run import registry
+from runnel.run.budget import moved_schedules, rounded_up
 from runnel.run.checkpoint import Checkpoints, told_if_full
 from runnel.run.dataflow import dataflow
-from runnel.run.experiment import BUDGETS, EvaluationSpec, Experiment, RunConfig, describe, one_budget
+from runnel.run.experiment import EvaluationSpec, Experiment, RunConfig, describe, one_budget
 from runnel.run.export import EXPORTS, check_model_folder, export_policy
 from runnel.run.launchers import inproc, local
 from runnel.run.ledger import Callbacks, Ledger
@@ -115,28 +117,40 @@ def train_config(
     """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name."""
     with registry.live_objects(objects or {}, config.launcher):
         config.check()
-        for name in config.track:
-            find_sink(name)
+        _check_sinks(config)
         config, told = config.settle()
         experiment = registry.build(recipe, config)
         _check_recording(experiment)
         check_disk(experiment)
-        told = [*told, *_look(experiment)]
-        warm = _warm_params(config)
+        odd, (notes, warned) = _warn(experiment.look()), _about_budget(experiment)
+        warm, fell_back = _warm_params(experiment)
         folder = _create_folder(recipe, experiment, command)
         with folder.held():
             session = _open_session(experiment, folder, callbacks)
             session.warm_params = None if warm is None else dict(warm.params)
-            session.notes = told
+            session.notes, session.warnings = [*told, *odd, *notes], [*warned, *fell_back]
             return _run(session, live=live)
 
 
-def _look(experiment: Experiment) -> list[str]:
-    """What is odd about the data, if anything: warned of at once, and told in the run's events."""
-    told = experiment.look()
-    for text in told:
+def _about_budget(experiment: Experiment) -> tuple[list[str], list[str]]:
+    """Notes and warnings about a budget that comes to more than was asked for."""
+    text, much = rounded_up(experiment)
+    if much:
+        return [], _warn([text])
+    return [text] if text else [], []
+
+
+def _check_sinks(config: RunConfig) -> None:
+    """Refuse sinks that are not there, before anything is written."""
+    for name in config.track:
+        find_sink(name)
+
+
+def _warn(texts: list[str]) -> list[str]:
+    """Warn of `texts` at once; they are told in the run's events too."""
+    for text in texts:
         warnings.warn(text, stacklevel=4)
-    return told
+    return texts
 
 
 def resume(
@@ -150,30 +164,43 @@ def resume(
     **settings: Any,
 ) -> Run:
     """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it."""
-    folder, module, before = _open_run(run)
+    folder, module, saved = _open_run(run)
     settings, objects = registry.name_objects(settings)
-    config = one_budget(override(override(module.Config(), before), settings), settings)
-    if config.seed != before.get("seed", config.seed):
-        raise ConfigError("seed", config.seed, f"a run keeps its seed ({before['seed']}); start a new run, with init_from=RUN")
+    before = override(module.Config(), saved)
+    config = registry.absolute_paths(one_budget(override(before, settings), settings))
+    changes = check_changes(before, config, str(run))
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
     with registry.live_objects(objects, config.launcher), folder.held():
         found = Checkpoints(folder.checkpoints).newest()
         _check_unspent(found[1], config)
+        _check_sinks(config)
         experiment = registry.build(module.name, config)
         _check_recording(experiment)
         check_disk(experiment, held=sum(size for _, size in folder.checkpoint_sizes()))
         session = _open_session(experiment, folder, callbacks)
-        folder.write_config(to_data(config))
-        graph = folder.change_run_info(**_graph(session.experiment))
-        try:
+        session.hold()
+        with _put_back(session, (folder.config, folder.info)):
+            folder.write_config(to_data(config))
+            folder.change_run_info(**_graph(experiment))
             session.restore(*found)
+            notes, warned = _about_budget(experiment)
+            session.notes = [f"{name} = {new!r} (was {old!r}): {then}" for name, (old, new, then) in changes.items()] + notes
+            session.warnings = [*warned, *_warn(moved_schedules(before, config, found[1]))]
             return _run(session, live=live)
-        except BaseException as error:
-            if not session.started:
-                folder.write_config(before)
-                folder.change_run_info(**graph)
-                _explain_misfit(error, before, to_data(config))
-            raise
+
+
+@contextmanager
+def _put_back(session: Session, paths: Sequence[Path]) -> Iterator[None]:
+    """A resume that fails before its workers are set up leaves `paths` as they were, and names what does not fit."""
+    before = {path: path.read_bytes() for path in paths}
+    try:
+        yield
+    except BaseException as error:
+        if not session.started:
+            for path, data in before.items():
+                path.write_bytes(data)
+            _explain_misfit(error)
+        raise
 
 
 def load(run: str | Path, **settings: Any) -> Policy:
@@ -294,17 +321,30 @@ def _open_run(run: str | Path) -> tuple[RunFolder, registry.Recipe, dict[str, An
     return folder, registry.load_recipe(folder.read_run_info()["recipe"]), folder.read_config()
 
 
-def _warm_params(config: RunConfig) -> ParamSet | None:
-    """What `init_from` starts a run with."""
+def _warm_params(experiment: Experiment) -> tuple[ParamSet | None, list[str]]:
+    """What `init_from` starts a run with, and what to tell of it."""
+    config = experiment.config
     if not config.init_from:
-        return None
+        return None, []
     source = RunFolder.open(config.init_from)
     check_same_model(config, source)
-    found = Checkpoints(source.checkpoints).newest_params()
+    told: list[str] = []
+    found = Checkpoints(source.checkpoints).newest_params(told)
     if SCALE in found.params:
         fix = f"its checkpoints hold adapters alone; start from its merged model: --model {source.path / MODEL}"
         raise ConfigError("init_from", config.init_from, fix)
-    return found
+    if experiment.export is None:  # of a language model its config was compared
+        _check_fits(experiment, found)
+    return found, [f"init_from {config.init_from!r}: {text}" for text in told]
+
+
+def _check_fits(experiment: Experiment, found: ParamSet) -> None:
+    """Refuse parameters of another network while nothing of the run is there yet."""
+    try:
+        experiment.policy()[1].load_params(found)
+    except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
+        fix = f"that run has another network than this one; use the same ({str(error).strip().splitlines()[-1].strip()})"
+        raise ConfigError("init_from", experiment.config.init_from, fix) from error
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:
@@ -349,8 +389,7 @@ def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callback
         watcher=_watcher(experiment),
         stop_on=config.stop_on,
     )
-    nothing = {**ledger.snapshot(), "offsets": {"metrics": 0, "samples": 0}}
-    return Session(experiment, place(experiment), folder, ledger, checkpoints, clock, beginning=nothing)
+    return Session(experiment, place(experiment), folder, ledger, checkpoints, clock, beginning=ledger.nothing())
 
 
 def _watcher(experiment: Experiment) -> Watcher:
@@ -364,15 +403,12 @@ def _run(session: Session, *, live: bool) -> Run:
     experiment, folder, ledger = session.experiment, session.folder, session.ledger
     config = experiment.config
 
-    def warn(text: str) -> None:
-        ledger.note(text, level="warning")
-
-    sinks = open_sinks(config.track, folder.path, to_data(config), warn)
-    if config.trace:
-        sinks.append(GuardedSink("trace", lambda: LauncherTrace(config, folder.path, session), warn))
-    ledger.attach(sinks, _view(experiment) if live else None)
+    ledger.view = _view(experiment) if live else None
+    session.when_started(lambda: ledger.attach(_open_sinks(session)))
     for text in session.notes:
         ledger.note(text)
+    for text in session.warnings:
+        ledger.note(text, level="warning")
     if session.resume_from is None:
         session.beginning = ledger.snapshot()
     start, status = time.perf_counter(), "failed"
@@ -390,12 +426,29 @@ def _run(session: Session, *, live: bool) -> Run:
         seconds = time.perf_counter() - start
         ledger.end(status, seconds)
         ledger.close()
-        try:
-            write_report([folder.path])
-        except ConfigError as error:  # a full disk: what was learned is worth more than its picture
-            print(f"runnel: warning: {error}", file=sys.stderr)
+        if not session.held:
+            _report(folder)
     counts = (ledger.version, ledger.steps, ledger.tokens)
     return Run(folder.path, status, *counts, ledger.last_eval, seconds, dict(ledger.collapses))
+
+
+def _open_sinks(session: Session) -> list[GuardedSink]:
+    config, folder = session.experiment.config, session.folder.path
+
+    def warn(text: str) -> None:
+        session.ledger.note(text, level="warning")
+
+    sinks = open_sinks(config.track, folder, to_data(config), warn)
+    if config.trace:
+        sinks.append(GuardedSink("trace", lambda: LauncherTrace(config, folder, session), warn))
+    return sinks
+
+
+def _report(folder: RunFolder) -> None:
+    try:
+        write_report([folder.path])
+    except ConfigError as error:  # a full disk: what was learned is worth more than its picture
+        print(f"runnel: warning: {error}", file=sys.stderr)
 
 
 def _export_own(session: Session) -> None:
@@ -426,19 +479,12 @@ def _check_unspent(manifest: Mapping[str, Any], config: RunConfig) -> None:
             raise ConfigError(field, getattr(config, field), "this run has spent its budget; resume it with a larger one")
 
 
-def _explain_misfit(error: BaseException, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """A checkpoint that did not load: say which settings are not those it was made with."""
-    changed = differences(before, after)
-    for budget in BUDGETS:
-        changed.pop(budget, None)
-    told = ", ".join(f"{name} = {new!r} (was {old!r})" for name, (old, new) in changed.items())
-    why = f"changed since: {told}" if told else "its config, environment or network is not what it was"
-    text = f"the checkpoint does not fit the run as it is set up now; {why}"
-    if isinstance(error, RunnelError):
-        if told:
-            error.add_note(text)
-    elif isinstance(error, Exception) and not isinstance(error, OSError):
-        raise CheckpointError(f"{text} ({type(error).__name__}: {error})") from error
+def _explain_misfit(error: BaseException) -> None:
+    """A checkpoint that did not load, with settings that may change: then what they name has changed."""
+    if isinstance(error, Exception) and not isinstance(error, RunnelError | OSError):
+        why = "the environment, the network or the data is not what it was"
+        text = f"the checkpoint does not fit the run as it is set up now; {why} ({type(error).__name__}: {error})"
+        raise CheckpointError(text) from error
 
 
 def _view(experiment: Experiment) -> LiveView:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -192,6 +193,11 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
+def fell_back(path: Path, problem: str) -> str:
+    """What is said where a newer checkpoint than `path` cannot be used."""
+    return f"fell back to checkpoint {path.name}: {problem}"
+
+
 class Checkpoints:
     """The checkpoints of one run folder: `checkpoints/<version>`, newest last."""
 
@@ -235,27 +241,34 @@ class Checkpoints:
 
     def newest(self, parts: Collection[str] | None = None) -> tuple[Path, dict[str, Any], list[str]]:
         """The newest checkpoint of the whole run that verifies (or of which `parts` do), its manifest, and what was wrong with
-        newer ones (say it loudly)."""
+        newer ones. Whoever asks, the user is warned of falling back."""
         problems: list[str] = []
         for path in reversed(self.finished()):
             try:
                 manifest = verify(path, parts)
             except CheckpointError as error:
-                problems.append(str(error))
+                if path.is_dir():  # else the run, which goes on meanwhile, has removed it
+                    problems.append(str(error))
                 continue
             if parts is not None or manifest.get("whole", True):
+                for problem in problems:
+                    warnings.warn(fell_back(path, problem), stacklevel=3)
                 return path, manifest, problems
             problems.append(f"checkpoint {path} holds parameters alone; start a new run from them with init_from")
         detail = "; ".join(problems) or "the run ended before its first checkpoint"
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {detail}")
 
-    def newest_params(self) -> ParamSet:
-        """The parameters of the newest good checkpoint; a run that goes on meanwhile may remove it while it is read."""
+    def newest_params(self, told: list[str] | None = None) -> ParamSet:
+        """The parameters of the newest good checkpoint; a run that goes on meanwhile may remove it while it is read. Falling
+        back is warned of, and added to `told`."""
         while True:
             listed = self.finished()
             try:
-                path, manifest, _ = self.newest(("params",))
-                return ParamSet(manifest["version"], read_params(path))
+                path, manifest, problems = self.newest(("params",))
+                found = ParamSet(manifest["version"], read_params(path))
+                if told is not None:
+                    told += [fell_back(path, problem) for problem in problems]
+                return found
             except (CheckpointError, FileNotFoundError):
                 if self.finished() == listed:
                     raise

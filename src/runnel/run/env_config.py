@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.data.replay import ReplayConfig
 from runnel.envs.registry import choose_backend, is_tensor_env
 from runnel.envs.vector.choose import Choice
@@ -25,6 +26,12 @@ COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
 @dataclass(frozen=True)
 class EnvConfig(RunConfig):
     """`num_actors` actors, each with `num_envs` environments, `num_steps` steps of each in a segment."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("compiled", then="the same network runs by other kernels")
+        | stays("env", "env_kwargs", why="a run is of one task")
+        | stays("num_envs", "num_steps", "ring", why="segments and environments of that number are in the checkpoint")
+    )
 
     compiles: ClassVar[str] = ""
     """The optimiser step of the recipe's learner in `nets/compiled_kernels.py`; empty: there is none."""
@@ -124,6 +131,10 @@ class EnvConfig(RunConfig):
 @dataclass(frozen=True)
 class ReplayEnvConfig(EnvConfig):
     """Actors fill a replay buffer, which gives out `update_ratio` batches for each step."""
+
+    on_resume: ClassVar[OnResume] = stays(
+        "update_ratio", "min_fill", why="the updates that past steps have paid for are counted by it"
+    )
 
     recurrent: ClassVar[bool] = True
     """Whether the recipe's networks may have a recurrent core."""

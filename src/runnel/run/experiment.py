@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,17 +17,24 @@ from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Evaluation, Inferencer, Learner, Policy, Recorder, Sampler, Store
 from runnel.core.records import StreamSpec
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.shares import check_shares
 from runnel.eval.runner import MAX_STEPS
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.run.record_config import RecordConfig
 from runnel.run.unused import IN_ONE_PROCESS, OF_SAMPLES, OF_VIDEOS
+from runnel.track.folder import check_run_name
 
 
 @dataclass(frozen=True)
 class EvalConfig:
     """Evaluation beside training, on episodes of its own."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        *("every", "episodes", "stop_return", "samples", "temperature", "pass_k", "pass_reward"),
+        then="counts from the next evaluation on",
+    )
 
     every: int = 0
     """Evaluate every so many updates; 0 evaluates only at the end."""
@@ -52,6 +59,8 @@ class EvalConfig:
 class CheckpointConfig:
     """When the whole run is saved."""
 
+    on_resume: ClassVar[OnResume] = may_change("every", "keep", then="counts from the next checkpoint on")
+
     every: int | Literal["never"] = 50
     """Save every so many updates; 0 saves only at the end. never: no checkpoint, only the parameters of the end. They can be
     loaded, evaluated, exported and started from (init_from), but the run cannot be resumed."""
@@ -67,6 +76,14 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class PlacementConfig:
     """Which worker runs in which process, and what it may use there."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        *("groups", "trainers", "threads", "stage_timeout_s", "max_restarts", "stall_timeout_s"),
+        then="the processes start that way",
+    ) | stays(
+        *("policy_workers", "reference_workers", "max_actors", "max_policy_workers"),
+        why="workers and what is on its way between them are part of the checkpoint",
+    )
 
     groups: tuple[str, ...] = ()
     """Process groups, each a list of worker names or patterns ("actor-*", "trainer evaluator"). Default: each actor and
@@ -98,6 +115,8 @@ class PlacementConfig:
 class ClusterConfig:
     """The Ray cluster of a run with launcher ray."""
 
+    on_resume: ClassVar[OnResume] = may_change("address", "place", then="the processes start there")
+
     address: str = ""
     """Where the cluster is: auto (this machine belongs to it), or HOST:PORT of its head. Empty takes RAY_ADDRESS, or else
     starts one on this machine, on the loopback, that ends with the run."""
@@ -110,6 +129,18 @@ class ClusterConfig:
 @dataclass(frozen=True)
 class RunConfig:
     """What every recipe can be told."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("total_steps", "total_updates", "total_tokens", then="is the budget from now on, and schedules follow it")
+        | may_change("device", "launcher", then="the processes start that way")
+        | may_change("log_every", then="counts from the next row on")
+        | may_change("tags", "track", "trace", "trace_mb", "control", then="counts from now on")
+        | stays("seed", why="everything random in it was drawn from that seed")
+        | stays("out", "name", why="a run stays in its folder")
+        | stays("num_actors", why="workers and what is on its way between them are part of the checkpoint")
+        | stays("deterministic", why="what was done so far was done that way")
+        | stays("init_from", why="it is for the start of a run")
+    )
 
     seed: int = 1
     """Seed of everything random in the run."""
@@ -212,6 +243,8 @@ class RunConfig:
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         refuse_unused(self, self.unused())
+        if self.name:
+            check_run_name(self.name)
         self.staleness.check()
         self.record.check()
         if self.total_steps is None and self.total_updates is None and self.total_tokens is None:

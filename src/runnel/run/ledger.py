@@ -5,8 +5,8 @@ What a row holds of the training itself is deterministic; all that wall time tou
 
 from __future__ import annotations
 
-import json
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +83,9 @@ class Ledger:
         self._groups = GroupFile(folder.groups)
         self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
+        self._kept: list[Row] | None = None
+        """Rows that wait while files are left alone."""
+        self._marks_to_cut: dict[str, dict[str, Any]] = {}
         self._callbacks = callbacks or Callbacks()
         self._stop_return, self._watcher, self._stop_on = stop_return, watcher, stop_on
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -114,9 +117,33 @@ class Ledger:
         self.recoveries: list[tuple[str, float]] = []
         """What was lost and came back, and the seconds that it took."""
 
-    def attach(self, sinks: Sequence[GuardedSink], view: LiveView | None) -> None:
+    def attach(self, sinks: Sequence[GuardedSink]) -> None:
         """Show rows elsewhere too. After a restore, so that sinks see files that are already cut back."""
-        self._sinks, self.view = sinks, view
+        self._sinks = sinks
+
+    def hold(self) -> None:
+        """From now on leave the files alone: rows are kept, and what is cut back waits."""
+        self._kept = []
+
+    def cut(self) -> None:
+        """Bring the files back to the checkpoint that was restored."""
+        marks, self._marks_to_cut = self._marks_to_cut, {}
+        files = {"metrics": self._metrics, "samples": self._samples}
+        lost = [text for name, mark in marks.items() if (text := files[name].cut(mark, self.version))]
+        if marks:
+            self._videos.cut(self.version)
+            self._groups.cut(self.version)
+            for sink in self._sinks:
+                sink.rewind()
+        for text in lost:
+            warnings.warn(f"{text}; the run goes on without them", stacklevel=2)
+            self.note(f"{text}; the run goes on without them", level="warning")
+
+    def release(self) -> None:
+        """Write the rows that were kept, and all later ones at once."""
+        kept, self._kept = self._kept or [], None
+        for row in kept:
+            self._write(row, show=False)
 
     def wall_s(self) -> float:
         """Seconds of this run, those before a resume included."""
@@ -317,11 +344,14 @@ class Ledger:
 
     # -------------------------------------------------------------------------------------------------------- output
     def _write(self, row: Row, *, show: bool = True) -> None:
+        if self.view is not None and show:
+            self.view.row(row)
+        if self._kept is not None:
+            self._kept.append(row)
+            return
         self._metrics.row(row)
         for sink in self._sinks:
             sink.row(row)
-        if self.view is not None and show:
-            self.view.row(row)
 
     def _files(self) -> list[Sink]:
         """All that takes rows; a sink that fails says so in the files, so they come last."""
@@ -342,6 +372,15 @@ class Ledger:
     def snapshot(self) -> State:
         for sink in self._files():
             sink.flush()
+        marks = {"metrics": self._metrics.mark(), "samples": self._samples.mark()}
+        ends = {key: {name: mark[key] for name, mark in marks.items()} for key in ("offset", "digest")}
+        return {**self._state(), "offsets": ends["offset"], "digests": ends["digest"]}
+
+    def nothing(self) -> State:
+        """What a ledger holds whose run has not begun: its files are empty."""
+        return {**self._state(), "offsets": {"metrics": 0, "samples": 0}}
+
+    def _state(self) -> State:
         return {
             "returns": list(self._returns),
             "lengths": list(self._lengths),
@@ -350,7 +389,6 @@ class Ledger:
             "proved": [self._proved[0], dict(self._proved[1])],
             "sums": {name: list(pair) for name, pair in self._sums.items()},
             "wall_s": self.wall_s(),
-            "offsets": {"metrics": self._metrics.offset(), "samples": self._samples.offset()},
             "counts": [self.version, self.steps, self.tokens],
             "last_eval": self.last_eval,
             "watch": {} if self._watcher is None else self._watcher.snapshot(),
@@ -368,13 +406,9 @@ class Ledger:
         version, found = state.get("proved", (-1, {}))  # older checkpoints have none
         self._proved = int(version), dict(found)
         self._sums = {name: (float(total), int(count)) for name, (total, count) in state["sums"].items()}
-        self._metrics.truncate(_behind_checkpoint(self._metrics.path, state["offsets"]["metrics"]))
-        self._samples.truncate(state["offsets"]["samples"])
         self.version, self.steps, self.tokens = state["counts"]
         self._counts.begin(self.version, self.steps, self.tokens)
         self._early.clear()
-        self._videos.cut(self.version)
-        self._groups.cut(self.version)
         self.progress = 0.0  # the next update tells; the budget may be another than that of the checkpoint
         self._start = self.clock.now()
         self._first = _Mark(self._start, self.steps, self.tokens, {})
@@ -384,17 +418,12 @@ class Ledger:
         if self._watcher is not None:
             self._watcher.restore(state.get("watch", {}))  # older checkpoints have none
         self.collapses = dict(state.get("collapses", {}))
-        for sink in self._sinks:
-            sink.rewind()
+        self._marks_to_cut = marks_of(state)
+        if self._kept is None:
+            self.cut()
 
 
-def _behind_checkpoint(path: Path, offset: int) -> int:
-    """Where to cut a file of rows: a checkpoint is told right after it was made, and that event stays."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        line = file.readline()
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return offset
-    return offset + len(line) if line.endswith(b"\n") and row.get("what") == "checkpoint" else offset
+def marks_of(state: State) -> dict[str, dict[str, Any]]:
+    """Where the files ended when the ledger was saved. Older checkpoints have no digests."""
+    digests = state.get("digests", {})
+    return {name: {"offset": offset, "digest": digests.get(name)} for name, offset in state["offsets"].items()}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from runnel.core.config import check_least, refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Inferencer, Policy
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.data.preferences import Pair, read_pairs, split_pairs
 from runnel.flow.workers.trainer import Phase
@@ -39,6 +40,13 @@ SCORING = {
 @dataclass(frozen=True)
 class PairConfig(RunConfig):
     """`num_pairs` pairs of answers an update."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("max_tokens", then="counts from the next evaluation on")
+        | stays("task", "pairs", why="a run is of one task")
+        | stays("model", why="what was learned is of that network")
+        | stays("num_pairs", why="segments of that size are on their way")
+    )
 
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: what the policy is evaluated on."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from runnel.core.config import check_least, refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Learner
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
@@ -31,6 +32,14 @@ from runnel.run.unused import ON_TEXT, of_model, unused_by_learner
 @dataclass(frozen=True)
 class PromptConfig(RunConfig):
     """`num_prompts` groups of `group_size` completions an update, after an optional supervised warm-up."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("max_refills", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
+        | stays("task", "reward_model", why="a run is of one task")
+        | stays("model", why="what was learned is of that network")
+        | stays("num_prompts", "group_size", "max_tokens", "demo_rows", why="segments of that size are on their way")
+        | stays("warmup_updates", why="it is how the run started")
+    )
 
     greedy_first: ClassVar[bool] = False
     """The first completion of each group is greedy, and not trained on: a baseline."""

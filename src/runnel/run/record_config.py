@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change
 
 MOST_GROUPS = 200
 """Groups that a run of known length records, if it is not told otherwise."""
@@ -13,6 +15,10 @@ MOST_GROUPS = 200
 @dataclass(frozen=True)
 class RecordConfig:
     """What is recorded to be looked at. None of it changes what is learned."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        "videos", "every", "fps", "max_steps", "keep", "groups_every", then="counts from the next recording on"
+    )
 
     videos: int = 0
     """Episodes that each evaluation records as video, beside those that it measures (environments that render)."""

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 from runnel.core.clock import Clock
 from runnel.core.errors import CheckpointError
 from runnel.core.protocols import State
-from runnel.run.checkpoint import Checkpoints, read_parts
+from runnel.run.checkpoint import Checkpoints, fell_back, read_parts
 from runnel.run.experiment import Experiment
 from runnel.run.ledger import Ledger
 from runnel.track.folder import RunFolder
@@ -40,7 +40,9 @@ class Session:
     states: dict[str, State] | None = None
     warm_params: dict[str, Tensor] | None = None
     notes: list[str] = field(default_factory=list)
-    """What was chosen for the user when the run was made."""
+    """What was chosen for the user when the run was made, or changed when it was resumed."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user was warned of before it started."""
     interrupted: threading.Event = field(default_factory=threading.Event)
     beginning: State = field(default_factory=dict)
     """What the ledger held before the first start; also of a run that was resumed."""
@@ -50,6 +52,31 @@ class Session:
     _saving: float = 0.0
     started: bool = False
     """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""
+    held: bool = False
+    """Nothing is written into the folder yet: a resume that cannot start leaves the run as it was."""
+    _later: list[Callable[[], None]] = field(default_factory=list)
+
+    def hold(self) -> None:
+        """Write nothing into the run's folder before `begin`."""
+        self.held = True
+        self.ledger.hold()
+
+    def begin(self) -> None:
+        """Every worker is set up: what was held back is done now."""
+        self.started = True
+        if self.held:
+            self.held = False
+            self.ledger.cut()
+            for do in self._later:
+                do()
+            self.ledger.release()
+
+    def when_started(self, do: Callable[[], None]) -> None:
+        """Do something that changes the run's folder: now, or when its workers are set up."""
+        if self.held:
+            self._later.append(do)
+        else:
+            do()
 
     def restore(self, path: Path, manifest: Mapping[str, Any], problems: Sequence[str]) -> None:
         """Go on from a checkpoint, in the next epoch; say so loudly if a newer one is damaged."""
@@ -59,10 +86,9 @@ class Session:
             raise CheckpointError(f"checkpoint {path} has no ledger; it was not written by a run")
         self.ledger.restore(self.states["ledger"])
         for problem in problems:
-            self.ledger.note(f"fell back to checkpoint {path.name}: {problem}", level="warning")
-            print(f"runnel: warning: fell back to checkpoint {path.name}: {problem}", file=sys.stderr)
+            self.ledger.note(fell_back(path, problem), level="warning")
         if problems:
-            self._set_aside([p for p in self.checkpoints.finished() if p.name > path.name])
+            self.when_started(lambda: self._set_aside([p for p in self.checkpoints.finished() if p.name > path.name]))
         self.ledger.note(f"resumed from version {manifest['version']} (epoch {self.epoch})", what="resume")
 
     def go_back(self, why: str) -> None:

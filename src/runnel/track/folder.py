@@ -25,6 +25,8 @@ from runnel.core.errors import ConfigError
 
 Row = dict[str, Any]
 ORDERS = ("stop", "scale", "checkpoint")
+LONGEST_NAME = 200
+"""Bytes of a folder's name: file systems allow 255, and files beside a run have its name and more."""
 
 PACKAGES = (
     "runnel",
@@ -52,6 +54,24 @@ def run_name(recipe: str, subject: str, *, seed: int, when: datetime) -> str:
     """
     parts = [re.sub(r"[^\w.+-]+", "_", part).strip("_.") for part in (Path(recipe).stem, subject) if part]
     return "-".join([*parts, str(seed), when.strftime("%Y%m%d-%H%M%S")])
+
+
+def check_run_name(name: str) -> None:
+    """Raise a `ConfigError` for a name that is not that of one new folder: it would lead elsewhere, or nobody could type it.
+
+    >>> check_run_name("my run 3")
+    >>> check_run_name("../x")
+    Traceback (most recent call last):
+    runnel.core.errors.ConfigError: name = '../x': is the name of one folder, without / and \\; say where with out
+    """
+    if "/" in name or "\\" in name:
+        raise ConfigError("name", name, "is the name of one folder, without / and \\; say where with out")
+    if name.startswith("."):
+        raise ConfigError("name", name, "must not begin with a dot")
+    if not name.isprintable() or name != name.strip() or not name:
+        raise ConfigError("name", name, "use letters that can be printed, with no spaces at the ends; or leave it out")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ConfigError("name", name[:40] + "...", f"is longer than {LONGEST_NAME} bytes, and folders have a limit")
 
 
 class RunFolder:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from runnel.core.config import differences, override, to_data
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import rule_at
 from runnel.run import registry
 from runnel.run.env_config import ReplayEnvConfig
 from runnel.run.experiment import BUDGETS, Experiment, RunConfig
@@ -220,16 +221,16 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
         raise ConfigError("metric", "eval", "this recipe has no evaluation; use --metric return, or a number that it logs")
     fixed = [p.name for p in space.values() if not _all_fit(p, recipe, config, base) and options.scheduler == "pbt"]
     if fixed and options.search:
-        raise ConfigError(
-            "search", fixed[0], "changes what a checkpoint holds, so members cannot exchange it; do not search it"
-        )
+        rule = rule_at(config, fixed[0])
+        why = "changes what a checkpoint holds" if rule.may_change else f"stays as it is in a run ({rule.text})"
+        raise ConfigError("search", fixed[0], f"{why}, so members cannot exchange it; do not search it")
     return Setup(recipe, config, options, {n: p for n, p in space.items() if n not in fixed}, base.title)
 
 
 def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Experiment) -> bool:
-    """Whether checkpoints of all values fit each other, as far as streams and the place of the field tell."""
+    """Whether checkpoints of all values fit each other, as far as streams, the place of the field and its rule tell."""
     same = [_build_at(param, value, recipe, config).streams == base.streams for value in param.ends()]
-    return all(same) and param.name.partition(".")[0] not in SHARED
+    return all(same) and param.name.partition(".")[0] not in SHARED and rule_at(config, param.name).may_change
 
 
 def _build_at(param: Param, value: Any, recipe: registry.Recipe, config: RunConfig) -> Experiment:

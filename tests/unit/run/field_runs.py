@@ -136,18 +136,19 @@ def _outcome(recipe: str, seen: str, text: str, settings: _Settings) -> Outcome:
     try:
         if seen == "wired":
             return Outcome(wired=dict(built([*group.workers, *experiment.policy()])))
-        return Outcome(heard=_play(experiment, group))
+        return Outcome(heard=play(experiment, group))
     finally:
         group.close()
 
 
-def _play(experiment: Experiment, group: Group) -> str:
-    """A digest of all that the workers of a whole run say, and of the weights at its end."""
+def play(experiment: Experiment, group: Group, states: Mapping[str, Any] | None = None) -> str:
+    """A digest of all that the workers of a whole run say, or of its rest from a saved moment on, and of the weights at its
+    end."""
     trainer = group.trainer
     assert trainer is not None
     digest = hashlib.sha256()
     try:
-        group.start()
+        group.start(states, epoch=0 if states is None else 1)
         for _ in range(ROUNDS):
             group.round()
             _add(digest, group)

@@ -88,7 +88,7 @@ def test_a_run_that_was_resumed_can_start_over_too(tmp_path: Path) -> None:
     """What stands in its files from before the resume goes as well: it is of a past that is no more."""
     trained(tmp_path, 8).ledger.close()
     session = session_of(experiment(), tmp_path)
-    session.beginning = {**session.beginning, "offsets": {"metrics": 0, "samples": 0}}
+    session.beginning = session.ledger.nothing()
     session.restore(*session.checkpoints.newest())
     assert versions(session) == list(range(1, 21))
     for checkpoint in session.checkpoints.finished():

@@ -242,7 +242,7 @@ def test_the_load_is_looked_at_every_two_seconds(tmp_path: Path) -> None:
 def test_other_sinks_get_every_row(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path)
     sink = ListSink()
-    ledger.attach([sink], None)
+    ledger.attach([sink])
     ledger.add([update(1), evaluation(1, 1.0)])
     ledger.snapshot()
     ledger.end("finished", 3.0)

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import sys
 import types
@@ -34,21 +35,21 @@ def test_jsonl_rows_are_on_disk_before_close(tmp_path):
     sink.close()
 
 
-def test_jsonl_truncates_to_an_offset_and_goes_on_bit_for_bit(tmp_path):
+def test_jsonl_cuts_back_to_a_mark_and_goes_on_bit_for_bit(tmp_path):
     path = tmp_path / "m.jsonl"
     sink = JsonlSink(path)
     for version in range(3):
         sink.row(update(version))
-    offset = sink.offset()
+    mark = sink.mark()
     expected = path.read_bytes()
-    assert offset == len(expected)
+    assert mark == {"offset": len(expected), "digest": hashlib.sha256(expected).hexdigest()}
     sink.row(update(3))
     sink.close()
     path.write_bytes(path.read_bytes() + b'{"kind": "upd')
     again = JsonlSink(path)
-    assert again.truncate(offset) > 0
+    assert again.cut(mark, 2) == ""
     assert path.read_bytes() == expected
-    assert again.offset() == offset
+    assert again.mark() == mark
     again.row(update(3))
     again.close()
     rows, problems = read_rows(path)
@@ -56,13 +57,60 @@ def test_jsonl_truncates_to_an_offset_and_goes_on_bit_for_bit(tmp_path):
     assert problems == []
 
 
-def test_jsonl_shorter_than_the_offset_is_left_alone(tmp_path):
+def test_jsonl_that_is_not_written_is_not_touched(tmp_path):
     sink = JsonlSink(tmp_path / "m.jsonl")
-    sink.row({"a": 1})
-    size = sink.offset()
-    assert sink.truncate(size + 5) == -5
-    assert sink.offset() == size
     sink.close()
+    assert not (tmp_path / "m.jsonl").exists()
+    (tmp_path / "m.jsonl").write_bytes(b'{"a": 1}\n{"a')
+    JsonlSink(tmp_path / "m.jsonl").close()
+    assert (tmp_path / "m.jsonl").read_bytes() == b'{"a": 1}\n{"a'
+
+
+def damaged(how: str, lines: list[bytes]) -> bytes | None:
+    """The rows of versions 1 to 12 with a checkpoint at 10, after something has happened to them."""
+    whole = b"".join(lines)
+    return {
+        "cut behind row 2": b"".join(lines[:2]),
+        "cut in row 3": b"".join(lines[:2]) + lines[2][:30],
+        "rows 3 to 6 removed": b"".join(lines[:2] + lines[6:]),
+        "row 5 overwritten": whole.replace(lines[4][:-1], b"\0" * (len(lines[4]) - 1)),
+        "one byte changed": whole.replace(b'"steps": 70', b'"steps": 71'),
+        "removed": None,
+    }[how]
+
+
+@pytest.mark.parametrize("digest", [True, False])
+@pytest.mark.parametrize(
+    ("how", "kept", "told"),
+    [
+        ("cut behind row 2", [1, 2], "no rows of versions 3 to 10"),
+        ("cut in row 3", [1, 2], "no rows of versions 3 to 10"),
+        ("rows 3 to 6 removed", [1, 2, 7, 8, 9, 10], "no rows of versions 3 to 6"),
+        ("row 5 overwritten", [1, 2, 3, 4, 6, 7, 8, 9, 10], "no rows of version 5"),
+        ("one byte changed", list(range(1, 11)), "changed since"),
+        ("removed", [], "is missing: no rows of versions 1 to 10"),
+    ],
+)
+def test_a_damaged_file_is_cut_behind_a_row_and_what_is_lost_is_told(how, kept, told, digest, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    for version in range(1, 13):
+        sink.row({"kind": "update", "version": version, "steps": version * 10, "metrics": {}})
+        mark = sink.mark() if version == 10 else locals().get("mark")
+    sink.close()
+    data = damaged(how, path.read_bytes().splitlines(keepends=True))
+    path.unlink() if data is None else path.write_bytes(data)
+    if not digest:  # of an older checkpoint, which does not see what keeps the length
+        mark = {"offset": mark["offset"]}
+        told = "" if how in ("row 5 overwritten", "one byte changed") else told
+    again = JsonlSink(path)
+    assert told in (lost := again.cut(mark, 10))
+    assert bool(lost) == bool(told)
+    again.row({"kind": "update", "version": 11})
+    again.close()
+    rows, _ = read_rows(path)
+    assert [row["version"] for row in rows] == [*kept, 11]
+    assert path.read_bytes().endswith(b"\n")
 
 
 def test_jsonl_opened_on_half_a_line_keeps_new_rows_readable(tmp_path):

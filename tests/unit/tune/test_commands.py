@@ -85,7 +85,7 @@ def test_refused_before_anything_starts(options: dict[str, object], settings: di
 
 def test_a_default_population_searches_only_what_members_can_exchange() -> None:
     found = make_setup("dqn", {}, TuneConfig(scheduler="pbt"))
-    assert set(found.space) == {"dqn.lr", "dqn.gamma", "dqn.target_every"}
+    assert set(found.space) == {"dqn.lr", "dqn.target_every"}
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change, stays
 
 Backend = Literal["auto", "serial", "gymnasium", "processes", "envpool"]
 BACKENDS = ("auto", "serial", "gymnasium", "processes", "envpool")
@@ -14,6 +15,10 @@ BACKENDS = ("auto", "serial", "gymnasium", "processes", "envpool")
 @dataclass(frozen=True)
 class VectorConfig:
     """The back end of a vector, its processes and threads, and what happens when an environment breaks."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        "num_workers", "threads", "on_error", "step_timeout_s", then="the environments start that way"
+    ) | stays("backend", "frame_stack", why="the state of the environments in the checkpoint is of that kind")
 
     backend: Backend = "auto"
     """What steps the environments: `serial` (one after the other), `gymnasium` (the environment's own vector), `processes`

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective
+from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import Component, Part
 from runnel.llm.algorithms.policy import CLIP_METRICS, PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss
@@ -20,6 +22,8 @@ from runnel.ops.credit import leave_one_out
 @dataclass(frozen=True)
 class AIPOConfig(PolicyConfig):
     """Asynchronous importance weighted policy optimisation."""
+
+    on_resume: ClassVar[OnResume] = may_change("max_ratio")
 
     max_ratio: float = 4.0
     """Importance weights are cut here; 2 to 10 is usual."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.config import check_least
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import Aggregation
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.ops.ragged import row_index, row_sum
@@ -19,6 +21,8 @@ from runnel.ops.ragged import row_index, row_sum
 @dataclass(frozen=True)
 class DAPOConfig(GRPOConfig):
     """Decoupled clip and dynamic sampling."""
+
+    on_resume: ClassVar[OnResume] = may_change("overlong_buffer", "overlong_penalty")
 
     clip_high: float = 0.28
     """The policy ratio stops counting above 1 + clip_high: room for tokens that were unlikely."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import Aggregation, Component, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.policy import CLIP_METRICS
@@ -19,6 +20,8 @@ from runnel.losses.token import decoupled_policy_loss, log_linear_proximal
 @dataclass(frozen=True)
 class DecoupledConfig(GRPOConfig):
     """Decoupled PPO on group-relative advantages."""
+
+    on_resume: ClassVar[OnResume] = may_change("proximal", "behaviour", "behaviour_low", "behaviour_high")
 
     proximal: Literal["forward", "loglinear", "reuse"] = "forward"
     """Where the proximal log-probabilities come from: forward (one more pass at the start of the update), loglinear (between

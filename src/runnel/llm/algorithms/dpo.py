@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective
+from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import PAIR, Component, Part, sum_channels
 from runnel.losses.base import Loss
 from runnel.losses.preference import dpo_loss
@@ -24,6 +26,8 @@ PAIR_METRICS = ("preference/accuracy", "preference/margin")
 @dataclass(frozen=True)
 class DPOConfig:
     """Direct preference optimisation."""
+
+    on_resume: ClassVar[OnResume] = may_change("beta", "chosen_coef")
 
     beta: float = 0.1
     """How strongly the policy is held to the reference: small lets it go far."""

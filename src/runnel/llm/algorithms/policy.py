@@ -15,6 +15,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective
+from runnel.core.resuming import NEXT_UPDATE, OnResume, may_change
 from runnel.llm.algorithms.base import POLICY, Aggregation, Component, Part, aggregate, row_reward, sum_channels
 from runnel.losses.base import Loss
 from runnel.losses.token import entropy_loss, kl_loss, policy_loss
@@ -29,6 +30,10 @@ OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob"
 @dataclass(frozen=True)
 class PolicyConfig:
     """Settings of every policy algorithm."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        "kl_coef", then=f"{NEXT_UPDATE}; above 0 for the first time, the reference is the policy as it is then"
+    ) | may_change("kl_in", "entropy_coef")
 
     kl_coef: float = 0.0
     """Weight of the KL to a reference policy; 0 keeps no reference."""
@@ -46,6 +51,8 @@ class PolicyConfig:
 @dataclass(frozen=True)
 class ClipConfig(PolicyConfig):
     """Settings of algorithms with a clipped ratio."""
+
+    on_resume: ClassVar[OnResume] = may_change("clip_low", "clip_high")
 
     clip_low: float = 0.2
     """The policy ratio stops counting below 1 - clip_low."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.algorithms.base import Component, Part, aggregate
 from runnel.llm.algorithms.policy import ClipConfig, PolicyAlgorithm, clip_component
 from runnel.losses.base import Loss
@@ -22,6 +24,10 @@ from runnel.ops.ragged import last_of_row, row_index, token_gae
 @dataclass(frozen=True)
 class TokenPPOConfig(ClipConfig):
     """PPO on tokens, with a critic that starts as a copy of the policy."""
+
+    on_resume: ClassVar[OnResume] = may_change("gamma", "lam", "value_clip", "normalise") | stays(
+        "critic_warmup", why="it is how the run started"
+    )
 
     gamma: float = 1.0
     """Discount by token."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Decode, Engine
@@ -20,6 +21,10 @@ from runnel.nets.token_model import DTYPES, Precision
 @dataclass(frozen=True)
 class EngineConfig:
     """What completes tokens (docs/engines.md)."""
+
+    on_resume: ClassVar[OnResume] = may_change("precision", "on_update", then="the engine starts that way") | stays(
+        "kind", "num_slots", "fixed_shapes", why="completions that are on their way are in the checkpoint in that form"
+    )
 
     kind: Literal["native", "hf", "vllm"] = "native"
     """native: in this process, the default; hf: plain transformers, slow, a reference; vllm: vLLM in a child process."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.core.resuming import OnResume, may_change
 from runnel.llm.engines.completions import Completion
 from runnel.llm.engines.requests import Decode, check_requests, check_row
 from runnel.llm.engines.stops import end_ids_of
@@ -34,6 +35,11 @@ MAX_TRIES = 3
 @dataclass(frozen=True)
 class VllmConfig:
     """Where and how vLLM runs."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        *("python", "threads", "cpu_cache_gib", "memory_share", "eager", "start_timeout_s", "timeout_s"),
+        then="the engine starts that way",
+    )
 
     python: str = ""
     """Interpreter that has vLLM; empty takes RUNNEL_VLLM_PYTHON, else this one."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from runnel.core.config import check_least
 from runnel.core.errors import ConfigError, UnusedSettingError
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.rewards.components import BUILTIN, RewardComponent
 
 
@@ -16,6 +17,14 @@ from runnel.llm.rewards.components import BUILTIN, RewardComponent
 class DataConfig:
     """Prompts from files and generators. A task of your own in Python makes its examples itself; of these it takes `plain`,
     `max_prompt`, `reward_timeout_s` and `background_rewards`."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        "reward_timeout_s", "background_rewards", then="counts from the next reward on"
+    ) | stays(
+        *("prompt", "answer", "reward", "options", "extract", "system", "suffix", "plain", "max_prompt"),
+        *("eval_path", "eval_share", "num_train", "num_eval", "settings"),
+        why="a run is of one task",
+    )
 
     prompt: str = "prompt"
     """Column with the prompt: text, or a list of messages."""

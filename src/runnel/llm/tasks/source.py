@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import State, Task
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.llm.tasks.text import Example
 
@@ -59,6 +61,10 @@ class ExampleSource:
 @dataclass(frozen=True)
 class DifficultyConfig:
     """The online difficulty filter: prompts that are always or never solved teach nothing, so they rest for a while."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        "low", "high", "momentum", "retry_after", then="counts from the next prompt on"
+    ) | stays("on", why="the accuracy of prompts is known from the start, or not at all")
 
     on: bool = False
     """Play prompts of intermediate accuracy, and new ones; others only now and then."""

@@ -42,7 +42,7 @@ def _launch(session: Session) -> str:
         group.start(session.states, epoch=session.epoch)
         if session.warm_params is not None:
             group.warm_start(session.warm_params, session.experiment.config.init_from)
-        session.started = True
+        session.begin()
         status = _rounds(session, group)
         if status != "interrupted":
             status = status if group.evaluate() else "interrupted"

@@ -139,7 +139,8 @@ class Supervisor:
         for name in (*owners, *(g for g in self._active if g not in owners)):
             self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
             self._await("started", [name], START_TIMEOUT_S)
-        session.started = self._is_up = True
+        session.begin()
+        self._is_up = True
         self._go()
 
     def _open(self) -> None:

@@ -2,54 +2,71 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from runnel.track.cut import BLOCK, cut_rows
 from runnel.track.folder import Row
 
 
 class JsonlSink:
-    """Appends one JSON object a line and flushes it, so that a killed run keeps all but its last line."""
+    """Appends one JSON object a line and flushes it, so that a killed run keeps all but its last line. The file is opened when
+    the first row comes."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._file = open(self.path, "ab")  # noqa: SIM115  (closed by close())
-        if self.offset() and not self._ends_with_newline():
-            self._file.write(b"\n")
-            self._file.flush()
+        self._file: BinaryIO | None = None
+        self._size, self._hash = 0, hashlib.sha256()
 
     def row(self, row: Row) -> None:
-        self._file.write(encode(row).encode(errors="backslashreplace") + b"\n")
-        self._file.flush()
+        self._write(encode(row).encode(errors="backslashreplace") + b"\n")
 
     def flush(self) -> None:
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
-    def offset(self) -> int:
-        """Bytes written so far: what a checkpoint stores."""
-        self._file.flush()
-        return self._file.seek(0, 2)
+    def mark(self) -> dict[str, Any]:
+        """Bytes in the file, and their SHA-256: what a checkpoint stores."""
+        self._open()
+        return {"offset": self._size, "digest": self._hash.hexdigest()}
 
-    def truncate(self, offset: int) -> int:
-        """Cut the file back to `offset` and go on from there. Returns the bytes removed; negative: the file was shorter."""
-        size = self.offset()
-        if size > offset:
-            self._file.truncate(offset)
-            self._file.seek(0, 2)
-        return size - offset
+    def cut(self, mark: Mapping[str, Any], version: int) -> str:
+        """Cut the file back to `mark`, of the checkpoint of `version`, and go on from there; what is lost of it, in words."""
+        self.close()
+        return cut_rows(self.path, mark, version)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _ends_with_newline(self) -> bool:
-        with open(self.path, "rb") as file:
-            file.seek(-1, 2)
-            return file.read(1) == b"\n"
+    def _open(self) -> BinaryIO:
+        if self._file is None:
+            self._size, self._hash = 0, hashlib.sha256()
+            self._file = self.path.open("a+b")
+            self._file.seek(0)
+            while data := self._file.read(BLOCK):
+                self._add(data)
+                last = data[-1:]
+            if self._size and last != b"\n":  # a killed run has left half a row
+                self._write(b"\n")
+        return self._file
+
+    def _write(self, data: bytes) -> None:
+        file = self._open()
+        file.write(data)
+        file.flush()
+        self._add(data)
+
+    def _add(self, data: bytes) -> None:
+        self._size += len(data)
+        self._hash.update(data)
 
 
 def encode(row: Row) -> str:

@@ -1,0 +1,97 @@
+"""Which settings may change when a run is resumed.
+
+Each config class says it of its own fields, in a table `on_resume` beside them: what happens with a changed value, or why the
+field stays as it is. A field that no table names stays too, so that a new setting cannot be taken and mixed without a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from runnel.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What becomes of one setting on resume; `text` is what then happens, or why it stays."""
+
+    may_change: bool
+    text: str
+
+
+OnResume = Mapping[str, Rule]
+NEXT_UPDATE = "counts from the next update on"
+DISCOUNTED = "the returns in the replay memory are discounted with it"
+UNKNOWN = Rule(False, "its config class does not say in `on_resume` that it may change (docs/add-an-algorithm.md)")
+
+
+def may_change(*names: str, then: str = NEXT_UPDATE) -> dict[str, Rule]:
+    """Fields that take a new value on resume, and what happens `then`."""
+    return dict.fromkeys(names, Rule(True, then))
+
+
+def stays(*names: str, why: str) -> dict[str, Rule]:
+    """Fields that a run keeps, and `why`."""
+    return dict.fromkeys(names, Rule(False, why))
+
+
+def rule_of(config: type, name: str) -> Rule | None:
+    """What `config` (or the nearest class that it extends) says of its field `name`; None: nothing.
+
+    >>> class A:
+    ...     on_resume = stays("x", why="it is the network's")
+    >>> class B(A):
+    ...     on_resume = may_change("y")
+    >>> rule_of(B, "x").text, rule_of(B, "y").may_change, rule_of(B, "z")
+    ("it is the network's", True, None)
+    """
+    tables = (vars(cls).get("on_resume", {}) for cls in config.__mro__)
+    return next((table[name] for table in tables if name in table), None)
+
+
+def rule_at(config: Any, name: str) -> Rule:
+    """The rule of the setting with the dotted `name` of a config."""
+    *groups, own = name.split(".")
+    for group in groups:
+        config = getattr(config, group)
+    return rule_of(type(config), own) or UNKNOWN
+
+
+def check_changes(before: Any, after: Any, run: str) -> dict[str, tuple[Any, Any, str]]:
+    """Settings of the run `run` that differ between two configs, by dotted name: before, after, and what that does. The first
+    that must stay raises a `ConfigError`; code and data that only lie elsewhere now are the same."""
+    found: dict[str, tuple[Any, Any, str]] = {}
+    for name, rule, old, new in _changed(before, after):
+        if _moved(old, new):
+            found[name] = (old, new, "is the same at another place")
+        elif rule.may_change:
+            found[name] = (old, new, rule.text)
+        else:
+            fix = f"this run has {old!r} and keeps it: {rule.text}; for another value start a new run with --init-from {run}"
+            raise ConfigError(name, new, fix)
+    return found
+
+
+def _changed(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Rule, Any, Any]]:
+    for f in dataclasses.fields(before):
+        old, new = getattr(before, f.name), getattr(after, f.name)
+        if dataclasses.is_dataclass(old) and type(old) is type(new):
+            yield from _changed(old, new, f"{path}{f.name}.")
+        elif old != new:
+            yield f"{path}{f.name}", rule_of(type(before), f.name) or UNKNOWN, old, new
+
+
+def _moved(old: Any, new: Any) -> bool:
+    """Whether two texts are paths of one file (or of one name in it), in another folder.
+
+    >>> _moved("/a/my_env.py:MyEnv", "/b/c/my_env.py:MyEnv"), _moved("ALE/Pong-v5", "My/Pong-v5")
+    (True, False)
+    """
+    if not (isinstance(old, str) and isinstance(new, str)):
+        return False
+    kinds = [text.partition(":/")[0] if ":/" in text else "" for text in (old, new)]
+    paths = [Path(text.removeprefix(f"{kind}:")) for text, kind in zip((old, new), kinds, strict=True)]
+    return kinds[0] == kinds[1] and all(p.is_absolute() for p in paths) and paths[0].name == paths[1].name

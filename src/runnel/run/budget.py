@@ -1,0 +1,77 @@
+"""What a budget comes to: the steps that are really played, and schedules that jump when a run goes on with another budget.
+
+A schedule is a function of the share of the budget that is spent. With a larger budget that share is smaller: from then on the
+run has the values that it would have had with that budget from its start, and not those that it had when it ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runnel.core import schedule
+from runnel.core.errors import ConfigError
+from runnel.flow.staleness import LagPolicy, RatioPolicy
+from runnel.flow.workers.trainer import Budget
+from runnel.run.experiment import BUDGETS, Experiment, RunConfig
+
+MUCH = 1.1
+"""A budget that is exceeded by more than this factor is warned of."""
+
+
+def rounded_up(experiment: Experiment) -> tuple[str, bool]:
+    """What to tell where more steps are played than `total_steps`, because an update takes whole segments, and whether that is
+    much more."""
+    asked, policy = experiment.config.total_steps, experiment.staleness.get("trajectories")
+    if asked is None or experiment.config.total_updates is not None or not isinstance(policy, LagPolicy | RatioPolicy):
+        return "", False
+    sizes = experiment.stream("trajectories").sizes
+    if not {"T", "B"} <= set(sizes):
+        return "", False
+    steps, shape = sizes["T"] * sizes["B"], f"{sizes['B']} environments x {sizes['T']} steps"
+    if isinstance(policy, RatioPolicy):
+        played = policy.segments_for(asked) * steps
+        why = f"actors play segments of {shape}, and the last one pays for an update"
+    else:
+        batch = policy.batch * steps
+        played, why = -(-asked // batch) * batch, f"an update takes {batch:,} steps ({policy.batch} x {shape})"
+    text = f"total_steps = {asked:,} comes to {played:,}: {why}; num_envs and num_steps set that"
+    return (text if played > asked else ""), played > MUCH * asked
+
+
+def moved_schedules(before: RunConfig, after: RunConfig, manifest: Mapping[str, Any]) -> list[str]:
+    """What to tell of each schedule that has another value with the budget of `after` than with that of `before`, at a
+    checkpoint. A schedule that was itself changed has the value that the user wants."""
+    then, now = (_progress(config, manifest) for config in (before, after))
+    kept = dict(_schedules(after))
+    budget = ", ".join(f"{name} = {getattr(after, name):,}" for name in BUDGETS if getattr(after, name) is not None)
+    return [
+        f"{name} jumps from {old:.3g} to {new:.3g}: {text} is over the whole budget, now {budget}; to go on from where it was, "
+        f"give {name} anew"
+        for name, text in _schedules(before)
+        if kept.get(name) == text and (old := schedule.at(text, then)) != (new := schedule.at(text, now))
+    ]
+
+
+def _progress(config: RunConfig, manifest: Mapping[str, Any]) -> float:
+    budget = Budget(total_steps=config.total_steps, total_updates=config.total_updates, total_tokens=config.total_tokens)
+    return budget.progress(steps=manifest["steps"], updates=manifest["version"], tokens=manifest["tokens"])
+
+
+def _schedules(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted name and text of every setting that is a schedule."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from _schedules(value, f"{path}{f.name}.")
+        elif isinstance(value, str) and value.strip().startswith("linear(") and _is_schedule(value):
+            yield f"{path}{f.name}", value
+
+
+def _is_schedule(text: str) -> bool:
+    try:
+        schedule.parse(text)
+    except ConfigError:
+        return False
+    return True
