@@ -1,5 +1,6 @@
 """Atari by name (`atari:Breakout`), with the preprocessing of Machado et al. (2018) and Mnih et al. (2015), in ale-py's own
-compiled vector: up to 30 random no-ops, every action held for 4 frames, maximum of the last two, 84 x 84 grey, 4 frames.
+compiled vector: random no-ops and FIRE first, every action held for 4 frames, maximum of the last two, 84 x 84 grey, 4 frames.
+docs/environments.md has all steps, beside those of other libraries.
 
 ale-py's `episodic_life` starts a new game at every lost life, so nothing after the first life is ever played. Here a lost life
 ends the episode and the game goes on (`life_loss_info`), as in the papers.
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from runnel.core.errors import ConfigError
+from runnel.core.protocols import State
+from runnel.envs.fire import FiringVector
 from runnel.envs.vector.batch import Rows
-from runnel.envs.vector.gym_vector import Flags, GymVector, Masked
+from runnel.envs.vector.gym_vector import Convert, Flags, GymVector, Masked
 
 PREFIX = "atari:"
 STANDARD = {"episodic_life": True, "reward_clip": True, "frame_stack": 4}
@@ -45,7 +48,7 @@ def make_arcade(target: str, num_envs: int, *, threads: int = 0, kwargs: Mapping
         raise ConfigError("env", target, 'Atari is not installed; pip install "runnel[atari]"') from error
     options = {**STANDARD, **(kwargs or {})}
     try:
-        return AtariVectorEnv(
+        vec = AtariVectorEnv(
             rom_name(target),
             num_envs,
             num_threads=threads,
@@ -56,6 +59,17 @@ def make_arcade(target: str, num_envs: int, *, threads: int = 0, kwargs: Mapping
         )
     except (AssertionError, TypeError) as error:
         raise ConfigError("env", target, f"{error}; games are named like atari:Breakout and atari:SpaceInvaders") from error
+    return _firing(vec) if options.get("use_fire_reset", True) else vec
+
+
+def _firing(vec: Any) -> Any:
+    """`vec` with FIRE first in every life, where the game has it."""
+    from ale_py import Action
+
+    actions = list(vec.ale.get_action_set())
+    if Action.FIRE not in actions:
+        return vec
+    return FiringVector(vec, np.array([0.0, 0.0, 1.0], np.float32) if vec.continuous else actions.index(Action.FIRE))
 
 
 class ArcadeResets(Masked):
@@ -85,6 +99,19 @@ class ArcadeResets(Masked):
         obs, info = self.vec.reset(seed=np.where(np.isin(rows, self._unseeded), -1, seeds), options=options)
         self._unseeded = rows[:0]
         return obs, info
+
+    def save(self) -> State | None:
+        return {**(super().save() or {}), "fires": isinstance(self.vec, FiringVector)}
+
+    def load(self, state: State, convert: Convert) -> Any:
+        """Checkpoints from before lives began with FIRE are replayed without it; games go on with it."""
+        if not isinstance(self.vec, FiringVector):
+            return super().load(state, convert)
+        self.vec.presses = bool(state.get("fires", False))
+        try:
+            return super().load(state, convert)
+        finally:
+            self.vec.presses = True
 
     def _check_over(self, over: Rows, clock: int) -> None:
         """In a replay, games end where they ended; whether it arrives at the same frame is checked by who asked for it."""

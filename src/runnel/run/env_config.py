@@ -53,7 +53,7 @@ class EnvConfig(RunConfig):
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments, where it is open."""
-        told = self._about_compiling()
+        told = [*self._about_preparation(), *self._about_compiling()]
         if self.vector.backend != "auto" or is_tensor_env(self.env):
             return self, told
         choice = self.choose_backend()
@@ -78,6 +78,13 @@ class EnvConfig(RunConfig):
         if getattr(self, "network", ""):
             found["net"] = "the network of your own is made by `network` alone"
         return found
+
+    def _about_preparation(self) -> list[str]:
+        """What is done to an Atari game, which differs between its names (`atari:`, `envpool:`, `ALE/`)."""
+        from runnel.envs.preparation import describe_preparation
+
+        text = describe_preparation(self.env, self.env_kwargs, frame_stack=self.vector.frame_stack)
+        return [text] if text else []
 
     def _about_compiling(self) -> list[str]:
         """What a user should know of it before it takes its time, or why it does not happen."""

@@ -60,7 +60,7 @@ def played(name: str, num_segments: int) -> tuple[EnvSpec, StreamSpec, list[Segm
 
 
 @pytest.mark.parametrize(
-    ("name", "needs", "num_segments"), [("atari:Breakout", "ale_py", 8), ("MinAtar/Breakout-v1", "minatar", 24)]
+    ("name", "needs", "num_segments"), [("atari:Breakout", "ale_py", 6), ("MinAtar/Breakout-v1", "minatar", 24)]
 )
 def test_games_take_what_was_predicted(name: str, needs: str, num_segments: int) -> None:
     """The random policy, of which episodes are shortest: one of 32 steps on Breakout, of 10 on MinAtar's."""
@@ -91,13 +91,13 @@ KINDS = {
 @needs_proc
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_process_grows_by_what_was_predicted(kind: str) -> None:
-    """Two and a half times round the ring, over 60 MB; the segments are made before, and used again and again."""
+    """Two and a half times round the ring, over 40 MB; the segments are made before, and used again and again."""
     spec, end_chance = KINDS[kind]
     source = source_of(spec)
     player = Player(spec, source, 0, end_chance=end_chance)
     segments = [player.segment()[0] for _ in range(3)]
     per_slot = source.sizes["T"] * 4 * int(np.prod(spec.obs["obs"].shape)) // (spec.obs["obs"].stack or 1)
-    num_slots = (60 << 20) // per_slot
+    num_slots = (40 << 20) // per_slot
     gc.collect()  # what earlier tests left would go in between
     before = resident()
     store = store_of(spec, source, num_slots)

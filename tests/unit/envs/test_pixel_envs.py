@@ -161,6 +161,27 @@ def test_a_resume_replays_games_from_their_last_seed(monkeypatch, steps_a_seed):
 
 
 @needs_atari
+def test_games_that_were_played_without_fire_after_a_life_are_brought_back():
+    """A checkpoint from before: its replay gives the same frame, and from then on lives begin with FIRE."""
+    vector, twin = (make_vector("atari:Breakout", 1, seed=seed) for seed in (3, 9))
+    vector.reset()
+    vector._resets.vec.presses = False
+    for _ in range(60):
+        vector.step(torch.tensor([0]))
+    assert len(vector.episodes()) == 1
+    state = vector.snapshot()
+    del state["vec"]["fires"]
+    twin.restore(state)
+    assert torch.equal(vector.out.obs["obs"], twin.out.obs["obs"])
+    twin.step(torch.tensor([1]))
+    for _ in range(150):
+        twin.step(torch.tensor([0]))
+    assert len(twin.episodes()) >= 4
+    vector.close()
+    twin.close()
+
+
+@needs_atari
 def test_evaluation_plays_whole_games_for_the_score():
     assert evaluation_kwargs("atari:Pong", {"noop_max": 5}) == {"noop_max": 5, "episodic_life": False, "reward_clip": False}
     assert evaluation_kwargs("envpool:Pong-v5", {"episodic_life": True}) == {"episodic_life": False}

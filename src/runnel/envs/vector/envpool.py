@@ -20,6 +20,7 @@ from runnel.core.actions import flat_mask
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
+from runnel.envs.fire import NO_FIRE, FireFirst
 from runnel.envs.spaces import MASK, env_spec
 from runnel.envs.vector.batch import BatchVector, take
 from runnel.envs.vector.contract import StepOut, mark_stack
@@ -30,6 +31,17 @@ PREFIX = "envpool:"
 
 def make_pool(target: str, num_envs: int, *, seed: int, threads: int = 0, kwargs: Mapping[str, Any] | None = None) -> Any:
     """EnvPool's environments of `target` (with or without the prefix)."""
+    options = {"num_envs": num_envs, "num_threads": min(threads or num_envs, num_envs), "seed": seed, **(kwargs or {})}
+    return _ask("make", target, kwargs, env_type="gymnasium", **options)
+
+
+def pool_config(target: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of EnvPool's `target` under `kwargs`."""
+    return dict(_ask("make_spec", target, kwargs, **(kwargs or {})).config._asdict())
+
+
+def _ask(function: str, target: str, kwargs: Mapping[str, Any] | None, **options: Any) -> Any:
+    """What a function of EnvPool makes of `target`; says what it does not know."""
     try:
         import envpool
     except ModuleNotFoundError as error:
@@ -37,13 +49,19 @@ def make_pool(target: str, num_envs: int, *, seed: int, threads: int = 0, kwargs
     name = target.removeprefix(PREFIX)
     if name not in envpool.list_all_envs():
         raise ConfigError("env", target, "EnvPool has no such environment; see envpool.list_all_envs()")
-    options = {"num_envs": num_envs, "num_threads": min(threads or num_envs, num_envs), "seed": seed, **(kwargs or {})}
     try:
         with warnings.catch_warnings():  # bounds in double precision, of which Gymnasium would warn
             warnings.simplefilter("ignore")
-            return envpool.make(name, env_type="gymnasium", **options)
+            return getattr(envpool, function)(name, **options)
     except (TypeError, AssertionError, KeyError) as error:
         raise ConfigError("env_kwargs", dict(kwargs or {}), f"EnvPool's {name} does not take this: {error}") from error
+
+
+def fire_first(config: Mapping[str, Any], num_envs: int) -> FireFirst | None:
+    """FIRE after a lost life, for a game that has it. EnvPool presses it at its own resets alone, so in whole games once."""
+    game, resets = config.get("task"), config.get("use_fire_reset", False)
+    has_fire = config.get("full_action_space", False) or game not in NO_FIRE
+    return FireFirst(num_envs) if resets and has_fire else None
 
 
 def spaces_of(pool: Any) -> tuple[Any, Any]:
@@ -73,6 +91,7 @@ class PoolVector(BatchVector):
         spec = mark_stack(env_spec(space, action_space), int(pool.config.get("stack_num", 0)))
         super().__init__(spec, space, num_envs, seed=seed, index0=index0, name=target)
         self._pool, self._fresh = pool, True
+        self._fire = fire_first(pool.config, num_envs)
         self._ids = np.arange(num_envs, dtype=np.int32)
         self._idle = np.zeros((num_envs, *action_space.shape), action_space.dtype)
 
@@ -87,6 +106,8 @@ class PoolVector(BatchVector):
             self._pool = self._make(seed)
         self._fresh = False
         obs, info = self._pool.reset()
+        if self._fire is not None:
+            self._fire.begin(self._ids, info["lives"])
         return obs, info
 
     def reset(self, seed: int | None = None) -> StepOut:
@@ -105,6 +126,7 @@ class PoolVector(BatchVector):
         if not self._cut:
             raw = actions.cpu().numpy()
             self._check_actions(raw)
+            raw = raw if self._fire is None else self._fire.actions(raw)
             self._pool.send(self._env_actions(raw))
 
     def recv(self) -> StepOut:
@@ -118,10 +140,14 @@ class PoolVector(BatchVector):
         return self.out
 
     def _take_in(self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        if self._fire is not None:
+            self._fire.see(info["lives"])
         rows = self._outcome(reward, terminated, truncated)
         if len(rows):
             self._end(rows, take(obs, rows), info)
-            young = self._pool.step(self._idle[: len(rows)], self._ids[rows])[0]
+            young, _, _, _, told = self._pool.step(self._idle[: len(rows)], self._ids[rows])
+            if self._fire is not None:
+                self._fire.begin(rows, told["lives"])
             self._show(obs, info)
             self._show_young(young, rows)
         else:
@@ -153,17 +179,24 @@ class OnePool(gym.Env):  # type: ignore[misc]
         self._pool = make_pool(target, 1, seed=0, kwargs=kwargs)
         self.observation_space, self.action_space = spaces_of(self._pool)
         self.num_frames = int(self._pool.config.get("stack_num", 0))
+        self._fire = fire_first(self._pool.config, 1)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self._pool.close()
             self._pool = make_pool(self._target, 1, seed=seed, kwargs=self._kwargs)
-        obs, _ = self._pool.reset()
+        obs, info = self._pool.reset()
+        if self._fire is not None:
+            self._fire.begin(slice(None), info["lives"])
         return first_row(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, _ = self._pool.step(batch_of_one(self.action_space, action))
+        actions = batch_of_one(self.action_space, action)
+        actions = actions if self._fire is None else self._fire.actions(actions)
+        obs, reward, terminated, truncated, info = self._pool.step(actions)
+        if self._fire is not None:
+            self._fire.see(info["lives"])
         return first_row(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def close(self) -> None:

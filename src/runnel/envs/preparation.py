@@ -1,0 +1,81 @@
+"""What is done to a game between the emulator and the policy, in one sentence: names of the same game differ in it.
+
+docs/environments.md has the table of all steps, beside those of Gymnasium and Stable-Baselines3.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from runnel.envs.atari import STANDARD, is_atari, rom_name
+from runnel.envs.fire import NO_FIRE
+from runnel.envs.vector.envpool import PREFIX as POOL
+from runnel.envs.vector.envpool import pool_config
+
+PAGE = "docs/environments.md has the table of names and settings"
+
+
+def describe_preparation(target: Any, kwargs: Mapping[str, Any] | None = None, *, frame_stack: int = 0) -> str:
+    """How `target`, an Atari game, is prepared under `kwargs`; empty for other environments."""
+    if not isinstance(target, str):
+        return ""
+    options = dict(kwargs or {})
+    if is_atari(target):
+        return _sentence(target, _of_preset(rom_name(target), options, frame_stack))
+    if target.startswith(POOL):
+        config = pool_config(target, {**options, **({"stack_num": frame_stack} if frame_stack else {})})
+        return _sentence(target, config) if "episodic_life" in config else ""
+    return _of_gymnasium(target, options) if target.startswith("ALE/") else ""
+
+
+def _of_preset(game: str, options: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
+    """What ale-py's vector does, in the words of EnvPool's config."""
+    given = {**STANDARD, **options}
+    return {
+        "task": game,
+        "stack_num": frame_stack or given["frame_stack"],
+        "frame_skip": given.get("frameskip", 4),
+        "noop_max": given.get("noop_max", 30),
+        "use_fire_reset": given.get("use_fire_reset", True),
+        "full_action_space": given.get("full_action_space", False),
+        "repeat_action_probability": given.get("repeat_action_probability", 0.0),
+        "img_height": given.get("img_height", 84),
+        "img_width": given.get("img_width", 84),
+        "gray_scale": given.get("grayscale", True),
+        "episodic_life": given["episodic_life"],
+        "reward_clip": given["reward_clip"],
+    }
+
+
+def _sentence(target: str, c: Mapping[str, Any]) -> str:
+    fires = c["use_fire_reset"] and (c["full_action_space"] or c["task"] not in NO_FIRE)
+    parts = [
+        "a lost life ends the episode in training" if c["episodic_life"] else "a lost life does not end the episode",
+        "rewards are clipped to their sign in training" if c["reward_clip"] else "rewards are not clipped",
+        f"{c['stack_num']} frames of {c['img_height']} x {c['img_width']} {'gray' if c['gray_scale'] else 'in colour'}",
+        f"an action for {c['frame_skip']} frames",
+        f"sticky actions {c['repeat_action_probability']:g}",
+        f"fewer than {c['noop_max']} no-ops at the start" if c["noop_max"] else "no no-ops",
+        "FIRE at the start and after a lost life" if fires else "no FIRE",
+    ]
+    return f"{target}: {', '.join(parts)}; evaluation plays whole games for the score; {PAGE}"
+
+
+def _of_gymnasium(target: str, options: Mapping[str, Any]) -> str:
+    import gymnasium as gym
+
+    if importlib.util.find_spec("ale_py") is not None:
+        importlib.import_module("ale_py")  # which registers its games
+    if target not in gym.registry:
+        return ""
+    given = {**gym.spec(target).kwargs, **options}
+    parts = [
+        f"frames as they are ({given.get('obs_type', 'rgb')}, 210 x 160)",
+        f"an action for {given.get('frameskip', 4)} frames",
+        f"sticky actions {given.get('repeat_action_probability', 0.25):g}",
+        "no no-ops, no FIRE, rewards and lives as they are",
+    ]
+    return f"{target}: {', '.join(parts)}; atari:NAME has the usual preparation; {PAGE}"
