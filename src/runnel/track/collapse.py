@@ -58,7 +58,7 @@ class Hold:
 
 @dataclass
 class Span:
-    """How good the run has been: the first, lowest and highest level, and the newest."""
+    """How good the run has been: the lowest and the highest level, and the newest."""
 
     low: float = math.inf
     high: float = -math.inf
@@ -123,8 +123,8 @@ class Watcher:
     def _test(self, rule: Rule, metrics: Mapping[str, float]) -> bool | None:
         """Whether a rule holds for a row; None if the row says nothing about it. It runs for every rule at every update."""
         test, limit = rule.test, rule.limit
-        if test == "beyond_returns":
-            found = [name for name in rule.metrics if name in metrics]
+        if test == "beyond_returns":  # before a first return there is nothing to compare with
+            found = [] if math.isnan(self._steady[0]) else [name for name in rule.metrics if name in metrics]
             return any(self._beyond(name, metrics[name], limit) for name in found) if found else None
         value = metrics.get(rule.metrics[0])
         if value is None or (rule.beside and rule.beside not in metrics):

@@ -186,6 +186,14 @@ def test_the_value_loss_may_grow_with_returns() -> None:
     assert [f for v, row in enumerate(rows) for f in watcher.see(v, row)] == []
 
 
+def test_a_value_loss_says_nothing_before_a_first_return() -> None:
+    """Rewards may be large: nobody knows their scale before an episode has ended."""
+    row = {"loss/value": 1e9, "q": 1e6}
+    watcher = Watcher({}, world="environment")
+    assert play(watcher, row, 50) == []
+    assert play(watcher, {**row, "return": 1e6, "episodes": 1.0}, 50, start=51) == []
+
+
 @pytest.mark.parametrize(("mean", "settings"), [(1.0, {"eval.pass_reward": 1.0}), (0.5, {"eval.stop_return": 0.5}), (2.0, {})])
 def test_a_language_model_that_has_solved_its_task_is_told_so_and_has_not_collapsed(
     mean: float, settings: dict[str, Any]
