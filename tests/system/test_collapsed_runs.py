@@ -52,7 +52,7 @@ def test_a_language_model_that_gives_one_answer_to_everything_is_told_and_ended(
     assert "stopped by stop_on collapse: no signal since version" in run.rows("event")[-1]["text"]
     assert sorted((run.path / "checkpoints").glob("0*"))[-1].name.startswith(f"{run.version:09}")
     shown(run, tmp_path)
-    again = rl.resume(run.path, total_updates=run.version + 15, stop_on="nothing")
+    again = rl.resume(run.path, total_updates=run.version + 3, stop_on="nothing")
     assert (again.status, len(collapses(again))) == ("finished", 1), "it is told once, also after a resume"
     assert again.collapses == {"no signal": event["text"]}
 
@@ -86,12 +86,12 @@ def test_a_language_model_that_solves_its_task_is_not_ended(tmp_path: Path) -> N
 def test_a_policy_that_is_changed_too_fast_is_told_and_the_command_says_it_by_its_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = rl.train("ppo", out=str(tmp_path / "told"), total_updates=40, **TOO_FAST)
+    told = rl.train("ppo", out=str(tmp_path / "told"), total_updates=22, **TOO_FAST)
     assert (told.status, list(told.collapses)) == ("finished", ["no entropy"])
     assert "lower ppo.lr (now 10)" in capsys.readouterr().err
     file = tmp_path / "settings.toml"
     file.write_text("[ppo]\nlr = 10.0\nnum_minibatches = 1\n[vector]\nbackend = 'serial'\n[eval]\nepisodes = 0\n")
-    flags = ["--total-updates", "40", "--num-envs", "2", "--num-steps", "4", "--out", str(tmp_path), "--name", "ended"]
+    flags = ["--total-updates", "30", "--num-envs", "2", "--num-steps", "4", "--out", str(tmp_path), "--name", "ended"]
     assert main(["train", "ppo", "--config", str(file), *flags, "--stop-on", "collapse"]) == 3
     printed = capsys.readouterr()
     assert "collapsed after 21 updates" in printed.out
@@ -119,7 +119,7 @@ SMALL = {"net": {"hidden": (16,)}}
 HEALTHY: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "solved": (
         "ppo",
-        {**SMALL, "env": OneChoice, "num_envs": 4, "num_steps": 8, "ppo": {"lr": 3e-2}, "total_updates": 60},
+        {**SMALL, "env": OneChoice, "num_envs": 4, "num_steps": 8, "ppo": {"lr": 3e-2, "num_epochs": 4}, "total_updates": 60},
         ["no entropy", "no gradient"],
     ),
     "solved by value": ("dqn", {**SMALL, "env": OneChoice, "min_fill": 64, "total_steps": 800, "dqn": {"epsilon": FEWER}}, []),
