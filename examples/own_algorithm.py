@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ import runnel as rl
 class Config(rl.RunConfig):
     """A2C: one gradient step on each batch, then new data."""
 
+    on_resume: ClassVar[rl.OnResume] = rl.may_change("lr", "gamma", "value_coef", "entropy_coef")
     env: str = "CartPole-v1"
     """Any Gymnasium environment."""
     num_envs: int = 16

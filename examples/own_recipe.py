@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import runnel as rl
 from runnel.recipes import ppo
@@ -18,6 +19,7 @@ from runnel.recipes import ppo
 class Config(ppo.Config):
     """PPO that pushes a point to the origin: continuous actions, normalised observations."""
 
+    on_resume: ClassVar[rl.OnResume] = rl.stays("dims", why="a run is of one task")
     env: str = "runnel.envs.toy:PointMass"
     """The environment."""
     dims: int = 2

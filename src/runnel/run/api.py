@@ -166,7 +166,7 @@ def resume(
     """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it."""
     folder, module, saved = _open_run(run)
     settings, objects = registry.name_objects(settings)
-    before = override(module.Config(), saved)
+    before = registry.absolute_paths(override(module.Config(), saved))
     config = registry.absolute_paths(one_budget(override(before, settings), settings))
     changes = check_changes(before, config, str(run))
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)

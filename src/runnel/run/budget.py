@@ -29,13 +29,14 @@ def rounded_up(experiment: Experiment) -> tuple[str, bool]:
     sizes = experiment.stream("trajectories").sizes
     if not {"T", "B"} <= set(sizes):
         return "", False
-    steps, shape = sizes["T"] * sizes["B"], f"{sizes['B']} environments x {sizes['T']} steps"
+    steps, shape = sizes["T"] * sizes["B"], f"{sizes['B']} x {sizes['T']}"
     if isinstance(policy, RatioPolicy):
         played = policy.segments_for(asked) * steps
-        why = f"actors play segments of {shape}, and the last one pays for an update"
+        why = f"actors play segments of {shape} (environments, steps), and the last one pays for an update"
     else:
         batch = policy.batch * steps
-        played, why = -(-asked // batch) * batch, f"an update takes {batch:,} steps ({policy.batch} x {shape})"
+        played = -(-asked // batch) * batch
+        why = f"an update takes {batch:,}, {policy.batch} x {shape} (segments, environments, steps)"
     text = f"total_steps = {asked:,} comes to {played:,}: {why}; num_envs and num_steps set that"
     return (text if played > asked else ""), played > MUCH * asked
 

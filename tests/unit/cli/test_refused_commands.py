@@ -98,9 +98,7 @@ def test_seeds_keep_the_name_that_is_given(tmp_path: Path) -> None:
 
 def test_a_budget_that_is_rounded_up_much_is_warned_of(tmp_path: Path) -> None:
     settings = {k: v for k, v in TINY.items() if k != "total_updates"}
-    with pytest.warns(
-        UserWarning, match=r"total_steps = 5 comes to 8: an update takes 8 steps \(1 x 2 environments x 4 steps\)"
-    ):
+    with pytest.warns(UserWarning, match=r"total_steps = 5 comes to 8: an update takes 8, 1 x 2 x 4 \(segments, env"):
         run = rl.train("ppo", out=str(tmp_path), **settings, total_steps=5)
     assert run.steps == 8
     assert [e["level"] for e in run.rows("event") if "comes to 8" in e["text"]] == ["warning"]
