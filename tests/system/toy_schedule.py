@@ -11,7 +11,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ START = 1e4
 class Config(rl.EnvConfig):
     """Descent with a rate."""
 
+    on_resume: ClassVar[rl.OnResume] = rl.may_change("rate", "ill")
     env: str = "runnel.envs.toy:TruncationTrap"
     """Plays no part."""
     num_envs: int = 1
