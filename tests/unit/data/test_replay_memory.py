@@ -28,7 +28,7 @@ def env_of(shape: tuple[int, ...], stack: int = 0) -> EnvSpec:
     return EnvSpec({"obs": ArraySpec(shape, torch.uint8, stack)}, ActionSpec("discrete", num_actions=4))
 
 
-def source_of(spec: EnvSpec, num_steps: int = 32, num_envs: int = 4) -> StreamSpec:
+def source_of(spec: EnvSpec, num_steps: int = 32, num_envs: int = 2) -> StreamSpec:
     return trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, logprob=False)
 
 
@@ -40,7 +40,7 @@ def store_of(spec: EnvSpec, source: StreamSpec, num_slots: int, **kwargs: Any) -
 def played(name: str, num_segments: int) -> tuple[EnvSpec, StreamSpec, list[Segment]]:
     """Segments of a random policy on an environment."""
     spec, rng = probe_env(name), np.random.default_rng(0)
-    source = source_of(spec, num_envs=2)
+    source = source_of(spec)
     vector, made = make_vector(name, 2, seed=1), []
     out = vector.reset()
     for _ in range(num_segments):
@@ -60,7 +60,7 @@ def played(name: str, num_segments: int) -> tuple[EnvSpec, StreamSpec, list[Segm
 
 
 @pytest.mark.parametrize(
-    ("name", "needs", "num_segments"), [("atari:Breakout", "ale_py", 6), ("MinAtar/Breakout-v1", "minatar", 24)]
+    ("name", "needs", "num_segments"), [("atari:Breakout", "ale_py", 6), ("MinAtar/Breakout-v1", "minatar", 16)]
 )
 def test_games_take_what_was_predicted(name: str, needs: str, num_segments: int) -> None:
     """The random policy, of which episodes are shortest: one of 32 steps on Breakout, of 10 on MinAtar's."""
@@ -96,7 +96,7 @@ def test_the_process_grows_by_what_was_predicted(kind: str) -> None:
     source = source_of(spec)
     player = Player(spec, source, 0, end_chance=end_chance)
     segments = [player.segment()[0] for _ in range(3)]
-    per_slot = source.sizes["T"] * 4 * int(np.prod(spec.obs["obs"].shape)) // (spec.obs["obs"].stack or 1)
+    per_slot = source.sizes["T"] * 2 * int(np.prod(spec.obs["obs"].shape)) // (spec.obs["obs"].stack or 1)
     num_slots = (40 << 20) // per_slot
     gc.collect()  # what earlier tests left would go in between
     before = resident()
