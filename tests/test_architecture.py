@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": BELOW_RUN,
     "run": BELOW_RUN | {"testing"},
     "plan": {"core", "flow", "track", "run"},
-    "board": {"core", "track"},
+    "board": {"core", "eval", "track"},
     "recipes": {"runnel"},
     "tune": BELOW_RUN | {"testing", "run", "recipes", "runnel"},
     "cli": BELOW_RUN | {"testing", "run", "recipes", "tune", "plan", "board", "runnel"},

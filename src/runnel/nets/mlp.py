@@ -36,7 +36,7 @@ class NetConfig:
     """What a network is made of: convolutions for images, fully connected layers, a recurrent core."""
 
     on_resume: ClassVar[OnResume] = stays(
-        "hidden", "activation", "conv", "core", "core_size", "shared", why="what was learned is of that network"
+        "hidden", "activation", "conv", "channels", "core", "core_size", "shared", why="what was learned is of that network"
     )
 
     hidden: tuple[int, ...] | None = None

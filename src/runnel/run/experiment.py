@@ -32,7 +32,7 @@ class EvalConfig:
     """Evaluation beside training, on episodes of its own."""
 
     on_resume: ClassVar[OnResume] = may_change(
-        *("every", "episodes", "stop_return", "samples", "temperature", "pass_k", "pass_reward"),
+        *("every", "episodes", "max_steps", "stop_return", "samples", "temperature", "pass_k", "pass_reward"),
         then="counts from the next evaluation on",
     )
 
@@ -133,6 +133,7 @@ class RunConfig:
     on_resume: ClassVar[OnResume] = (
         may_change("total_steps", "total_updates", "total_tokens", then="is the budget from now on, and schedules follow it")
         | may_change("device", "launcher", then="the processes start that way")
+        | may_change("stop_on", then="counts from the next update on")
         | may_change("log_every", then="counts from the next row on")
         | may_change("tags", "track", "trace", "trace_mb", "control", then="counts from now on")
         | stays("seed", why="everything random in it was drawn from that seed")
