@@ -352,7 +352,7 @@ class SegmentStore(ABC):
         return Frozen(self._names[start][1], lambda: tensors)
 
     def restore(self, state: State) -> None:
-        self._num_inserted, self._num_drawn = int(state["num_inserted"]), int(state["num_drawn"])
+        self._num_inserted, self._num_drawn = int(state["num_inserted"]), int(state.get("num_drawn", 0))  # older checkpoints have none
         self._names.clear()
         for key, leaf in self._leaves.items():
             leaf.recount(state["leaves"][key])

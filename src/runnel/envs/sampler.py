@@ -217,7 +217,7 @@ class _Lane:
         set_rng_state(self._rng, state["rng"])
         for key, now in self._state.items():
             now.copy_(torch.as_tensor(state["state"][key]))
-        if self._returns is not None and state["returns"] is not None:  # a resume may be the first to ask for them
+        if self._returns is not None and state.get("returns") is not None:  # older checkpoints have none
             self._returns.now.copy_(torch.as_tensor(state["returns"]))
         if self.started:
             self.vector.restore(state["vector"])

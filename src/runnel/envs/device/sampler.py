@@ -202,7 +202,7 @@ class DeviceSampler:
         if self._started:
             self.vector.restore(state["vector"])
         self._generator.set_state(state["generator"])
-        if self._returns is not None and state["returns"] is not None:  # a resume may be the first to ask for them
+        if self._returns is not None and state.get("returns") is not None:  # older checkpoints have none
             self._returns.now.copy_(torch.as_tensor(state["returns"]))
         self._slot = None if state["slot"] is None else writers[self._route.samples].reclaim(state["slot"])
         self._reports, self._events = [], [dict(e) for e in state["events"]]
