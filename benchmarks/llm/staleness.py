@@ -28,12 +28,14 @@ def warm_up(folder: Path, *, seed: int, updates: int) -> str:
     """The folder of a model that has imitated a little: all runs of a seed start from it."""
     import runnel as rl
 
-    run = rl.train("sft", task="reverse", seed=seed, total_updates=updates, out=str(folder), name=f"warm-{seed}", **quiet())
+    run = rl.train(
+        "sft", task="reverse", seed=seed, total_updates=updates, out=str(folder), name=f"warm-{seed}", demo_rows=64, **quiet()
+    )
     return str(run.path)
 
 
 def quiet() -> dict[str, Any]:
-    return {"demo_rows": 64, "track": (), "checkpoint.every": 0, "placement.threads": 1, "eval.episodes": 256}
+    return {"track": (), "checkpoint.every": 0, "placement.threads": 1, "eval.episodes": 256}
 
 
 def one(args: argparse.Namespace) -> dict[str, Any]:

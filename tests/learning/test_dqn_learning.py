@@ -78,7 +78,8 @@ TRAPS: dict[str, dict[str, Any]] = {
 def test_truncation_is_not_termination(name: str, tmp_path: Path) -> None:
     """A constant reward of 1 and episodes that are only ever cut: Q is 1 / (1 - gamma) = 5 for every action. A learner that
     took a cut for an end would find sum(gamma^t, t < 5) = 3.4 at most."""
-    change, atoms = TRAPS[name], {"num_atoms": 41, "v_min": 0.0, "v_max": 10.0}
+    change = TRAPS[name]
+    atoms = {"num_atoms": 41, "v_min": 0.0, "v_max": 10.0} if "head" in change.get("dqn", {}) else {}
     dqn = {"gamma": 0.8, "lr": 3e-2, "epsilon": 1.0, "batch_size": 16, "target_every": 8, **atoms, **change.get("dqn", {})}
     settings = {
         "env": "runnel.envs.toy:TruncationTrap",

@@ -18,7 +18,6 @@ TINY: dict[str, Any] = {
     "total_updates": 6,
     "num_prompts": 2,
     "group_size": 4,
-    "demo_rows": 8,
     "lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64},
     "learner": {"lr": 3e-3, "warmup_updates": 1},
     "grpo": {"kl_coef": 1.0},

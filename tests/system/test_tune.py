@@ -129,7 +129,7 @@ def test_tuning_and_test_seeds_are_apart(
     assert main([*words, "--test-seeds", "2"]) == 0
     said = capsys.readouterr().out
     assert "on tuning seeds 10000 to 10001" in said
-    assert "on fresh seeds 1 to 2: the honest number" in said
+    assert "fresh seeds 1 to 2: the honest number" in said
     study = study_of(out)
     for folder, seeds, tag in ((out / "trials", [10_000, 10_001] * 2, "tuning"), (out / "test", [1, 2], "test")):
         configs = [RunFolder(path).read_config() for path in sorted(folder.iterdir())]

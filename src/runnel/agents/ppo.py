@@ -78,6 +78,14 @@ class PPOConfig:
     target_kl: float | None = None
     """End the update early once a minibatch's KL exceeds this; None never does."""
 
+    def unused(self, group: str, *, fresh: bool) -> dict[str, str]:
+        """Settings of `group` that one optimiser step a batch does not read: nothing comes after it, and where the policy
+        itself has sampled (`fresh`) its ratio is 1."""
+        if self.num_epochs * self.num_minibatches > 1:
+            return {}
+        names = ("value_clip", "target_kl", *(("clip", "dual_clip") if fresh else ()))
+        return {f"{group}.{name}": f"one optimiser step a batch never gets there; set {group}.num_epochs" for name in names}
+
     def check(self, batch_size: int) -> None:
         """Raise a `ConfigError` for settings that cannot train on `batch_size` rows (steps; environments if recurrent)."""
         schedule.parse(self.lr, "ppo.lr")

@@ -24,7 +24,7 @@ from runnel.envs.vector.measure import measure_backends
 from runnel.envs.vector.processes import num_cores
 from runnel.run import api, registry
 from runnel.run.env_config import EnvConfig
-from runnel.run.experiment import RunConfig
+from runnel.run.experiment import EvalConfig, RunConfig
 from runnel.run.ledger import Callbacks
 from runnel.run.wiring import available_cores
 from runnel.track.folder import RunFolder
@@ -75,7 +75,7 @@ def _config(name: str, flags: list[str]) -> RunConfig:
     if options != train.Options():
         raise ConfigError("bench", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
     config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
-    return override(config, {"track": [], "eval": {"episodes": 0}, "checkpoint": {"every": 0}})
+    return override(replace(config, eval=EvalConfig(episodes=0)), {"track": [], "checkpoint": {"every": 0}})
 
 
 def _backends(config: RunConfig) -> Result:

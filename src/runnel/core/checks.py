@@ -166,10 +166,14 @@ def check_learner(learner: Any) -> None:
     """Refuse a learner without a method of the contract, or whose parameters are not tensors by name."""
     from torch import Tensor
 
+    from runnel.core.protocols import Sharded
+
     who = name_of(learner)
     missing = [m for m in ("prepare", "update", "params", "state_dict", "load_state_dict") if not hasattr(learner, m)]
     if missing:
         raise DataError(f"learner {who} has no {', '.join(missing)}; see docs/add-an-algorithm.md")
+    if isinstance(learner, Sharded):  # ranks that keep parts of the parameters: nobody has the whole
+        return
     params = learner.params()
     wrong = [str(k) for k, x in params.items() if not isinstance(x, Tensor)] if isinstance(params, Mapping) else ["all"]
     if wrong:

@@ -12,6 +12,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,6 +78,8 @@ class ReplayConfig:
         for name in ("alpha", "min_priority", "mmap_bytes"):
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"replay.{name}", value, "use 0 or more")
+        if self.mmap_dir and not Path(self.mmap_dir).is_dir():
+            raise ConfigError("replay.mmap_dir", self.mmap_dir, "there is no such folder; make it, or leave it empty")
 
 
 class SegmentStore(ABC):
@@ -352,7 +355,8 @@ class SegmentStore(ABC):
         return Frozen(self._names[start][1], lambda: tensors)
 
     def restore(self, state: State) -> None:
-        self._num_inserted, self._num_drawn = int(state["num_inserted"]), int(state.get("num_drawn", 0))  # older checkpoints have none
+        self._num_inserted = int(state["num_inserted"])
+        self._num_drawn = int(state.get("num_drawn", 0))  # older checkpoints have none
         self._names.clear()
         for key, leaf in self._leaves.items():
             leaf.recount(state["leaves"][key])

@@ -20,8 +20,8 @@ from runnel.core.protocols import Collective, RowPolicy
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody
-from runnel.nets.compiled import Compiled
-from runnel.nets.fused import Fused, fuse
+from runnel.nets.compiled import Compiled, can_compile
+from runnel.nets.fused import Fused, can_fuse, fuse
 from runnel.nets.heads import ContinuousHead, DiscreteHead, make_head
 from runnel.nets.host import host_action, on_host
 from runnel.nets.mlp import Tape
@@ -60,6 +60,11 @@ class ActorCritic(nn.Module):
         self._kernels: Fused | Compiled | None = None
         self._sought = False
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    @property
+    def compilable(self) -> bool:
+        """Whether kernels of its own would run this network, where it lies."""
+        return self.fuses and (can_fuse(self) or can_compile(self))
 
     def kernels(self) -> Fused | Compiled | None:
         """What runs this network in one go; None where torch does. Parameters must have their address (make the optimiser

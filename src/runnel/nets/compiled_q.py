@@ -22,13 +22,16 @@ _COLUMNS = ("action", "rewards/env", "discount", "weight")
 
 
 def compile_q(net: QNet) -> CompiledQ | None:
-    """The kernels for `net`, if they serve it: one float vector, two hidden layers, one number for each action, on the CPU."""
+    """The kernels for `net`, if some serve it and its parameters lie one after the other (a learner's do)."""
+    vector = flat_view(list(net.parameters())) if can_compile_q(net) else None
+    return None if vector is None else CompiledQ(net, vector)
+
+
+def can_compile_q(net: QNet) -> bool:
+    """Whether the kernels serve this network: one float vector, two hidden layers, one number for each action, on the CPU."""
     plain = not net.dueling and net.num_atoms == 1 and bool(net.leaf) and len(net.head.weight) == 3
     first = net.head.weight[0]
-    if not plain or net.head.activation == "silu" or not first.is_cpu or first.dtype != torch.float32 or not has_numba():
-        return None
-    vector = flat_view(list(net.parameters()))
-    return None if vector is None else CompiledQ(net, vector)
+    return plain and net.head.activation != "silu" and first.is_cpu and first.dtype == torch.float32 and has_numba()
 
 
 class CompiledQ(OnVector):

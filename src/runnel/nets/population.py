@@ -90,6 +90,11 @@ class Population:
         if self._kernels is not None and not self._kernels.serves(self.members[0]):
             self._kernels = None
 
+    @property
+    def compilable(self) -> bool:
+        """Whether kernels of its own would run each member, where it lies."""
+        return self.members[0].compilable
+
     def kernels(self) -> Fused | None:
         """What runs all members in one go (`nets/fused.py`); None where they run one after the other."""
         if self._kernels is None and self.members[0].fuses and can_fuse(self.members[0]):

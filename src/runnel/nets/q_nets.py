@@ -19,7 +19,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.nets.compiled_q import CompiledQ, compile_q
+from runnel.nets.compiled_q import CompiledQ, can_compile_q, compile_q
 from runnel.nets.host import on_host
 from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
 from runnel.nets.rnn import Core
@@ -85,6 +85,11 @@ class QNet(nn.Module):
 
         self._fuses, self._sought, self._kernels = fused, False, cast(CompiledQ | None, None)
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    @property
+    def compilable(self) -> bool:
+        """Whether kernels of its own would run this network, where it lies."""
+        return self._fuses and can_compile_q(self)
 
     def kernels(self) -> CompiledQ | None:
         """What runs a small network in one go (`compiled_q.py`); None where torch does. Parameters must have their address

@@ -26,7 +26,7 @@ from runnel.flow.workers.buffer import BufferWorker
 from runnel.plan.costs import Costs, Line
 from runnel.plan.watch import KeepingReader, TimedClient, num_bytes
 from runnel.run import registry
-from runnel.run.experiment import Experiment, RunConfig
+from runnel.run.experiment import EvalConfig, Experiment, RunConfig
 from runnel.run.group import Group
 from runnel.run.ledger import Ledger
 from runnel.run.wiring import place, wire
@@ -54,9 +54,9 @@ def measure(recipe: str, config: RunConfig, *, seconds: float = 2.0) -> Costs:
 def plain(config: RunConfig) -> RunConfig:
     """The config of a run in one process, without an end, evaluations, checkpoints and sinks."""
     config = replace(config, launcher="inproc", total_steps=None, total_updates=ENDLESS, total_tokens=None)
+    config = replace(config, eval=EvalConfig(episodes=0))
     quiet = {
         "track": [],
-        "eval": {"episodes": 0},
         "checkpoint": {"every": 0},
         "placement": {"policy_workers": 0, "reference_workers": 0, "trainers": 1},
     }

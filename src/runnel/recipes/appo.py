@@ -33,6 +33,10 @@ class Config(rl.EnvConfig):
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window", max_lag=2))
     appo: rl.APPOConfig = field(default_factory=rl.APPOConfig)
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        return super().unused() | self.appo.unused("appo", fresh=self.staleness.mode == "sync")
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()

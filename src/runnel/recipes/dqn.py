@@ -25,6 +25,18 @@ class Config(rl.ReplayEnvConfig):
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(120, 84), activation="relu"))
     dqn: rl.DQNConfig = field(default_factory=rl.DQNConfig)
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        atoms = ("num_atoms", "v_min", "v_max") if self.dqn.head == "value" else ()
+        found = {f"dqn.{name}": "is of values as a distribution; set dqn.head to c51 or hl_gauss" for name in atoms}
+        if self.dqn.head != "value":
+            found["dqn.huber"] = "is of the loss of dqn.head value; a distribution has a cross-entropy"
+        if self.dqn.head != "hl_gauss":
+            found["dqn.sigma"] = "is of dqn.head hl_gauss"
+        if self.net.core == "none" or not self.replay.prioritised:
+            found["dqn.eta"] = "is of priorities of sequences; set net.core and replay.prioritised"
+        return super().unused() | found
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()

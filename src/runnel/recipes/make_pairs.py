@@ -29,7 +29,14 @@ class Config(rl.PromptConfig):
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
         of_training = [f"learner.{f.name}" for f in fields(self.learner) if f.name != "temperature"]
-        others = ("warmup_updates", "demo_rows", "record.groups_every", "placement.reference_workers", "placement.trainers")
+        others: tuple[str, ...] = (
+            "warmup_updates",
+            "demo_rows",
+            "record.groups_every",
+            "placement.reference_workers",
+            "placement.trainers",
+        )
+        others += () if self.eval.samples else ("eval.pass_reward",)
         return {**super().unused(), **dict.fromkeys([*of_training, *others], "this recipe trains nothing")}
 
 

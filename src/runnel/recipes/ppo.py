@@ -37,6 +37,12 @@ class Config(rl.EnvConfig):
         """Environment steps until the budget is spent, of all members."""
         return self.total_steps or (self.total_updates or 0) * self.batch_steps * self.population
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        found = super().unused() | self.ppo.unused("ppo", fresh=self.staleness.mode == "sync")
+        member = {} if self.population > 1 else {"member": "there is but one learner; set population"}
+        return found | member
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()

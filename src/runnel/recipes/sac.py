@@ -30,6 +30,23 @@ class Config(rl.ReplayEnvConfig):
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=10))
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        found = super().unused()
+        if not self.sac.auto_temperature:
+            fixed = "is what an automatic temperature holds; set sac.auto_temperature"
+            found |= {"sac.target_entropy": fixed, "sac.entropy_share": fixed}
+        elif self.sac.target_entropy is not None:
+            found["sac.entropy_share"] = "sac.target_entropy says what is held"
+        return found
+
+    def unused_on(self, spec: rl.EnvSpec) -> dict[str, str]:
+        """Settings that this run would not read on an environment of `spec`, and why."""
+        found = super().unused_on(spec)
+        if spec.action.kind != "discrete":
+            found["sac.entropy_share"] = "is of discrete actions; set sac.target_entropy"
+        return found
+
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()

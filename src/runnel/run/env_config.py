@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.spaces import EnvSpec
+from runnel.data.leaves import is_stack
 from runnel.data.replay import ReplayConfig
 from runnel.envs.registry import choose_backend, is_tensor_env
 from runnel.envs.vector.choose import Choice
@@ -15,9 +17,10 @@ from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.processes import num_cores
 from runnel.nets.compiled import has_numba, is_cached
 from runnel.nets.mlp import NetConfig
+from runnel.nets.torso import is_image
 from runnel.run.experiment import RunConfig
 from runnel.run.registry import resolve_live
-from runnel.run.unused import ON_ENVIRONMENTS
+from runnel.run.unused import OF_PRIORITIES, ON_ENVIRONMENTS
 
 COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
 """Steps of a run that pay for compiling kernels for its network; a shorter run is over sooner without."""
@@ -73,8 +76,14 @@ class EnvConfig(RunConfig):
         found = super().unused() | ON_ENVIRONMENTS
         if self.compiled and not self.compiles:
             found["compiled"] = "this recipe has no compiled kernels"
+        elif self.compiled and self.placement.trainers > 1:
+            found["compiled"] = "ranks that share a batch run by torch"
+        elif self.compiled and any(getattr(getattr(self, f.name), "target_kl", None) for f in fields(self)):
+            found["compiled"] = "an update that may end early (target_kl) runs by torch"
         if is_tensor_env(self.env):
             found["vector"] = "a tensor environment steps all its copies at once"
+        if self.net.core == "none":
+            found["net.core_size"] = "is of a recurrent core; set net.core"
         if getattr(self, "network", ""):
             found["net"] = "the network of your own is made by `network` alone"
         return found
@@ -85,6 +94,15 @@ class EnvConfig(RunConfig):
 
         text = describe_preparation(self.env, self.env_kwargs, frame_stack=self.vector.frame_stack)
         return [text] if text else []
+
+    def unused_on(self, spec: EnvSpec) -> dict[str, str]:
+        """Settings that this run would not read on an environment of `spec`, and why."""
+        found = {} if any(map(is_image, spec.obs.values())) else {"net.conv": "the environment shows no images"}
+        if not any(leaf.dtype.is_floating_point for leaf in spec.obs.values()):
+            why = "observations are not floats; those of bytes are scaled by the network"
+            groups = [f.name for f in fields(self) if hasattr(getattr(self, f.name), "normalise_obs")]
+            found |= {f"{group}.normalise_obs": why for group in groups}
+        return found
 
     def _about_compiling(self) -> list[str]:
         """What a user should know of it before it takes its time, or why it does not happen."""
@@ -162,10 +180,17 @@ class ReplayEnvConfig(EnvConfig):
         why = "this algorithm learns from single transitions"
         return {
             **super().unused(),
+            **({} if self.replay.prioritised else OF_PRIORITIES),
             "staleness.max_concurrent": "update_ratio paces actors and learner",
             "net.shared": "actor and critics have layers of their own",
             **({} if self.recurrent else {"net.core": why, "net.core_size": why}),
         }
+
+    def unused_on(self, spec: EnvSpec) -> dict[str, str]:
+        """Settings that this run would not read on an environment of `spec`, and why."""
+        stacked = any(is_stack(leaf) for leaf in spec.obs.values())
+        why = "the environment shows no stacks of frames (uint8, [k, H, W])"
+        return super().unused_on(spec) | ({} if stacked else {"replay.compress_frames": why})
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """As for any environment; tells of a window in which actors could only take turns."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from runnel.core.config import refuse_unused
 from runnel.core.protocols import AgentRoute, Inferencer, Policy, Sampler
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
@@ -47,6 +48,8 @@ class EnvTask:
         if self._vector.backend == "auto":
             self._vector = self._choose(config)
         self.spec = probe_env(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack)
+        if isinstance(config, EnvConfig):
+            refuse_unused(config, config.unused_on(self.spec))
 
     def _choose(self, config: RunConfig) -> VectorConfig:
         """What a run would choose (`EnvConfig.settle`), where the config comes from no run."""

@@ -23,7 +23,7 @@ from runnel.eval.runner import MAX_STEPS
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.run.record_config import RecordConfig
-from runnel.run.unused import IN_ONE_PROCESS, OF_SAMPLES, OF_VIDEOS
+from runnel.run.unused import IN_ONE_PROCESS, OF_EVALUATIONS, OF_SAMPLES, OF_VIDEOS, OF_WINDOW, ON_THE_WAY
 from runnel.track.folder import check_run_name
 
 
@@ -238,8 +238,17 @@ class RunConfig:
         found = IN_ONE_PROCESS if self.launcher == "inproc" else {}
         found = found | ({} if self.launcher == "ray" else {"cluster.place": "is for launcher ray"})
         found = found | ({} if self.trace else {"trace_mb": "is of a trace; set trace"})
-        found = found | ({} if self.eval.samples else OF_SAMPLES)
+        found = found | ({} if self.staleness.mode == "window" else OF_WINDOW)
+        found = found | ({} if self.eval.samples else OF_SAMPLES) | self._unused_evaluations()
         return found | ({} if self.record.videos else OF_VIDEOS)
+
+    def _unused_evaluations(self) -> dict[str, str]:
+        """Settings of evaluations that are not made; one that is switched off itself is not among them."""
+        if self.eval.episodes:
+            return ON_THE_WAY if self.eval.stop_return is not None and not self.eval.every else {}
+        off = EvalConfig()
+        names = {name: name.removeprefix("eval.") for name in OF_EVALUATIONS}
+        return {k: why for k, why in OF_EVALUATIONS.items() if getattr(self.eval, names[k]) != getattr(off, names[k])}
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""

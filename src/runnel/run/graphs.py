@@ -9,6 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
+from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, Learner
 from runnel.core.spaces import ArraySpec
@@ -42,6 +45,7 @@ def on_policy_graph(
     batch = batch_segments or c.batch_segments
     policy = c.lag_policy(batch, batch_steps=batch * c.num_envs // c.ring * c.num_steps)
     net = network()
+    _check_compiled(c, net)
     stream = trajectory_stream(
         task.spec,
         num_steps=c.num_steps,
@@ -96,6 +100,7 @@ def replay_graph(
         ratio = replace(ratio, num_segments=ratio.segments_for(c.total_steps))
     batches = LagPolicy(lag=c.staleness.lag, batch=1, exact=exact)
     net = network()
+    _check_compiled(c, net)
     experience = trajectory_stream(
         task.spec,
         num_steps=c.num_steps,
@@ -127,6 +132,14 @@ def replay_graph(
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task)),
     )
+
+
+def _check_compiled(c: EnvConfig, net: AgentNet) -> None:
+    """Refuse kernels that were asked for, and that do not serve this network; a device that is not here says so later."""
+    here = torch.device(c.device).type == "cpu" or torch.cuda.is_available()
+    if c.compiled and here and not getattr(net.to(torch.device(c.device)), "compilable", False):
+        why = "no kernels serve this network: it needs two fully connected hidden layers of tanh or relu over a vector"
+        refuse_unused(c, {"compiled": f"{why}, and plain values (docs/speed.md)"})
 
 
 def _replay_bytes(c: ReplayEnvConfig, task: EnvTask) -> int:

@@ -6,7 +6,7 @@ A recipe brings an algorithm; which workers there are and how they are connected
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from runnel.core.config import check_least, refuse_unused
@@ -16,7 +16,7 @@ from runnel.core.resuming import OnResume, may_change, stays
 from runnel.flow.staleness import StalenessPolicy
 from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
-from runnel.llm.algorithms.policy import PolicyAlgorithm
+from runnel.llm.algorithms.policy import PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
@@ -26,7 +26,7 @@ from runnel.llm.tasks import DataConfig, DifficultyConfig
 from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import Experiment, InferenceStream, PlacementConfig, RunConfig
 from runnel.run.prompt_task import PromptTask
-from runnel.run.unused import ON_TEXT, of_model, unused_by_learner
+from runnel.run.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, unused_by_learner
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,10 @@ class PromptConfig(RunConfig):
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
-        engine = {f"engine.{name}": why for name, why in self.engine.unused().items()}
-        return super().unused() | ON_TEXT | of_model(self.model) | engine
+        groups = [f.name for f in fields(self) if isinstance(getattr(self, f.name), EngineConfig | PolicyConfig)]
+        own = {f"{group}.{name}": why for group in groups for name, why in getattr(self, group).unused().items()}
+        parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
+        return super().unused() | ON_TEXT | of_model(self.model) | own | parts
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""

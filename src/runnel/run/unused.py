@@ -1,9 +1,9 @@
 """Settings that a run would not read, and why: one that was changed is refused, so that no setting is accepted and not used.
 
 Configs say it of themselves (`RunConfig.unused`); what depends on the algorithm is known when a graph is built. Refusing is
-`core.config.refuse_unused`. What counts only beside another setting, of which both may be searched together or swapped
-while one debugs (`staleness.max_lag` with a window, limits of processes with launcher inproc, shards of a rank that is alone),
-is left alone.
+`core.config.refuse_unused`. What counts only beside another setting (`staleness.max_lag` with a window) is refused without it;
+where both are searched together, a trial leaves it as it is (`tune.job.tried`). Limits of processes with launcher inproc, which
+one swaps while one debugs, and shards of a rank that is alone are left alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ def all_of(group: str, names: Collection[str], why: str) -> Unused:
 
 
 IN_ONE_PROCESS: Unused = {"placement.groups": "is for launcher local or ray; inproc is one process"}
+OF_WINDOW: Unused = {"staleness.max_lag": "is of a window; set staleness.mode window"}
+OF_EVALUATIONS: Unused = all_of(
+    "eval", ("every", "stop_return", "samples", "temperature", "pass_k", "pass_reward"), "is of evaluations; set eval.episodes"
+)
+ON_THE_WAY: Unused = {"eval.stop_return": "nothing is evaluated before the run is over, so it cannot stop it; set eval.every"}
 OF_SAMPLES: Unused = all_of("eval", ("temperature", "pass_k"), "is of samples that an evaluation draws; set eval.samples")
 OF_VIDEOS: Unused = all_of("record", ("every", "fps", "max_steps", "keep"), "is of recorded episodes; set record.videos")
 
@@ -39,6 +44,9 @@ ON_TEXT: Unused = {
         "record", ("videos", "every", "fps", "max_steps", "keep"), "records episodes of environments; see record.groups_every"
     ),
 }
+OF_WARM_UP: Unused = dict.fromkeys(("demo_rows", "learner.sft_lr"), "is of the warm-up; set warmup_updates")
+OF_FILTER: Unused = all_of("filter", ("low", "high", "momentum", "retry_after"), "is of the filter of prompts; set filter.on")
+OF_PRIORITIES: Unused = all_of("replay", ("alpha", "beta", "min_priority"), "is of draws by priority; set replay.prioritised")
 WITHOUT_ROLLOUTS: Unused = {
     "num_actors": "one actor reads the data",
     **all_of(

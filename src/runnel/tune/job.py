@@ -14,8 +14,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from runnel.core.config import override
-from runnel.core.errors import CheckpointError, RunnelError
+from runnel.core.config import override, refuse_unused
+from runnel.core.errors import CheckpointError, RunnelError, UnusedSettingError
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.experiment import BUDGETS, RunConfig
@@ -178,7 +178,19 @@ def trial_config(recipe: registry.Recipe, config: Row, run: Row, settings: Row) 
     """The config of one run: what all share, the folder, seed and tags of its own, and the settings that are tried."""
     path = Path(run["path"])
     own = {"out": str(path.parent), "name": path.name, "seed": run["seed"], "tags": run["tags"]}
-    return override(override(override(recipe.Config(), config), own), settings)
+    return tried(override(override(recipe.Config(), config), own), settings)
+
+
+def tried(config: RunConfig, settings: Row) -> RunConfig:
+    """`config` with the `settings` of a trial. One that counts only beside another (atoms without a distribution) stays as it
+    is where the trial has not that other: it would be refused."""
+    found = override(config, settings)
+    try:
+        refuse_unused(found, found.unused())
+    except UnusedSettingError as error:
+        if error.field in settings:
+            return tried(config, {name: value for name, value in settings.items() if name != error.field})
+    return found
 
 
 def spent(config: RunConfig, manifest: Row) -> float:

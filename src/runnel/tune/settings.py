@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from runnel.core.config import differences, override, to_data
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import rule_at
 from runnel.run import registry
 from runnel.run.env_config import ReplayEnvConfig
@@ -219,7 +219,8 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
     base = registry.build(recipe.name, config)
     if options.metric == "eval" and base.evaluation is None:
         raise ConfigError("metric", "eval", "this recipe has no evaluation; use --metric return, or a number that it logs")
-    fixed = [p.name for p in space.values() if not _all_fit(p, recipe, config, base) and options.scheduler == "pbt"]
+    all_of = list(space.values())
+    fixed = [p.name for p in all_of if not _all_fit(p, recipe, config, base, all_of) and options.scheduler == "pbt"]
     if fixed and options.search:
         rule = rule_at(config, fixed[0])
         why = "changes what a checkpoint holds" if rule.may_change else f"stays as it is in a run ({rule.text})"
@@ -227,16 +228,25 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
     return Setup(recipe, config, options, {n: p for n, p in space.items() if n not in fixed}, base.title)
 
 
-def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Experiment) -> bool:
+def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Experiment, space: Sequence[Param]) -> bool:
     """Whether checkpoints of all values fit each other, as far as streams, the place of the field and its rule tell."""
-    same = [_build_at(param, value, recipe, config).streams == base.streams for value in param.ends()]
+    others = [p for p in space if p is not param]
+    same = [_build_at(param, value, recipe, config, others).streams == base.streams for value in param.ends()]
     return all(same) and param.name.partition(".")[0] not in SHARED and rule_at(config, param.name).may_change
 
 
-def _build_at(param: Param, value: Any, recipe: registry.Recipe, config: RunConfig) -> Experiment:
-    """The experiment with one value of a searched field; what is wrong with it names that value."""
+def _build_at(param: Param, value: Any, recipe: registry.Recipe, config: RunConfig, others: Sequence[Param] = ()) -> Experiment:
+    """The experiment with one value of a searched field, if need be beside one of another field: some count only there. What
+    is wrong with it names that value."""
     try:
         return registry.build(recipe.name, override(config, {param.name: value}))
+    except UnusedSettingError:
+        for beside in ({other.name: end} for other in others for end in other.ends()):
+            try:
+                return registry.build(recipe.name, override(config, {**beside, param.name: value}))
+            except ConfigError:
+                continue
+        raise
     except ConfigError as error:
         if error.field == param.name:
             raise

@@ -111,7 +111,14 @@ def test_counters_and_instants_tell_of_the_run(runs: dict[str, rl.Run]) -> None:
 
 
 def test_processes_of_a_local_run_are_on_one_time_base(tmp_path: Path) -> None:
-    settings = {**PPO, "launcher": "local", "placement.policy_workers": 1, "eval.episodes": 0, "total_updates": 4}
+    settings = {
+        **PPO,
+        "launcher": "local",
+        "placement.policy_workers": 1,
+        "eval.episodes": 0,
+        "eval.every": 0,
+        "total_updates": 4,
+    }
     run = rl.train("ppo", out=str(tmp_path), trace=True, **settings)
     made = write_trace(run.path, tmp_path / "t.json")
     events = read_trace(made.path)
@@ -140,7 +147,7 @@ def test_the_command_says_what_it_made(runs: dict[str, rl.Run], capsys: pytest.C
 
 
 def test_a_resumed_run_adds_to_its_trace(tmp_path: Path) -> None:
-    settings = {**PPO, "total_updates": 2, "eval.episodes": 0}
+    settings = {**PPO, "total_updates": 2, "eval.episodes": 0, "eval.every": 0}
     run = rl.train("ppo", out=str(tmp_path), **settings)
     rl.resume(run.path, total_updates=4, trace=True)
     rl.resume(run.path, total_updates=6)

@@ -36,6 +36,11 @@ class DAPOConfig(GRPOConfig):
         super().__post_init__()
         check_least("dapo.", self, overlong_penalty=0)
 
+    def unused(self) -> dict[str, str]:
+        """Settings that the algorithm, as it is set, does not read, and why."""
+        penalty = {} if self.overlong_buffer else {"overlong_penalty": "no length is punished; set overlong_buffer"}
+        return super().unused() | penalty
+
 
 class DAPO(GRPO):
     """Decoupled clip and dynamic sampling policy optimisation (Yu et al. 2025, arXiv:2503.14476).

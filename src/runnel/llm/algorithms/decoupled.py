@@ -33,6 +33,11 @@ class DecoupledConfig(GRPOConfig):
     behaviour_high: float = 5.0
     """Upper end of that interval."""
 
+    def unused(self) -> dict[str, str]:
+        """Settings that the algorithm, as it is set, does not read, and why."""
+        why = "with proximal reuse the ratio is 1, and nothing is clipped; set proximal to forward or loglinear"
+        return super().unused() | (dict.fromkeys(("clip_low", "clip_high"), why) if self.proximal == "reuse" else {})
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 <= self.behaviour_low < 1.0 < self.behaviour_high:

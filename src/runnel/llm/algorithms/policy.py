@@ -42,6 +42,10 @@ class PolicyConfig:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
 
+    def unused(self) -> dict[str, str]:
+        """Settings that the algorithm, as it is set, does not read, and why."""
+        return {} if self.kl_coef else {"kl_in": "there is no KL; set kl_coef"}
+
     def __post_init__(self) -> None:
         for name in ("kl_coef", "entropy_coef"):
             if getattr(self, name) < 0:
