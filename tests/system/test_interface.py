@@ -14,6 +14,7 @@ from tiny_slices import settings
 
 import runnel as rl
 from runnel.cli.main import main
+from runnel.run.api import evaluate_run
 from runnel.run.checkpoint import read_params
 
 
@@ -58,6 +59,20 @@ def test_init_from_another_network_says_so(tmp_path: Path) -> None:
     with pytest.raises(rl.ConfigError, match=r"init_from = .*that run has another network than this one; use the same"):
         rl.train(recipe, out=str(tmp_path / "second"), init_from=str(first.path), net={"hidden": (32,)}, **tiny)
     assert not (tmp_path / "second").exists(), "refused before anything was made"
+
+
+def test_a_run_with_a_setting_that_is_refused_today_is_still_loaded_and_judged(tmp_path: Path) -> None:
+    """It was made when nobody minded. What is given now is refused as ever."""
+    recipe, tiny = settings("ppo", checkpoint={"every": 0}, eval={"episodes": 0})
+    run = rl.train(recipe, out=str(tmp_path), **tiny)
+    saved = json.loads((run.path / "config.json").read_text())
+    saved["staleness"]["max_lag"], saved["eval"]["stop_return"] = 7, 400.0
+    (run.path / "config.json").write_text(json.dumps(saved))
+    assert rl.load(run.path).act(gym.make("CartPole-v1").reset(seed=0)[0]) in (0, 1)
+    assert len(evaluate_run(run.path, episodes=2).returns) == 2
+    for given in ({"staleness": {"max_lag": 5}}, {"staleness.max_lag": 5}):
+        with pytest.raises(rl.ConfigError, match=r"staleness.max_lag = 5: is of a window"):
+            rl.load(run.path, **given)
 
 
 def test_a_lambda_runs_in_process_and_is_refused_elsewhere(tmp_path: Path) -> None:

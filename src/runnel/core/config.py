@@ -85,6 +85,11 @@ def refuse_unused(config: Any, unused: Mapping[str, str], path: str = "") -> Non
                 raise UnusedSettingError(f"{path}{field}", value, f"{why}; leave it at {default!r}")
 
 
+def default_at(config: Any, name: str) -> Any:
+    """What the setting with the dotted `name` is by default."""
+    return to_data(_at(type(config)(), name))
+
+
 def _at(config: Any, name: str) -> Any:
     for part in name.split("."):
         config = getattr(config, part)

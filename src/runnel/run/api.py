@@ -213,7 +213,7 @@ def load(run: str | Path, **settings: Any) -> Policy:
     config = override(override(module.Config(), saved), settings)
     params = Checkpoints(folder.checkpoints).newest_params()
     with registry.live_objects(objects, "inproc"):
-        policy, inferencer = registry.build(module.name, config).policy()
+        policy, inferencer = registry.build_saved(module.name, config, settings).policy()
     inferencer.load_params(params)
     return policy
 
@@ -227,7 +227,7 @@ def export(run: str | Path, folder: str | Path, *, format: str = "") -> Path:
     """
     source, module, saved = _open_run(run)
     config, params = override(module.Config(), saved), Checkpoints(source.checkpoints).newest_params()
-    experiment = registry.build(module.name, config)
+    experiment = registry.build_saved(module.name, config)
     kind = format or ("torch" if experiment.export is None else "hf")
     if kind not in EXPORTS:
         raise ConfigError("format", format, f"unknown; use one of {', '.join(EXPORTS)}")
@@ -257,7 +257,7 @@ def evaluate_run(
     """Measure the policy of a run on `episodes` fresh episodes of its own task; `settings` change its config."""
     folder, module, saved = _open_run(run)
     config = override(override(module.Config(), saved), {"eval.episodes": episodes, **(settings or {})})
-    spec = registry.build(module.name, config).evaluation
+    spec = registry.build_saved(module.name, config, settings or ()).evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
     with _newest_client(folder, spec) as client, ExitStack() as stack:
@@ -282,7 +282,7 @@ def record(
     asked = {"record.videos": episodes, "record.max_steps": max_steps, "record.fps": fps, "eval.episodes": 1}
     if episodes < 1:
         raise ConfigError("episodes", episodes, "record at least 1")
-    experiment = registry.build(module.name, override(override(module.Config(), saved), asked))
+    experiment = registry.build_saved(module.name, override(override(module.Config(), saved), asked), asked)
     _check_recording(experiment)
     spec = experiment.evaluation
     assert spec is not None, "the experiment has checked it"

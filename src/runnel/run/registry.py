@@ -7,15 +7,15 @@ says what it trains. Ours are listed here; a user's own is the path of a file.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runnel.core.config import override
-from runnel.core.errors import ConfigError
+from runnel.core.config import default_at, override
+from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resolve import load_module, load_object, reference
 from runnel.llm.tasks.config import DataConfig
 from runnel.run.experiment import Experiment, RunConfig, one_budget
@@ -112,6 +112,19 @@ def build(recipe: str, config: RunConfig) -> Experiment:
     experiment: Experiment = load_recipe(recipe).module.build(absolute_paths(config))
     experiment.check()
     return experiment
+
+
+def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> Experiment:
+    """The experiment of a run that is there, to be looked at or played. A setting that nothing reads, and that was not refused
+    when the run was made, is left at its default; one that is `given` now is refused as ever."""
+    while True:
+        try:
+            return build(recipe, config)
+        except UnusedSettingError as error:
+            found = f"{error.field}."
+            if any(found.startswith(f"{name}.") or name.startswith(found) for name in given):
+                raise
+            config = override(config, {error.field: default_at(config, error.field)})
 
 
 def name_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
