@@ -67,7 +67,7 @@ def test_a_number_that_nobody_can_mean_is_refused_by_name(recipe: str, name: str
         ("dqn", {"replay.n_step": 0}, "replay.n_step = 0: use at least 1"),
         ("dqn", {"dqn.max_grad_norm": 0.0}, "dqn.max_grad_norm = 0.0: must be above 0"),
         ("sac", {"sac.target_entropy": math.inf}, "sac.target_entropy = inf: must be a finite number"),
-        ("ppo", {"member": -3}, "member = -3: use 0 to 0, or -1"),
+        ("ppo", {"population": 3, "member": -4}, "member = -4: use 0 to 2, or -1"),
         ("sft", {"demo_rows": 0}, "demo_rows = 0: use at least 1"),
     ],
 )
