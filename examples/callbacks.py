@@ -15,19 +15,20 @@ import runnel as rl
 def main(total_steps: int = 30_000, target: float = 400.0, out: str = "runs") -> dict[str, Any]:
     seen: dict[str, list[Any]] = {"episodes": [], "evals": [], "checkpoints": [], "kl": []}
 
-    def on_update(row: dict[str, Any]) -> None:
-        seen["kl"].append(row["metrics"]["kl"])
+    def on_update(event: rl.Event) -> None:
+        seen["kl"].append(event["metrics"]["kl"])
 
-    def on_episode(row: dict[str, Any]) -> None:
-        seen["episodes"].append(row["return"])
+    def on_episode(event: rl.Event) -> None:
+        seen["episodes"].append(event["return"])
 
-    def on_eval(row: dict[str, Any]) -> bool:
-        seen["evals"].append(row["mean"])
-        print(f"version {row['version']:3}  {row['steps']:6,} steps  mean {row['mean']:.1f}")
-        return row["mean"] < target  # False stops the run
+    def on_eval(event: rl.Event) -> bool:
+        seen["evals"].append(event["mean"])
+        event.log({"my/push": float(event.policy.act([0.0, 0.0, 0.1, 0.0]))})  # a pole that leans right: 1 pushes right
+        print(f"version {event['version']:3}  {event['steps']:6,} steps  mean {event['mean']:.1f}")
+        return event["mean"] < target  # False stops the run
 
-    def on_checkpoint(row: dict[str, Any]) -> None:
-        seen["checkpoints"].append(row["path"])
+    def on_checkpoint(event: rl.Event) -> None:
+        seen["checkpoints"].append(event["path"])
 
     run = rl.train(
         "ppo",

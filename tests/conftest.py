@@ -1,10 +1,14 @@
 """Shared by all tests: one torch thread (two would fight over the cores), the order of files, the process that forks those of
-the local launcher, and what several make use of: the tiny slices that system tests run, and the ends of remote streams."""
+the local launcher, a place for what is noted of runs, and what several make use of: the tiny slices that system tests run, and
+the ends of remote streams."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +21,8 @@ from runnel.run.launchers import local
 from runnel.run.launchers.nursery import Nursery
 
 torch.set_num_threads(1)
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="runnel-tests-")  # not where the user's own runs are noted
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 for folder in ("system", "contract", "unit/llm"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,40 @@ def test_scripts_are_shell(name: str) -> None:
     text = (FOLDER / name).read_text()
     assert "set -euo pipefail" in text
     assert "RAY_AUTH_MODE=token" in text, "an example must not leave a cluster open"
+
+
+def test_slurms_signal_reaches_the_run_and_its_checkpoint_is_waited_for(tmp_path: Path) -> None:
+    """With stand-ins for what the script calls: a run that takes a moment to end, as one does that saves itself."""
+    run = """trap 'sleep 0.3; echo saved >> "$LOG"; exit 130' TERM; echo started >> "$LOG"; while :; do sleep 0.05; done"""
+    stand_ins = {
+        "runnel": run,
+        "scontrol": "echo a",
+        "srun": "case $* in *hostname*) echo 10.0.0.1;; esac",
+        "openssl": "echo x",
+    }
+    for name, text in {**stand_ins, "activate": ""}.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    script = (FOLDER / "slurm.sbatch").read_text().replace("sleep 15", "true")
+    assert "#SBATCH --signal=B:TERM@" in script, "without B: it goes to all but this script"
+    log = tmp_path / "log"
+    more = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "ENV": str(tmp_path),
+        "LOG": str(log),
+        "RUN": str(tmp_path / "r"),
+    }
+    more |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a", "SLURM_CPUS_PER_TASK": "1"}
+    job = subprocess.Popen(["bash", "-c", script], env={**os.environ, **more})
+    deadline = time.monotonic() + 30
+    while not log.exists():
+        assert job.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.terminate()
+    assert job.wait(timeout=30) == 130
+    assert log.read_text().split() == ["started", "saved"]
 
 
 def kuberay() -> dict[str, Any]:

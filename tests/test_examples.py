@@ -23,7 +23,7 @@ def load(name: str) -> ModuleType:
 
 def check_folder(run: rl.Run) -> None:
     """What every finished run leaves behind."""
-    assert run.status in ("finished", "stopped")
+    assert run.status in ("solved", "finished", "stopped")
     for part in ("config.json", "run.json", "metrics.jsonl", "report.html"):
         assert (run.path / part).stat().st_size > 0, part
     assert list((run.path / "checkpoints").glob("*/manifest.json"))

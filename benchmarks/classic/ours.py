@@ -14,7 +14,7 @@ import runnel as rl
 sys.path.insert(0, str(Path(__file__).parent))
 from clock import arguments, make_watch, tell
 
-COMMON: dict[str, Any] = {"track": (), "eval.episodes": 0, "checkpoint.every": 0, "out": "runs"}
+COMMON: dict[str, Any] = {"track": (), "eval.episodes": 0, "checkpoint.every": 0, "out": "runs", "zoo": False}
 PPO_PRESETS: dict[str, dict[str, Any]] = {
     "same": {
         "num_steps": 128,
@@ -45,6 +45,7 @@ PPO_PRESETS: dict[str, dict[str, Any]] = {
 
 def ppo(args: argparse.Namespace) -> dict[str, Any]:
     same = {"ppo.gamma": 0.99, "ppo.lam": 0.95, "ppo.clip": 0.2, "ppo.max_grad_norm": 0.5, "ppo.normalise_advantage": True}
+    same |= {"ppo.normalise_obs": False, "ppo.normalise_reward": False}  # nor do the peers
     return {**same, **PPO_PRESETS[args.preset]}
 
 
@@ -60,6 +61,8 @@ def dqn(args: argparse.Namespace) -> dict[str, Any]:
         "dqn.batch_size": 128,
         "dqn.epsilon": 0.05,
         "dqn.double": False,
+        "dqn.huber": 1.0,
+        "dqn.target_every": 32,
         "replay.prioritised": False,
     }
 
@@ -87,7 +90,7 @@ def main() -> None:
         args.algo,
         on_episode=lambda row: watch.episode(row["return"]),
         on_update=lambda row: watch.update(row["steps"]),
-        live=False,
+        progress=False,
         seed=args.seed,
         total_steps=args.max_steps,
         **{**COMMON, **settings, **json.loads(args.set)},

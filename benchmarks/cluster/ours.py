@@ -33,6 +33,7 @@ def main() -> None:
         return started[0].update(row["steps"])
 
     learning = {"lr": 2.5e-4, "num_epochs": 4, "num_minibatches": 4, "entropy_coef": 0.01, "value_coef": 1.0}
+    learning |= {"normalise_obs": False, "normalise_reward": False}
     window = {"staleness.mode": "window", "staleness.max_lag": 2} if args.algo == "appo" else {}
     rl.train(
         args.algo,

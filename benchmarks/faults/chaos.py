@@ -2,6 +2,7 @@
 
 python -m benchmarks.faults.chaos --minutes 18 --seed 0
 python -m benchmarks.faults.chaos --quick --only ppo        # does it run at all? two minutes
+python -m benchmarks.faults.chaos --each 2 --calm 0 --delay 0.7 --seed 0 1 2 --out benchmarks/results/faults/late
 
 The nodes are on loopback addresses of this machine. A part of the messages between them is lost all the time (`--drop`), and
 each is late by up to so long (`--delay`). Faults come in a random order, each kind once before any comes again, and each only
@@ -10,16 +11,21 @@ so they hold the time until it was noticed. Stores that are filled stop nobody: 
 
 Whatever happens, each run must end with every version trained once, with accounts that add up, with nothing left behind, and
 above its threshold (`THRESHOLDS`). For that it has some minutes without faults at its end (`--calm`), as the last fault may
-have taken it back to version 0. The exit code says whether all was so.
+have taken it back to version 0; without them (`--calm 0`) thresholds do not count. The folder that a run leaves is audited
+from its raw files (`audit.py`): rows, accounts, digests; every checkpoint that is left is restored on one machine, and the
+newest one on the cluster too, with messages as late as before. What fails is kept beside the result. The exit code says
+whether all was so.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -37,6 +43,7 @@ import numpy as np
 
 import runnel as rl
 from benchmarks import machine, results, venvs
+from benchmarks.faults.audit import audit, finished, restore
 from benchmarks.harness import RESULTS
 from runnel.run.ledger import Ledger
 
@@ -44,14 +51,18 @@ sys.path.insert(0, str(venvs.ROOT / "tests" / "system"))
 NAME = "faults/chaos"
 NUM_NODES = 3
 BETWEEN = 5
-"""Updates at least between two faults."""
+"""Updates at least between two faults; two where messages are late."""
+LATE_S = 0.1
+"""Messages that are later than this are what an update takes."""
+HERE: Row = {"launcher": "local", "cluster": {"place": ()}, "trust": True}
+"""How checkpoints are restored without a cluster. The task's file is our own."""
 Row = dict[str, Any]
 
 PLAIN: Row = {
     "launcher": "ray",
     "track": (),
     "eval": {"episodes": 0},
-    "checkpoint": {"every": 10},
+    "checkpoint": {"every": 5},
     "name": "run",
     "total_updates": 1_000_000,
 }
@@ -81,6 +92,14 @@ CASES: dict[str, tuple[str, Row]] = {
         },
     ),
 }
+ON_CLUSTER: Row = {"launcher": "ray", "trust": True}
+LATE: dict[str, Row] = {
+    # each step asks a policy worker elsewhere: 32 of them would take half a minute
+    "ppo": {"num_envs": 64, "num_steps": 4, "checkpoint": {"every": 2}},
+    # an actor beside the trainer keeps it going, so that the others fall far behind
+    "appo": {"num_actors": 3, "num_envs": 16, "num_steps": 8, "checkpoint": {"every": 10}},
+}
+"""What is changed where messages are late."""
 THRESHOLDS = {"ppo": 195.0, "appo": 195.0, "grpo": 0.5}
 """Mean return of the last 100 episodes (completions) in training; by chance it is about 20, 20 and 0.04."""
 
@@ -92,9 +111,14 @@ class NotYet(Exception):
 class Chaos:
     """Does harm at random moments; it is the run's `on_update`, and ends the run when the time is over and all is well."""
 
-    def __init__(self, nodes: Any, folder: Path, args: argparse.Namespace, *, threshold: float, rng: random.Random) -> None:
+    def __init__(
+        self, nodes: Any, folder: Path, args: argparse.Namespace, *, threshold: float, rng: random.Random, every: int
+    ) -> None:
         self._nodes, self._folder, self._rng, self._every_s = nodes, folder, rng, args.every
-        self._threshold, self._calm_s, seconds = threshold, args.calm * 60, args.minutes * 60 / len(args.only)
+        self._between = 2 if args.delay > LATE_S else BETWEEN
+        self._settled = 2 * every + 2
+        """Updates at least after the last fault: it may have taken all checkpoints, and some are to be looked at."""
+        self._threshold, self._calm_s, seconds = threshold, args.calm * 60, args.each * 60
         self._start = time.monotonic()
         self._end, self._next = self._start + seconds, self._start
         self._ballast: list[Any] = []
@@ -131,8 +155,9 @@ class Chaos:
         if self._open:
             return True
         if now > self._end:
-            return row["metrics"].get("return", 0.0) < self._threshold and now < self._end + self._calm_s
-        if now > self._next and self._updates >= BETWEEN:
+            below = row["metrics"].get("return", 0.0) < self._threshold
+            return self._updates < self._settled or (below and now < self._end + self._calm_s)
+        if now > self._next and self._updates >= self._between:
             self._harm(row["version"])
         return True
 
@@ -257,31 +282,50 @@ class Ballast:
 
 
 # ---------------------------------------------------------------------------------------------------------------- one run
-def run_case(name: str, nodes: Any, args: argparse.Namespace, rng: random.Random) -> Row:
+def run_case(name: str, seed: int, nodes: Any, args: argparse.Namespace) -> Row:
     """One run under faults; what it survived, and what is wrong with it."""
     from ray_cluster import is_alive, memory_holders, nothing_is_left, wait_until
 
-    recipe, settings = CASES[name]
-    found: Row = {"name": name, "threshold": THRESHOLDS[name], "version": 0, "steps": 0, "return": None, "streams": {}}
+    recipe, own = CASES[name]
+    settings = {**PLAIN, **own, **(LATE.get(name, {}) if args.delay > LATE_S else {})}
+    label = name if len(args.seed) == 1 else f"{name} {seed}"
+    found: Row = {"name": label, "threshold": THRESHOLDS[name], "version": 0, "steps": 0, "return": None, "streams": {}}
     with tempfile.TemporaryDirectory(prefix="runnel-chaos-") as out:
-        chaos = Chaos(nodes, Path(out) / "run", args, threshold=THRESHOLDS[name], rng=rng)
+        rng = random.Random(f"{seed} {name}")
+        every = settings["checkpoint"]["every"]
+        chaos = Chaos(nodes, Path(out) / "run", args, threshold=THRESHOLDS[name], rng=rng, every=every)
         start = time.monotonic()
         try:
             with listening(chaos.hear):
-                run = rl.train(recipe, out=out, on_update=chaos, seed=args.seed, **{**PLAIN, **settings})
+                run = rl.train(recipe, out=out, on_update=chaos, seed=seed, **settings)
             found |= judge(run)
         except rl.RunnelError as error:
             found["wrong"] = [f"it ended with {error}"[:500]]
         found["wall_s"] = round(time.monotonic() - start, 1)
-    chaos.give_up()
+        chaos.give_up()
+        found["audit"] = look_into(Path(out) / "run")
+        found["wrong"] += [f"audit: {text}" for text in found["audit"]["wrong"]]
+        if found["wrong"]:
+            shutil.copytree(Path(out) / "run", Path(args.out) / f"failed-{name}-{seed}", dirs_exist_ok=True)
     wait_until(lambda: nothing_is_left() and not any(map(is_alive, chaos.pids)))
     found["orphans"] = sum(map(is_alive, chaos.pids))
     found["segments_left"] = len(memory_holders()) + len(list(Path("/dev/shm").glob("*runnel*")))
     if found["orphans"] or found["segments_left"]:
         found["wrong"].append(f"{found['orphans']} processes and {found['segments_left']} pieces of memory are left")
-    if not args.quick and (found["return"] or 0.0) < found["threshold"]:
+    if args.calm and (found["return"] or 0.0) < found["threshold"]:
         found["wrong"].append(f"its return is {found['return']}, below {found['threshold']}")
     return found | {"faults": chaos.done, "told": chaos.told}
+
+
+def look_into(run: Path) -> Row:
+    """The audit of a run's folder; its newest checkpoint is restored on the cluster as well."""
+    started = time.monotonic()
+    found = audit(run, **HERE)
+    if checkpoints := finished(run):
+        found["wrong"] += [f"on the cluster, {text}" for text in restore(run, checkpoints[-1], 2, ON_CLUSTER)]
+    took = time.monotonic() - started
+    print(f"  audited {len(checkpoints)} checkpoints in {took:.0f} s: {found['wrong'] or 'all is well'}", flush=True)
+    return found
 
 
 @contextmanager
@@ -338,10 +382,11 @@ def run_table(rows: Sequence[Row]) -> str:
     """What was kept, by run."""
     parts = ("dispatched", "consumed", "dropped", "cancelled", "in_flight", "left_over")
     header = ["run", "updates", "faults", *(p.replace("_", " ") for p in parts), "duplicates", "orphans", "segments left"]
+    header += ["checkpoints restored"]
     cells = []
     for row in rows:
         sums = [sum(stream[part] for stream in row["streams"].values()) for part in parts]
-        kept = [row.get("duplicates", "-"), row["orphans"], row["segments_left"]]
+        kept = [row.get("duplicates", "-"), row["orphans"], row["segments_left"], len(row["audit"]["checkpoints"])]
         reached = "-" if row["return"] is None else f"{row['return']:.2f}"
         end = [reached, f"{row['threshold']:g}"]
         cells.append([row["name"], *(f"{n:,}" for n in (row["version"], len(row["faults"]), *sums)), *map(str, kept), *end])
@@ -352,8 +397,10 @@ def markdown(result: Row) -> str:
     rows, m, s = result["rows"], result["machine"], result["settings"]
     wrong = [f"- {r['name']}: {w}" for r in rows for w in r["wrong"]]
     about = (
-        f"{result['made']}; {NUM_NODES} nodes on {m['cores']} cores, {m['cpu']}; seed {s['seed']}; {s['drop']:.1%} of messages"
+        f"{result['made']}; {NUM_NODES} nodes on {m['cores']} cores, {m['cpu']}; seed {', '.join(map(str, s['seed']))}; "
+        f"{s['drop']:.1%} of messages"
     )
+    end = "all thresholds are reached" if s["calm"] else "thresholds did not count"
     lines = [
         "# Faults and recoveries",
         f"{about} between nodes lost, each up to {s['delay'] * 1000:.0f} ms late.",
@@ -362,7 +409,7 @@ def markdown(result: Row) -> str:
         fault_table(rows),
         "Rows of all streams: dispatched = consumed + dropped + cancelled + in flight. Left over must be 0:",
         run_table(rows),
-        "\n".join(wrong or ["All versions once, all accounts add up, nothing is left, all thresholds are reached."]),
+        "\n".join(wrong or [f"All versions once, all accounts add up, nothing is left, all checkpoints restored, {end}."]),
     ]
     return "\n\n".join(lines) + "\n"
 
@@ -370,9 +417,10 @@ def markdown(result: Row) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=18.0, help="length in all (18)")
+    parser.add_argument("--each", type=float, default=0.0, help="minutes of faults for each run (0: its part of --minutes)")
     parser.add_argument("--calm", type=float, default=2.0, help="minutes at most without faults, at the end of each run (2)")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults, give or take a third (5)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="a run of each case for each (0)")
     parser.add_argument("--drop", type=float, default=0.002, help="share of the messages between nodes that are lost (0.002)")
     parser.add_argument("--delay", type=float, default=0.005, help="seconds that a message may be late (0.005)")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
@@ -381,15 +429,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.quick:
         args.minutes, args.calm = 2.0, 0.0
+    args.each = args.each or args.minutes / len(args.only) / len(args.seed)
     from ray_cluster import Nodes
 
     harm = {name: getattr(args, name) for name in ("drop", "delay") if getattr(args, name)}
     os.environ["RUNNEL_MESSAGE_FAULTS"] = ",".join(f"{name}={value}" for name, value in harm.items())
     nodes, rows = Nodes(NUM_NODES), []
     try:
-        for name in args.only:
-            print(name, flush=True)
-            rows.append(run_case(name, nodes, args, random.Random(f"{args.seed} {name}")))
+        for name, seed in itertools.product(args.only, args.seed):
+            print(f"{name}, seed {seed}", flush=True)
+            rows.append(run_case(name, seed, nodes, args))
     finally:
         nodes.close()
     made = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -6,7 +6,7 @@ runs (rl-zoo3: an upper check, not a mean), and a recipe's own goal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -75,22 +75,9 @@ CLEANRL_ATARI: dict[str, Any] = {
     "total_steps": 10_000_000,
     "eval.episodes": 10,
     "checkpoint.every": 500,
+    "ppo.normalise_reward": False,
 }
 """CleanRL's `ppo_atari.py`."""
-LUNAR_ZOO: dict[str, Any] = {
-    "env": "LunarLander-v3",
-    "total_steps": 1_000_000,
-    "num_envs": 16,
-    "num_steps": 1024,
-    "ppo.lr": 3e-4,
-    "ppo.gamma": 0.999,
-    "ppo.lam": 0.98,
-    "ppo.num_epochs": 4,
-    "ppo.num_minibatches": 256,
-    "ppo.entropy_coef": 0.01,
-    "ppo.value_coef": 1.0,
-    "checkpoint.every": 10,
-}
 CLEANRL_DQN: dict[str, Any] = {
     "num_steps": 10,
     "update_ratio": 0.1,
@@ -106,6 +93,8 @@ CLEANRL_DQN: dict[str, Any] = {
 }
 """CleanRL's `dqn.py`."""
 MINATAR_DQN: dict[str, Any] = {
+    "replay.prioritised": True,
+    "dqn.huber": 1.0,
     "num_envs": 8,
     "num_steps": 4,
     "update_ratio": 0.25,
@@ -123,42 +112,72 @@ MINATAR_PPO: dict[str, Any] = {
     "ppo.num_epochs": 4,
     "ppo.num_minibatches": 8,
     "ppo.entropy_coef": 0.01,
+    "ppo.normalise_reward": False,
 }
 NO_TABLE = "no table: Young and Tian 2019 (arXiv:1903.03176) publish curves only"
-PENDULUM = {"sac": {"sac.actor_lr": 1e-3}, "td3": {"td3.actor_lr": 1e-3, "td3.critic_lr": 1e-3}}
+TASKS: dict[str, tuple[str, dict[str, int]]] = {
+    "cartpole": ("CartPole-v1", {"sac": 50_000, "": 500_000}),
+    "acrobot": ("Acrobot-v1", {"sac": 100_000, "": 500_000}),
+    "pendulum": ("Pendulum-v1", {"ppo": 200_000, "appo": 300_000, "a2c": 1_000_000, "impala": 1_000_000, "": 20_000}),
+    "lunarlander": ("LunarLander-v3", {"": 1_000_000}),
+    "minatar": ("MinAtar/Breakout-v1", {"": 2_000_000}),
+}
+"""What defaults are judged on: the environment, and the steps of a recipe (of those that are not named)."""
+DISCRETE = ("cartpole", "acrobot", "lunarlander", "minatar")
+FITS = {
+    **dict.fromkeys(("ppo", "appo", "a2c", "impala"), tuple(TASKS)),
+    "dqn": DISCRETE,
+    "sac": ("cartpole", "acrobot", "pendulum"),
+    "td3": ("pendulum",),
+    "ddpg": ("pendulum",),
+}
+REFERENCES: dict[tuple[str, str], tuple[float, float, str]] = {
+    ("ppo", "cartpole"): (490.0, 6.1, CLEANRL),
+    ("dqn", "cartpole"): (488.7, 16.0, CLEANRL),
+    ("a2c", "cartpole"): (500.0, 0.0, f"{ZOO}, 500k steps"),
+    ("ppo", "acrobot"): (-86.4, 1.3, CLEANRL),
+    ("dqn", "acrobot"): (-91.5, 7.2, CLEANRL),
+    ("a2c", "acrobot"): (-83.4, 0.0, f"{ZOO}, 500k steps"),
+    ("ppo", "pendulum"): (-169.9, 0.0, f"{ZOO}, Pendulum-v0, 2M steps"),
+    ("a2c", "pendulum"): (-163.0, 0.0, f"{ZOO}, Pendulum-v0, 1M steps"),
+    ("sac", "pendulum"): (-157.0, 0.0, f"{ZOO}, Pendulum-v0, 20k steps"),
+    ("td3", "pendulum"): (-151.9, 0.0, f"{ZOO}, Pendulum-v0, 20k steps"),
+    ("ddpg", "pendulum"): (-152.1, 0.0, f"{ZOO}, Pendulum-v0, 20k steps"),
+    ("ppo", "lunarlander"): (242.0, 0.0, f"{ZOO}, LunarLander-v2, 1M steps"),
+    ("a2c", "lunarlander"): (155.8, 0.0, f"{ZOO}, LunarLander-v2, 200k steps"),
+    ("dqn", "lunarlander"): (154.4, 0.0, f"{ZOO}, LunarLander-v2, 100k steps"),
+}
+"""CleanRL: mean and standard deviation over seeds, end of training. rl-zoo3: the episodes of one tuned run."""
 
 
-def cartpole(recipe: str, reference: float, spread: float, **settings: Any) -> Learning:
+def default(recipe: str, task: str) -> Learning:
+    """What `runnel train RECIPE --env ENV` does with that many steps: the recipe's defaults, or the zoo's settings."""
+    env, budgets = TASKS[task]
+    steps = budgets.get(recipe, budgets[""])
+    value, spread, source = REFERENCES.get((recipe, task), (None, 0.0, ""))
+    of_training = source == CLEANRL or not source
+    train, greedy = Score("train_return", LAST), Score("eval_return", f"100 {GREEDY}")
+    judged = replace(train if of_training else greedy, reference=value, spread=spread, source=source)
+    size = f"{steps // 1_000_000}M" if steps >= 1_000_000 else f"{steps // 1000}k"
     return Learning(
-        f"{recipe}-cartpole",
-        f"`{recipe}` on CartPole-v1, 500k steps",
+        f"{recipe}-{task}",
+        f"`{recipe}` on {env}, {size} steps",
         recipe,
         5,
-        (Score("train_return", LAST, reference, spread, CLEANRL), Score("eval_return", f"100 {GREEDY}")),
-        {"env": "CartPole-v1", "total_steps": 500_000, "eval.episodes": 100, "checkpoint.every": 0, **settings},
+        (judged, greedy if of_training else train),
+        {"env": env, "total_steps": steps, "eval.episodes": 100, "checkpoint.every": 0},
+        limit_s=2 * HOUR,
     )
 
 
-def acrobot(recipe: str, reference: float, spread: float, **settings: Any) -> Learning:
-    return Learning(
-        f"{recipe}-acrobot",
-        f"`{recipe}` on Acrobot-v1, 500k steps",
-        recipe,
-        5,
-        (Score("train_return", LAST, reference, spread, CLEANRL), Score("eval_return", f"100 {GREEDY}")),
-        {"env": "Acrobot-v1", "total_steps": 500_000, "eval.episodes": 100, "checkpoint.every": 0, **settings},
-    )
-
-
-def pendulum(recipe: str, reference: float) -> Learning:
-    settings = {"env": "Pendulum-v1", "total_steps": 20_000, "min_fill": 1_000, "checkpoint.every": 0, **PENDULUM[recipe]}
-    return Learning(
-        f"{recipe}-pendulum",
-        f"`{recipe}` on Pendulum-v1, 20k steps",
-        recipe,
-        5,
-        (Score("eval_return", f"100 {GREEDY}", reference, 0.0, ZOO), Score("train_return", LAST)),
-        {**settings, "eval.episodes": 100},
+def own_defaults(recipe: str, task: str) -> Learning:
+    """The same without the zoo, to show what its settings are worth."""
+    entry = default(recipe, task)
+    return replace(
+        entry,
+        name=f"{entry.name}-no-zoo",
+        title=f"{entry.title}, without the zoo",
+        settings={**entry.settings, "zoo": False},
     )
 
 
@@ -195,21 +214,17 @@ def minatar(recipe: str, game: str) -> Learning:
 
 
 ENTRIES = (
-    cartpole("ppo", 490.0, 6.1),
-    cartpole("dqn", 488.7, 16.0, **CLEANRL_DQN),
-    acrobot("ppo", -86.4, 1.3),
-    acrobot("dqn", -91.5, 7.2, **CLEANRL_DQN),
+    *(default(recipe, task) for recipe, tasks in FITS.items() for task in tasks),
+    own_defaults("dqn", "cartpole"),
+    own_defaults("ppo", "lunarlander"),
     Learning(
-        "ppo-lunarlander",
-        "`ppo` on LunarLander-v3, 1M steps",
-        "ppo",
-        3,
-        (Score("eval_return", f"100 {GREEDY}", 242.0, 32.0, f"{ZOO}, LunarLander-v2"), Score("train_return", LAST)),
-        {**LUNAR_ZOO, "eval.episodes": 100},
-        limit_s=2 * HOUR,
+        "dqn-cartpole-cleanrl",
+        "`dqn` on CartPole-v1, all of CleanRL's settings, 500k steps",
+        "dqn",
+        5,
+        (Score("train_return", LAST, 488.7, 16.0, CLEANRL), Score("eval_return", f"100 {GREEDY}")),
+        {"env": "CartPole-v1", "total_steps": 500_000, "eval.episodes": 100, "checkpoint.every": 0, **CLEANRL_DQN},
     ),
-    pendulum("sac", -157.0),
-    pendulum("td3", -152.0),
     *(mujoco(recipe, game) for recipe in ("ppo", "sac", "td3") for game in ("HalfCheetah", "Hopper", "Walker2d")),
     atari("Pong", 20.4, 0.2),
     atari("Breakout", 414.7, 28.0),

@@ -60,9 +60,9 @@ def finish(recipe: str, settings: dict[str, Any], *, seed: int, folder: Path, wa
 
 
 def scores(run: rl.Run, *, cut: bool = False) -> dict[str, Any]:
-    """What entries may ask for. A run that was stopped by its evaluation is solved; one that spent its budget is not."""
+    """What entries may ask for. A run that its evaluation ended is solved; one that spent its budget is not."""
     rows, end = run.rows(), run.rows("end")[-1]
-    solved = run.status == "stopped" and not cut
+    solved = run.status == "solved"
     return {
         "status": "cut" if cut else run.status,
         "steps": run.steps,

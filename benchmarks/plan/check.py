@@ -108,7 +108,7 @@ def measured(case: Case, config: RunConfig, *, warmup: float, seconds: float) ->
         return marks[-1][0] < marks[0][0] + warmup + seconds
 
     with tempfile.TemporaryDirectory(prefix="runnel-plan-check-") as out:
-        api.train_config(case.recipe, replace(config, out=out), callbacks=Callbacks(on_update=look))
+        api.train_config(case.recipe, replace(config, out=out), callbacks=Callbacks(on_update=look), progress=False)
     late = [m for m in marks if m[0] >= marks[0][0] + warmup] or marks
     first, last = late[0], late[-1]
     return (last[1] - first[1]) / max(last[0] - first[0], 1e-9)

@@ -22,6 +22,7 @@ from runnel.core.batch import Batch
 from runnel.core.config import refuse_unused, to_data
 from runnel.core.errors import (
     CheckpointError,
+    ClusterLost,
     ConfigError,
     DataError,
     DeadlockError,
@@ -58,7 +59,7 @@ from runnel.envs.vector.config import VectorConfig
 from runnel.eval.aggregates import aggregate
 from runnel.eval.compare import compare
 from runnel.eval.profiles import performance_profile
-from runnel.eval.runner import EnvEvaluation, evaluate
+from runnel.eval.runner import EnvEvaluation
 from runnel.eval.statistics import summarise
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy
 from runnel.flow.workers.trainer import Phase
@@ -88,6 +89,8 @@ from runnel.nets.q_nets import QNet
 from runnel.run.api import Run, export, load, record, resume, train, train_config
 from runnel.run.env_config import EnvConfig, ReplayEnvConfig
 from runnel.run.env_task import EnvTask
+from runnel.run.evaluating import evaluate
+from runnel.run.events import Event
 from runnel.run.experiment import (
     ActorSpec,
     BufferSpec,
@@ -106,7 +109,7 @@ from runnel.run.population import population_graph
 from runnel.run.prompt_graph import PromptConfig, prompt_graph
 from runnel.run.prompt_task import PromptTask
 from runnel.run.record_config import RecordConfig
-from runnel.run.registry import resolve
+from runnel.run.registry import make_network, resolve
 from runnel.run.unused import unused_by_learner, unused_on_data
 from runnel.testing.envs import check_env
 from runnel.testing.rewards import check_reward
@@ -136,6 +139,7 @@ __all__ = [
     "CategoricalActor",
     "CheckpointConfig",
     "CheckpointError",
+    "ClusterLost",
     "Collective",
     "ConfigError",
     "DAPOConfig",
@@ -161,6 +165,7 @@ __all__ = [
     "EvalResult",
     "Evaluation",
     "EvaluationSpec",
+    "Event",
     "Example",
     "Experiment",
     "FieldSpec",
@@ -242,6 +247,7 @@ __all__ = [
     "learner_settings",
     "load",
     "make_env",
+    "make_network",
     "make_rng",
     "make_seed",
     "may_change",

@@ -17,7 +17,10 @@ QUIET: dict[str, Any] = {"track": (), "checkpoint": {"every": 0}}
 ATOMS = {"num_atoms": 31, "v_min": -2.0, "v_max": 2.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"dqn": {"double": False}, "replay": {"prioritised": False}},
-    "dueling, 3 steps, weights annealed": {"dqn": {"dueling": True}, "replay": {"n_step": 3, "beta": "linear(0.4, 1)"}},
+    "dueling, 3 steps, weights annealed": {
+        "dqn": {"dueling": True},
+        "replay": {"prioritised": True, "n_step": 3, "beta": "linear(0.4, 1)"},
+    },
     "c51": {"dqn": {"head": "c51", **ATOMS}},
     "hl_gauss": {"dqn": {"head": "hl_gauss", **ATOMS}},
 }

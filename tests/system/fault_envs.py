@@ -52,3 +52,15 @@ class Exits(Base):
 class Raises(Base):
     def fault(self) -> None:
         raise ValueError("the simulator lost its mind")
+
+
+class Slow(Base):
+    """Each step takes a while, and comes back."""
+
+    def __init__(self, seconds: float = 0.5) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._seconds)
+        return super().step(action)

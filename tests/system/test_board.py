@@ -392,7 +392,7 @@ def test_a_run_that_allows_it_is_saved_and_stopped_with_its_token(page, tmp_path
             page.get_by_role("button", name="checkpoint now").click()
             expect(page.locator(".control")).to_contain_text("saves at its next version")
             page.get_by_role("button", name="stop").click()
-            expect(page.locator("h1")).to_contain_text("interrupted")
+            expect(page.locator("h1")).to_contain_text("stopped")
             expect(page.locator(".control")).to_have_count(0)
         training.stdout.read()
         assert training.wait(timeout=60) in (0, 130)

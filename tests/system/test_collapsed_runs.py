@@ -29,8 +29,9 @@ GRPO: dict[str, Any] = {
     "learner": {"lr": 5e-2, "sft_lr": 2e-2, "warmup_updates": 1},
     "checkpoint": {"every": 0},
 }
+PLAIN = {"normalise_obs": False, "normalise_reward": False}
 ENV: dict[str, Any] = {**QUIET, "vector": {"backend": "serial"}, "checkpoint": {"every": "never"}, "log_every": 1}
-TOO_FAST: dict[str, Any] = {**ENV, "num_envs": 2, "num_steps": 4, "ppo": {"lr": 10.0, "num_minibatches": 1}}
+TOO_FAST: dict[str, Any] = {**ENV, "num_envs": 2, "num_steps": 4, "ppo": {"lr": 10.0, "num_minibatches": 1, **PLAIN}}
 
 
 def collapses(run: rl.Run) -> list[dict[str, Any]]:
@@ -90,7 +91,10 @@ def test_a_policy_that_is_changed_too_fast_is_told_and_the_command_says_it_by_it
     assert (told.status, list(told.collapses)) == ("finished", ["no entropy"])
     assert "lower ppo.lr (now 10)" in capsys.readouterr().err
     file = tmp_path / "settings.toml"
-    file.write_text("[ppo]\nlr = 10.0\nnum_minibatches = 1\n[vector]\nbackend = 'serial'\n[eval]\nepisodes = 0\n")
+    file.write_text(
+        "[ppo]\nlr = 10.0\nnum_minibatches = 1\nnormalise_obs = false\nnormalise_reward = false\n"
+        "[vector]\nbackend = 'serial'\n[eval]\nepisodes = 0\n"
+    )
     flags = ["--total-updates", "30", "--num-envs", "2", "--num-steps", "4", "--out", str(tmp_path), "--name", "ended"]
     assert main(["train", "ppo", "--config", str(file), *flags, "--stop-on", "collapse"]) == 3
     printed = capsys.readouterr()
@@ -119,10 +123,27 @@ SMALL = {"net": {"hidden": (16,)}}
 HEALTHY: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "solved": (
         "ppo",
-        {**SMALL, "env": OneChoice, "num_envs": 4, "num_steps": 8, "ppo": {"lr": 3e-2, "num_epochs": 4}, "total_updates": 60},
+        {
+            **SMALL,
+            "env": OneChoice,
+            "num_envs": 4,
+            "num_steps": 8,
+            "ppo": {"lr": 3e-2, "num_epochs": 4, **PLAIN},
+            "total_updates": 60,
+        },
         ["no entropy", "no gradient"],
     ),
-    "solved by value": ("dqn", {**SMALL, "env": OneChoice, "min_fill": 64, "total_steps": 800, "dqn": {"epsilon": FEWER}}, []),
+    "solved by value": (
+        "dqn",
+        {
+            **SMALL,
+            "env": OneChoice,
+            "min_fill": 64,
+            "total_steps": 800,
+            "dqn": {"epsilon": FEWER, "batch_size": 64, "lr": 2.3e-3},
+        },
+        [],
+    ),
     "always the same": (
         "ppo",
         {**SMALL, "env": "runnel.envs.toy:TruncationTrap", "num_envs": 8, "num_steps": 16, "total_updates": 30},

@@ -51,7 +51,7 @@ def test_a_checkpoint_and_a_stop_are_ordered_and_told(
     run = rl.train(
         recipe, out=str(tmp_path), on_update=on_update, on_checkpoint=on_checkpoint, **{**tiny, "eval": {"episodes": 0}}
     )
-    assert (asked, run.status) == ([True], "interrupted")
+    assert (asked, run.status) == ([True], "stopped")
     events = [(r["what"], r["text"].partition(",")[0]) for r in run.rows("event") if r["what"] in ("order", "checkpoint")]
     assert events[0] == ("order", "a checkpoint was ordered")
     assert events[1][0] == "checkpoint"

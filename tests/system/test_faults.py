@@ -117,8 +117,18 @@ def test_a_hung_actor_is_named_with_its_stack_within_its_deadline(tmp_path: Path
         rl.train("ppo", env=f"{ENVS}:Hangs", launcher="local", out=str(tmp_path), **settings)
     assert caught.value.worker == "actor-0"
     assert "fault_envs.py" in str(caught.value), "the stack shows where it hangs"
+    assert "placement.stage_timeout_s = 3" in str(caught.value)
+    (advice,) = [note for note in caught.value.__notes__ if "runnel resume" in note]
+    assert re.search(r"checkpoint 0+\d+ stands; go on with `runnel resume .*/run --placement.stage-timeout-s 15`", advice)
     assert time.monotonic() - start < 60
     assert newest(tmp_path / "run")["version"] > 0
+
+
+def test_a_slow_actor_whose_steps_come_back_is_not_hung(tmp_path: Path) -> None:
+    """One step of all its environments takes twice as long as a stage may go without a sign of life, the first time too."""
+    settings = {**TINY, "total_updates": 1, "num_envs": 12, "num_steps": 1, "placement": {"stage_timeout_s": 2.0}}
+    run = rl.train("ppo", env=f"{ENVS}:Slow", launcher="local", out=str(tmp_path), **settings)
+    assert (run.status, run.version) == ("finished", 1)
 
 
 def test_an_error_in_process_names_the_worker_and_saves_the_rest(tmp_path: Path) -> None:
@@ -166,7 +176,7 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_resumes(launcher: str, tmp_pa
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     run = tmp_path / "run"
-    assert last_row(run)["status"] == "interrupted"
+    assert last_row(run)["status"] == "stopped"
     version = newest(run)["version"]
     assert version > 0
     resumed = rl.resume(run, total_updates=version + 2)

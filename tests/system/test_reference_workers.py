@@ -29,9 +29,11 @@ TINY: dict[str, Any] = {
     "seed": 3,
 }
 TASK = """
+import time
 import runnel as rl
 
 def score(prompts, completions, **columns):
+    time.sleep(SLEEP)
     return [float(sum(map(ord, c)) % 7) for c in completions]
 
 def make():
@@ -41,8 +43,8 @@ def make():
 MOVES = {"warmup_updates": 2, "learner": {**TINY["learner"], "reference_every": 2, "reference_decay": 0.5}}
 
 
-def train(out: Path, workers: int = 1, groups: tuple[str, ...] = (), **extra: Any) -> rl.Run:
-    (file := out.parent / "task.py").write_text(TASK)
+def train(out: Path, workers: int = 1, groups: tuple[str, ...] = (), sleep: float = 0.0, **extra: Any) -> rl.Run:
+    (file := out.parent / f"{out.name}_task.py").write_text(TASK.replace("SLEEP", str(sleep)))
     placement = {"threads": 1, "reference_workers": workers, "groups": groups}
     return rl.train("grpo", out=str(out), task=f"{file}:make", placement=placement, **{**TINY, **extra})
 
@@ -65,7 +67,8 @@ def test_in_processes_also_when_its_worker_is_killed(tmp_path: Path) -> None:
     """What was asked of it is asked again, and answered by the same weights: not a bit of the run changes."""
     inside = train(tmp_path / "inside", 0)
     local: dict[str, Any] = {"launcher": "local", "groups": ("actor-* trainer",)}
-    killed = train(tmp_path / "killed", on_update=once(2, kill("reference-0")), **local)
+    # rewards that take their time: without them all updates may be over before the launching process has heard of the second
+    killed = train(tmp_path / "killed", sleep=0.2, on_update=once(2, kill("reference-0")), **local)
     assert "worker 'reference-0' was killed by signal SIGKILL" in told(killed)
     assert "worker 'reference-0' is back after" in told(killed)
     same(killed, inside)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import runnel as rl
 from runnel.core.clock import ManualClock
 from runnel.run import registry
 from runnel.run.checkpoint import Checkpoints, read_parts, verify, write_parts
@@ -52,3 +53,21 @@ def test_pieces_go_through_files(settings: dict[str, Any], tmp_path: Path, monke
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     first.close()
     second.close()
+
+
+def test_one_flipped_bit_in_a_shared_piece_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runnel.data.store.PIECE_BYTES", 4_000)
+    small = {"num_envs": 1, "num_steps": 8, "min_fill": 64, "total_updates": 60, "update_ratio": 0.125, "eval.episodes": 0}
+    rest = {"replay.capacity": 2_000, "net.hidden": (8,), "dqn.batch_size": 8, "vector.backend": "serial", "track": ()}
+    saving = {"checkpoint.every": 20, "checkpoint.keep": 3, "log_every": 1, "out": str(tmp_path)}
+    run = rl.train("dqn", env="CartPole-v1", **small, **rest, **saving)
+    *_, newest = Checkpoints(run.path / "checkpoints").finished()
+    shared = next(file for file in newest.glob("worker-buffer.*.safetensors") if file.stat().st_nlink > 1)
+    data = bytearray(shared.read_bytes())
+    data[-1] ^= 1
+    shared.write_bytes(bytes(data))
+    with pytest.warns(UserWarning, match=r"fell back to checkpoint 000000040: .*worker-buffer.*is not what was written"):
+        longer = rl.resume(run.path, total_updates=80)
+    assert [row["version"] for row in longer.rows()] == list(range(1, 81))
+    for path in Checkpoints(run.path / "checkpoints").finished():
+        verify(path)

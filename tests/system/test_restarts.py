@@ -13,6 +13,8 @@ import pytest
 from test_faults import descendants, last_row, newest
 
 import runnel as rl
+from runnel.run.launchers.guard import children
+from runnel.run.launchers.guard import descendants as all_descendants
 from runnel.track.folder import RunFolder
 
 TINY: dict[str, Any] = {
@@ -107,6 +109,20 @@ def test_a_killed_trainer_resumes_from_its_checkpoint_without_a_person(at: int, 
     assert newest(run.path)["epoch"] == 1
 
 
+def test_sigterm_to_all_processes_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    """As `timeout`, systemd and schedulers send it: it is the launching process that acts on it."""
+
+    def everyone() -> None:
+        for pid in (*all_descendants(children(os.getpid())), os.getpid()):
+            os.kill(pid, signal.SIGTERM)
+
+    settings = {**TINY, **PPO, "vector": {"backend": "processes"}, "total_updates": 1_000_000, "checkpoint": {"every": 0}}
+    run = rl.train("ppo", out=str(tmp_path), on_update=once(15, everyone), **settings)
+    assert run.status == "stopped"
+    assert newest(run.path)["version"] == run.version >= 15
+    assert "lost" not in told(run)
+
+
 def test_a_replay_run_survives_its_buffer_and_an_actor(tmp_path: Path) -> None:
     settings = {**TINY, "total_updates": 200, "log_every": 1, "min_fill": 64, "update_ratio": 0.25, "dqn": {"batch_size": 16}}
     settings |= {"num_steps": 1, "placement": {"groups": ("buffer",)}, "checkpoint": {"every": 40}}
@@ -132,7 +148,7 @@ def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
         seen.add(len({"actor-0", "actor-1", "actor-2", "actor-3"} & processes().keys()))
         if row["version"] == 10:
             folder.add_order({"op": "scale", "numbers": {"actor": 4}})
-        if 4 in seen and 1 not in seen and not told_to_shrink:
+        if 4 in seen and not told_to_shrink and folder.metrics.read_text().count("has joined after") == 2:
             told_to_shrink.append(row["version"])
             folder.add_order({"op": "scale", "numbers": {"actor": 1}})
         if 1 in seen:
@@ -142,8 +158,11 @@ def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
     settings = {**TINY, **PPO, "total_updates": 100_000, "checkpoint": {"every": 200}}
     settings |= {"placement": {"max_actors": 4}, "staleness": {"mode": "window", "max_lag": 4}}
     run = rl.train("ppo", out=str(tmp_path), on_update=on_update, **settings)
-    assert run.status == "interrupted"
+    assert run.status == "stopped"
     assert {2, 4, 1} <= seen
+    assert "is back" not in told(run), "nobody was lost: those that were asked for have joined"
+    last = run.rows()[-1]["time"]["idle"]
+    assert [name for name in last if name.startswith("actor")] == ["actor-0"], "who has left waits for nothing"
     account = last_row(run.path)["streams"]["trajectories"]
     gone = sum(account["cancelled"].values()) + sum(account["dropped"].values())
     assert account["dispatched"] == account["consumed"] + gone + account["in_flight"]

@@ -45,7 +45,7 @@ def test_sigterm_in_an_evaluation_and_then_a_resume_is_the_same_run(tmp_path: Pa
     settings = {"eval": {"every": 2, "episodes": 2, "max_steps": 150}}
     whole = train(tmp_path, "whole", stopped=False, **settings)
     stopped = train(tmp_path, "stopped", stopped=True, **settings)
-    assert (stopped.status, stopped.version) == ("interrupted", 2)
+    assert (stopped.status, stopped.version) == ("stopped", 2)
     assert "evaluator: the evaluation of version 2 was interrupted" in notes(stopped)
     assert stopped.rows("eval") == []
     assert Checkpoints(stopped.path / "checkpoints").newest()[1]["version"] == 2
@@ -57,7 +57,7 @@ def test_sigterm_in_an_evaluation_and_then_a_resume_is_the_same_run(tmp_path: Pa
 
 def test_sigterm_in_the_last_evaluation_leaves_what_was_learned(tmp_path: Path) -> None:
     run = train(tmp_path, "run", stopped=True, eval={"episodes": 1, "max_steps": FOREVER})
-    assert (run.status, run.version) == ("interrupted", 5)
+    assert (run.status, run.version) == ("stopped", 5)
     assert Checkpoints(run.path / "checkpoints").newest()[1]["version"] == 5
 
 
@@ -67,7 +67,7 @@ def test_sigterm_in_an_evaluation_across_processes(apart: bool, tmp_path: Path) 
     settings = {"total_updates": 100_000, "placement": {"groups": groups}, "eval": {"every": 2, "episodes": 1}}
     settings["eval"] |= {"max_steps": FOREVER}
     run = train(tmp_path, "run", stopped=True, launcher="local", **settings)
-    assert run.status == "interrupted"
+    assert run.status == "stopped"
     assert any("was interrupted" in note for note in notes(run))
     assert run.rows("eval") == []
     assert Checkpoints(run.path / "checkpoints").newest()[1]["version"] == run.version >= 2

@@ -79,7 +79,7 @@ def test_interrupted_killed_and_resumed_is_the_study_that_nobody_touched(
     words = ["tune", TOY, "--search", "rate=log(1e-3, 1)", *flags.split(), "--out", str(broken)]
     said = signal_when(runnel(*words), signal.SIGINT, lambda: under_way(broken, 1))
     assert f"go on with: runnel tune --resume {broken}" in said
-    assert study_of(broken)["status"] == "interrupted"
+    assert study_of(broken)["status"] == "stopped"
     done = len([t for t in study_of(broken)["trials"] if t["state"] != "running"])
     signal_when(runnel("tune", "--resume", str(broken)), signal.SIGKILL, lambda: under_way(broken, done + 1))
     assert study_of(broken)["status"] == "running", "nobody was left to say otherwise"
@@ -140,7 +140,11 @@ def test_tuning_and_test_seeds_are_apart(
         evals = [[r["mean"] for r in RunFolder(out / run).read_rows()[0] if r["kind"] == "eval"][-1] for run in trial["runs"]]
         assert trial["value"] == pytest.approx(sum(evals) / 2)
     best = json.loads((out / "best.json").read_text())
-    assert main([*shlex.split(best["command"])[1:], "--out", str(tmp_path), "--name", "again"]) == 0
+    command = shlex.split(best["command"])[1:]
+    assert command[command.index("--seed") + 1] == "3", "a seed that had no part in choosing or judging the winner"
+    assert main([*command, "--out", str(tmp_path), "--name", "fresh"]) == 0
+    assert main(["report", str(tmp_path / "fresh"), "--over", "seeds"]) == 0, "reports take the run that it tells to make"
+    assert main([*command, "--seed", "10000", "--out", str(tmp_path), "--name", "again"]) == 0
     again = [r for r in RunFolder(tmp_path / "again").read_rows()[0] if r["kind"] == "eval"][-1]
     first = [r for r in RunFolder(out / best["runs"][0]).read_rows()[0] if r["kind"] == "eval"][-1]
     assert again["returns"] == first["returns"]

@@ -64,6 +64,7 @@ def layout(args: argparse.Namespace) -> dict[str, Any]:
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """The same learning on both sides, but for what makes APPO asynchronous."""
     learning = {"lr": 2.5e-4, "num_epochs": 4, "num_minibatches": 4, "entropy_coef": 0.01, "value_coef": 1.0}
+    learning |= {"normalise_obs": False, "normalise_reward": False}
     found: dict[str, Any] = {f"{args.algo}.{name}": value for name, value in learning.items()}
     found["net.hidden"] = (args.hidden, args.hidden)
     if args.algo == "appo":
@@ -83,7 +84,7 @@ def main() -> None:
     rl.train(
         args.algo,
         on_update=on_update,
-        live=False,
+        progress=False,
         seed=args.seed,
         total_steps=10**9,
         env="runnel.envs.toy:StepTime",

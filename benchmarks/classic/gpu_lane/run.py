@@ -29,6 +29,8 @@ SAME_WORK: dict[str, Any] = {
     "ppo.num_minibatches": 4,
     "ppo.entropy_coef": 0.01,
     "ppo.lr": 3e-3,
+    "ppo.normalise_obs": False,
+    "ppo.normalise_reward": False,
     "checkpoint.every": 0,
     "track": (),
 }

@@ -31,7 +31,7 @@ def main() -> None:
     rl.train(
         str(RECIPE),
         on_update=lambda row: watch.update(row["steps"]),
-        live=False,
+        progress=False,
         seed=args.seed,
         env="runnel.envs.toy:StepTime",
         env_kwargs={"step_ms": args.step_ms, "busy": args.where == "serial", "env": "runnel.envs.toy:Counter"},

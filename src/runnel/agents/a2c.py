@@ -22,11 +22,11 @@ from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import OnResume, may_change, stays
-from runnel.core.trajectories import merge_segments
+from runnel.core.trajectories import CARRIED, merge_segments
 from runnel.losses.policy import policy_gradient_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
-from runnel.ops.normalise import explained_variance
+from runnel.ops.normalise import ReturnScale, explained_variance
 from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
 
@@ -38,7 +38,7 @@ class A2CConfig:
     """Hyperparameters of A2C."""
 
     on_resume: ClassVar[OnResume] = may_change("lr", "gamma", "lam", "entropy_coef", "value_coef", "max_grad_norm") | stays(
-        "normalise_obs", why="what was learned is on that scale"
+        "normalise_obs", "normalise_reward", why="what was learned is on that scale"
     )
 
     lr: float | str = "linear(2e-3, 0)"
@@ -55,6 +55,13 @@ class A2CConfig:
     """Gradients are scaled down to this global norm."""
     normalise_obs: bool = False
     """Normalise observations by running statistics that are published with the parameters."""
+    normalise_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return, which goes on over segments."""
+
+    @property
+    def return_gamma(self) -> float | None:
+        """The discount of the returns that segments must carry; None where rewards are not scaled."""
+        return self.gamma if self.normalise_reward else None
 
     def check(self, name: str = "a2c") -> None:
         """Raise a `ConfigError` for settings that cannot train; `name` is the field that holds this config."""
@@ -85,12 +92,21 @@ class A2CLearner:
         self.collective: Collective = collective or OneProcess()
         self.version, self._seed = 0, seed
         self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
+        self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
         self._params = dict(net.state_dict())
 
+    @torch.no_grad()
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         """Segments of all readers side by side, `{...: [T, B, ...]}`. May be views: release their memory after `update`."""
         self._optimiser.lr = schedule.at(self.config.lr, progress)
-        return merge_segments([s for group in segments.values() for s in group]).to(self.device)
+        data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
+        if self._reward_scale is None:
+            return data
+        if CARRIED not in data:
+            fix = "segments must carry the return of their episodes: give return_gamma to on_policy_graph"
+            raise ConfigError("normalise_reward", True, fix)
+        over = data["terminated"] | data["truncated"]
+        return Batch({**data, "rewards/env": self._reward_scale(data["rewards/env"], over, data[CARRIED], self.collective)})
 
     def update(self, batch: Batch) -> Update:
         """One optimiser step. The host waits for a device once, at the end, for the numbers."""
@@ -153,10 +169,13 @@ class A2CLearner:
         return {
             "net": {k: v.clone() for k, v in self._params.items()},
             "optimiser": self._optimiser.state_dict(),
+            "reward_scale": None if self._reward_scale is None else dict(self._reward_scale.state_dict()),
             "version": self.version,
         }
 
     def load_state_dict(self, state: State) -> None:
         self.net.load_state_dict(state["net"])
         self._optimiser.load_state_dict(state["optimiser"])
+        if self._reward_scale is not None:
+            self._reward_scale.load_state_dict(state["reward_scale"])
         self.version = state["version"]

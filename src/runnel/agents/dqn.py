@@ -49,13 +49,13 @@ class DQNConfig:
         | stays("dueling", "head", "num_atoms", "v_min", "v_max", why="what was learned is of that network")
     )
 
-    lr: float | str = 2.3e-3
+    lr: float | str = 2.5e-4
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
     gamma: float = 0.99
     """Discount of future rewards."""
-    batch_size: int = 64
+    batch_size: int = 128
     """Transitions in one update; for a recurrent network, sequences of `num_steps` steps."""
-    epsilon: float | str = "linear(1, 0.04, 0.16)"
+    epsilon: float | str = "linear(1, 0.05, 0.2)"
     """Share of random actions: a number, or a schedule over the run."""
     double: bool = True
     """Choose the target's action by the online network (double Q-learning), not by the target network."""
@@ -75,13 +75,13 @@ class DQNConfig:
     """Recurrent: first steps of a sequence that only bring the state up to date, and are not learned from."""
     eta: float = 0.9
     """Recurrent: a sequence's priority is eta times the largest error of its steps plus 1 - eta times their mean."""
-    target_every: int = 32
+    target_every: int = 125
     """Move the target network each this many updates."""
     target_tau: float = 1.0
     """How far the target network then moves to the online one: 1 copies it."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this global norm."""
-    huber: float | None = 1.0
+    huber: float | None = None
     """Errors beyond this count linearly (Huber loss); None: all are squared. With uniform replay and values much larger than
     this, a linear loss can run away: the few transitions that end an episode weigh no more than the many that do not."""
 

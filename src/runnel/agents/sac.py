@@ -67,7 +67,7 @@ class SACConfig:
     target_entropy: float | None = None
     """Entropy to hold, in nats. None: minus the number of action coordinates, or `entropy_share` of the most there can be.
     Where an action mask leaves fewer actions, no state is asked for more than that share of its own most."""
-    entropy_share: float = 0.98
+    entropy_share: float = 0.3
     """Discrete actions: the target entropy of a state as a share of log(number of actions that are open there)."""
     metrics_every: int = 1
     """Read the metrics of each this many updates; on a GPU, reading them waits for the update."""

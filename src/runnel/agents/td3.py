@@ -128,7 +128,8 @@ class TD3Learner:
     def update(self, batch: Batch) -> Update:
         """One step of the critics and, each `actor_delay` updates, of the actor and the targets; one version."""
         step = self._captured if self.collective.world_size == 1 else self._step  # a graph cannot wait for other ranks
-        numbers, errors = step(batch, (self.version + 1) % self.config.actor_delay == 0)
+        move_actor = (self.version + 1) % self.config.actor_delay == 0
+        numbers, errors = step(batch, move_actor)
         self.version += 1
         metrics = {}
         if self.version % self.config.metrics_every == 0:
@@ -137,6 +138,8 @@ class TD3Learner:
             for name in METRICS[:2]:
                 if not math.isfinite(metrics[name]):
                     raise NonFiniteError(name, self.version)
+            if not move_actor:
+                del metrics["loss/actor"]  # it is of an earlier update, or of none
         return Update(metrics, split_errors(self._sizes, batch["index"], errors))
 
     @torch.no_grad()

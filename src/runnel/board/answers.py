@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from runnel.board.detail import detail
 from runnel.board.library import Library, RunView
 from runnel.core.config import differences, flat
 from runnel.core.errors import ConfigError
-from runnel.eval.statistics import few_seeds
+from runnel.core.resolve import own_name
+from runnel.eval.statistics import FEWEST_SEEDS, few_seeds
+from runnel.track.files import MAX_JSON, read_regular
 
 MAX_POINTS = 1600
 MIN_POINTS = 240
@@ -66,7 +69,7 @@ def order(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     found, op = find(library, asked.get("run")), asked.get("op")
     if op not in ("stop", "checkpoint"):
         raise ConfigError("op", op, "use stop or checkpoint")
-    if not found.is_held(library.held):
+    if not found.is_held(library.held) and not found.elsewhere(library.held):
         raise ConfigError("op", op, "no process is training this run now")
     if not found.folder.may_control(str(asked.get("token") or "")):
         raise ConfigError("token", "…", "this is not the token that the run printed when it started with --control")
@@ -106,17 +109,23 @@ def _by_run(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[st
 
 
 def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[int]] = {}
-    for i, (run, name) in enumerate(of):
-        groups.setdefault((run.group, name), []).append(i)
-    out = []
-    for (group, name), members in groups.items():
-        mean, low, high = across_seeds(aligned, members)
-        first = of[members[0]][0].key
-        series = {"run": first, "group": group, "metric": name, "num": len(members), "y": plain(mean)}
-        band = {"low": plain(low), "high": plain(high), "caution": few_seeds(len(members))}
-        out.append(series | (band if len(members) > 1 else {}))
-    return out
+    """The mean over the seeds of each group. A seed counts once, by its newest run: a second run of it is no second observation
+    (so does `runnel report --over seeds`)."""
+    groups: dict[tuple[str, str], dict[str, int]] = {}
+    numbers = Counter((run.group, name) for run, name in of)
+    for i, (run, name) in sorted(enumerate(of), key=lambda item: (item[1][0].created, item[1][0].key)):
+        groups.setdefault((run.group, name), {})[run.seed] = i
+    return [_mean(aligned, of, list(groups[key].values()), repeats=numbers[key] - len(groups[key])) for key in numbers]
+
+
+def _mean(aligned: Aligned, of: Sequence[tuple[RunView, str]], members: list[int], *, repeats: int) -> dict[str, Any]:
+    run, name = of[members[0]]
+    mean, low, high = across_seeds(aligned, members)
+    series = {"run": run.key, "group": run.group, "metric": name, "num": len(members), "repeats": repeats, "y": plain(mean)}
+    if len(members) == 1:
+        return series
+    series |= {"low": plain(low), "high": plain(high), "caution": few_seeds(len(members))}
+    return series | ({"members": [plain(aligned.y[i]) for i in members]} if len(members) < FEWEST_SEEDS else {})
 
 
 def metrics(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,12 +182,12 @@ def study(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
 def read_study(key: str, path: Path) -> dict[str, Any]:
     """A study of `runnel tune`, or what is wrong with its file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(read_regular(path, most=MAX_JSON))
+    except (OSError, ValueError, RecursionError) as error:
         return {"id": key, "name": path.parent.name, "error": f"{path.name} cannot be read: {error}"}
     if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
         return {"id": key, "name": path.parent.name, "error": f"{path.name} holds no study; it has no list of trials"}
-    return {**found, "id": key}
+    return {**found, "recipe": own_name(str(found.get("recipe") or "")), "id": key}
 
 
 def _list(asked: Mapping[str, Any], name: str) -> list[Any]:

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runnel.track.files import MAX_LINE, is_regular, open_regular, size_of
 from runnel.track.folder import RunFolder, read_rows
 from runnel.track.history import is_number
 
 NUM_LISTED = 2000
 TEXT = 160
-MAX_LINE = 64 << 20
 
 
 def recorded_episodes(folder: RunFolder) -> dict[str, Any]:
     """The recorded episodes, the newest first; those whose file is gone are left out."""
     home = folder.path / "episodes"
-    rows, problems = read_rows(home / "index.jsonl") if (home / "index.jsonl").is_file() else ([], [])
+    rows, problems = read_rows(home / "index.jsonl") if is_regular(home / "index.jsonl", below=folder.path) else ([], [])
     found = []
     for row in rows:
         name = row.get("file")
-        if isinstance(name, str) and Path(name).name == name and (home / name).is_file():
+        if isinstance(name, str) and Path(name).name == name and is_regular(home / name, below=folder.path):
             found.append(row)
     return {"episodes": found[::-1], "problems": problems}
 
@@ -30,9 +30,9 @@ def recorded_episodes(folder: RunFolder) -> dict[str, Any]:
 def episode_file(folder: RunFolder, name: str) -> Path | None:
     """The video called `name`, if it is one of the run's."""
     path = folder.path / "episodes" / name
-    if Path(name).name != name or path.suffix not in (".mp4", ".webm") or not path.is_file():
+    if Path(name).name != name or path.suffix not in (".mp4", ".webm") or not is_regular(path, below=folder.path):
         return None
-    return path if path.resolve().parent == (folder.path / "episodes").resolve() else None
+    return path
 
 
 class Groups:
@@ -48,14 +48,14 @@ class Groups:
     def refresh(self) -> None:
         """Read what is new."""
         try:
-            size = self._path.stat().st_size
+            size = size_of(self._path)
         except OSError:
             size = 0
         if size < self._offset:
             self._places, self._heads, self._offset, self.num_problems = [], [], 0, 0
         if size == self._offset:
             return
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._offset)
             while line := file.readline(MAX_LINE):
                 if not line.endswith(b"\n"):
@@ -83,7 +83,7 @@ class Groups:
         if not 0 <= number < len(self._places):
             return None
         start, size = self._places[number]
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(start)
             try:
                 group = json.loads(file.read(size))

@@ -19,16 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.track.collapse import told
+from runnel.track.files import MAX_LINE, open_regular, size_of
 from runnel.track.folder import Row
 from runnel.track.history import is_number, is_sound
 from runnel.track.sinks import scalars
+from runnel.track.status import read_end
 
 Floats = NDArray[np.float64]
 AXES = ("version", "steps", "samples", "tokens", "wall_s")
 NUM_EVENTS = 500
 NUM_PROBLEMS = 20
 MARK_BYTES = 512
-FORMAT = 4
+MAX_PEEK = 1 << 20
+"""Bytes of a line that a rough picture is made of; longer ones wait for the whole."""
+FORMAT = 5
 
 
 class Columns:
@@ -44,6 +48,8 @@ class Columns:
         self.events: deque[Row] = deque(maxlen=NUM_EVENTS)
         self.collapses: list[Row] = []
         """Events that tell of a collapse that is not over, however many others have come since."""
+        self.scaled: dict[str, int] = {}
+        """Workers by kind, where somebody has changed their number since the run was started or resumed."""
         self.evals: list[Row] = []
         self.problems: list[str] = []
         self.num_problems = 0
@@ -107,9 +113,10 @@ class Columns:
             self.events.append(row)
             if row.get("what") == "collapse":
                 self.collapses = [dict(found) for found in told([*self.collapses, row])]
+            self._take_scaling(row)
             return
         if kind == "end":
-            self.end = row
+            self.end = read_end(row, str(self.events[-1].get("text", "")) if self.events else "")
             self.streams = dict(row.get("streams") or self.streams)
             return
         self.end = {}
@@ -122,6 +129,13 @@ class Columns:
         for name, value in (scalars(row) | _load(row)).items():
             self._add(name, value)
         self.num_rows += 1
+
+    def _take_scaling(self, row: Row) -> None:
+        numbers = row.get("numbers")
+        if row.get("what") == "order" and isinstance(numbers, dict):
+            self.scaled |= {str(kind): int(num) for kind, num in numbers.items() if is_number(num)}
+        elif row.get("what") == "resume":
+            self.scaled = {}
 
     def _take_eval(self, row: Row) -> None:
         kept = {k: v for k, v in row.items() if k not in ("samples", "kind")}
@@ -208,13 +222,25 @@ def _load(row: Row) -> dict[str, float]:
     return found
 
 
-_PLAIN = ("offset", "num_rows", "last", "last_eval", "end", "evals", "problems", "num_problems", "streams", "collapses")
+_PLAIN = (
+    "offset",
+    "num_rows",
+    "last",
+    "last_eval",
+    "end",
+    "evals",
+    "problems",
+    "num_problems",
+    "streams",
+    "collapses",
+    "scaled",
+)
 _NOTHING: tuple[NDArray[np.int32], NDArray[Any]] = (np.zeros(0, dtype=np.int32), np.zeros(0))
 
 
 def mark_of(metrics: Path, offset: int) -> str:
     """What the file began with, and what stood before `offset`: another mark, another file (or one cut back by a resume)."""
-    with metrics.open("rb") as file:
+    with open_regular(metrics) as file:
         head = file.read(min(MARK_BYTES, offset))
         file.seek(max(0, offset - MARK_BYTES))
         tail = file.read(min(MARK_BYTES, offset))
@@ -222,13 +248,16 @@ def mark_of(metrics: Path, offset: int) -> str:
 
 
 def read_blocks(path: Path, start: int, size: int = 1 << 22) -> Iterator[bytes]:
-    """Blocks of whole lines from byte `start` to the end of the last whole line."""
-    with path.open("rb") as file:
+    """Blocks of whole lines from byte `start` to the end of the last whole line. Of a line that is longer than any row, what
+    was read is given out with an end of line in the place of its last byte: it is a damaged row, and memory has an end."""
+    with open_regular(path) as file:
         file.seek(start)
         rest = b""
         while data := file.read(size):
             data = rest + data
             end = data.rfind(b"\n") + 1
+            if not end and len(data) > MAX_LINE:
+                data, end = data[:-1] + b"\n", len(data)
             if end:
                 yield data[:end]
             rest = data[end:]
@@ -246,13 +275,13 @@ def index_file(metrics: str, cache: str) -> None:
 
 def preview(path: Path, num_rows: int = 160) -> Columns:
     """A rough picture of a large file from a few of its lines, while the whole is being parsed."""
-    columns, size = Columns(), path.stat().st_size
-    with path.open("rb") as file:
+    columns, size = Columns(), size_of(path)
+    with open_regular(path) as file:
         for number in range(num_rows):
             file.seek(size * number // num_rows)
             if number:
-                file.readline()
-            columns.feed(file.readline())
+                file.readline(MAX_PEEK)
+            columns.feed(file.readline(MAX_PEEK))
         file.seek(max(0, size - (1 << 16)))
         columns.feed(file.read()[1 if size <= 1 << 16 else 0 :].partition(b"\n")[2])
     columns.problems.clear()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from runnel.board.library import RunView
 from runnel.track.accounts import read_account
+from runnel.track.files import is_regular
+from runnel.track.history import waiting_share
+from runnel.track.locks import Lock
+from runnel.track.status import failure_of
 
 RECENT_S = 60.0
 RATE_ROWS = 20
@@ -16,7 +20,7 @@ STAGES = "time/stages/"
 IDLE = "time/idle/"
 
 
-def detail(run: RunView, held: set[int]) -> dict[str, Any]:
+def detail(run: RunView, held: Collection[Lock] | None) -> dict[str, Any]:
     """Everything that changes while a run goes on, without its curves."""
     c = run.columns
     return {
@@ -24,7 +28,7 @@ def detail(run: RunView, held: set[int]) -> dict[str, Any]:
         "path": str(run.folder.path),
         "info": {k: v for k, v in run.info.items() if k not in ("graph", "dataflow")},
         "graph": str(run.info.get("graph") or ""),
-        "dataflow": run.info.get("dataflow") or {},
+        "dataflow": at_work(run),
         "metrics": c.names(),
         "evals": c.evals[-400:],
         "returns": {k: c.last_eval[k] for k in ("returns", "lengths", "extra", "per_prompt") if k in c.last_eval},
@@ -34,12 +38,13 @@ def detail(run: RunView, held: set[int]) -> dict[str, Any]:
         "ranks": c.last.get("time", {}).get("ranks") or {},
         "system": c.last.get("time", {}).get("system") or {},
         "events": list(c.events)[-300:],
-        "problem_texts": [*run.damage, *c.problems],
+        "failure": failure_of(c.end, c.events),
+        "problem_texts": [*run.damage, *c.problems, *run.elsewhere(held)],
         "has": {
-            "episodes": (run.folder.path / "episodes" / "index.jsonl").is_file(),
-            "groups": (run.folder.path / "groups.jsonl").is_file(),
+            "episodes": is_regular(run.folder.path / "episodes" / "index.jsonl", below=run.folder.path),
+            "groups": is_regular(run.folder.path / "groups.jsonl"),
             "samples": run.folder.samples.is_file() and run.folder.samples.stat().st_size > 0,
-            "report": run.folder.report.is_file(),
+            "report": is_regular(run.folder.report),
             "control": run.is_held(held) and (run.folder.path / "control.json").is_file(),
         },
         "checkpoints": [{"name": n, "bytes": size} for n, size in run.folder.checkpoint_sizes()],
@@ -47,23 +52,50 @@ def detail(run: RunView, held: set[int]) -> dict[str, Any]:
 
 
 def stages(run: RunView) -> list[dict[str, Any]]:
-    """By worker: seconds in each stage over the whole run and over its last minute, and the share of time that it waited."""
+    """By worker: seconds in each stage and the share of time that it waited, over the whole run and over its last minute."""
     c = run.columns
+    blank: dict[str, Any] = {"idle": None, "idle_recent": None}
     wall = c.axis("wall_s")
     since = wall[-1] - RECENT_S if len(wall) else 0.0
+    updates = np.setdiff1d(np.arange(len(wall)), c.values("eval/mean")[0])  # rows of evaluations say nothing of workers
     workers: dict[str, dict[str, Any]] = {}
     for name in c.names():
         if name.startswith(STAGES):
             worker, _, stage = name[len(STAGES) :].partition("/")
             rows, values = c.values(name)
             recent = float(values[wall[rows] >= since].sum())
-            found = workers.setdefault(worker, {"worker": worker, "stages": [], "idle": None})
+            found = workers.setdefault(worker, {"worker": worker, **blank, "stages": []})
             found["stages"].append({"stage": stage or "all", "seconds": float(values.sum()), "recent": recent})
         elif name.startswith(IDLE):
             worker = name[len(IDLE) :]
-            values = c.values(name)[1]
-            workers.setdefault(worker, {"worker": worker, "stages": [], "idle": None})["idle"] = float(values[-20:].mean())
+            rows, values = c.values(name)
+            new, at = wall[rows] >= since, np.searchsorted(updates, rows)
+            found = workers.setdefault(worker, {"worker": worker, **blank, "stages": []})
+            found["idle"] = waiting_share(wall[updates], at, values)
+            found["idle_recent"] = waiting_share(wall[updates], at[new], values[new]) if new.any() else None
     return sorted(workers.values(), key=lambda w: str(w["worker"]))
+
+
+def at_work(run: RunView) -> dict[str, Any]:
+    """The graph with the workers that take part: room for more (`--placement.max-actors`) is empty until
+    `runnel scale` fills it."""
+    found = run.info.get("dataflow")
+    if not isinstance(found, Mapping) or not isinstance(found.get("workers"), list):
+        return {}
+    numbers = {"actor": run.config.get("num_actors"), "policy": _table(run.config.get("placement")).get("policy_workers")}
+    numbers |= run.columns.scaled
+    workers = [w for w in found["workers"] if isinstance(w, Mapping) and _is_at_work(w, numbers.get(str(w.get("kind"))))]
+    return {**found, "workers": workers}
+
+
+def _is_at_work(worker: Mapping[str, Any], number: Any) -> bool:
+    name, _, place = str(worker.get("name")).rpartition("-")
+    counted = isinstance(number, int) and place.isdecimal() and (name == "actor" or worker.get("kind") == "policy")
+    return not counted or int(place) < number
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def stream_line(name: str, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
@@ -18,23 +18,23 @@ import numpy as np
 
 from runnel.board.behaviour import Groups
 from runnel.board.columns import Columns, index_file, mark_of, preview, read_blocks
-from runnel.core.config import flat
+from runnel.board.labels import group_labels
 from runnel.core.errors import ConfigError
-from runnel.track.curves import PER_RUN
+from runnel.core.resolve import own_name
+from runnel.track.collect import NOT_LEARNED
+from runnel.track.files import size_of
 from runnel.track.folder import RunFolder
 from runnel.track.frame import RETURN_KEYS
 from runnel.track.history import is_number
+from runnel.track.locks import Lock, holder_of, locked_files
+from runnel.track.status import status_of
 
 LARGE = 1 << 20
 """Bytes above which a file is parsed in another process."""
 DEPTH = 6
-FRESH_S = 30.0
-"""A run without an end whose metrics are older than this, and that no process holds, is not running."""
+BEHIND_LINKS = 2
 INSIDE = {"checkpoints", "tensorboard", "episodes", "model", "trace", "wandb", "report", "mlruns"}
 NUM_SPARKS = 40
-PLUMBING = ("placement", "checkpoint", "cluster", "eval", "record")
-"""Settings that say less about a group than those of its algorithm."""
-NUM_NAMED = 3
 
 
 class RunView:
@@ -64,19 +64,21 @@ class RunView:
         """Read what is new; True if anything was."""
         new = self._read_plain()
         try:
-            size = self.folder.metrics.stat().st_size
-        except OSError:
-            return self._missing() or new
-        stat = self._look(self.folder.metrics)
-        if stat:
-            self.changed = self.folder.metrics.stat().st_mtime
-        if not (stat or self._indexing):
-            return new
-        return self._follow(size, pool) or new
+            size = size_of(self.folder.metrics)
+            stat = self._look(self.folder.metrics)
+            if stat:
+                self.changed = self.folder.metrics.lstat().st_mtime
+            if not (stat or self._indexing):
+                return new
+            return self._follow(size, pool) or new
+        except FileNotFoundError:
+            return self._unread("metrics.jsonl is missing; the run has written nothing yet, or the file was removed") or new
+        except OSError as error:  # a link, a pipe, a file of somebody else's
+            return self._unread(f"metrics.jsonl is not read: {error}") or new
 
-    def _missing(self) -> bool:
+    def _unread(self, why: str) -> bool:
         if self.columns.num_rows == 0 and not self.columns.problems:
-            self.columns.problems.append("metrics.jsonl is missing; the run has written nothing yet, or the file was removed")
+            self.columns.problems.append(why)
             return True
         return False
 
@@ -126,7 +128,7 @@ class RunView:
     def _look(self, path: Path) -> bool:
         """Whether a file is another than at the last look."""
         try:
-            stat = path.stat()
+            stat = path.lstat()
         except OSError:
             return False
         now = (stat.st_mtime_ns, stat.st_size)
@@ -135,25 +137,25 @@ class RunView:
         return changed
 
     # --------------------------------------------------------------------------------------------------------------- telling
-    def status(self, held: set[int]) -> str:
-        """`running`, how it ended, or `unfinished`: it was killed so that nobody could write the end."""
-        if self.is_held(held):
-            return "running"
-        ended = str(self.columns.end.get("status") or "")
-        if ended:
-            return ended
-        return "running" if time.time() - self.changed < FRESH_S else "unfinished"
+    def status(self, held: Collection[Lock] | None) -> str:
+        """One of `runnel.track.status.STATUSES`."""
+        end, here, elsewhere = self.columns.end, self.is_held(held), bool(self.elsewhere(held))
+        return status_of(end, held=here, changed=self.changed, elsewhere=elsewhere)
 
-    def is_held(self, held: set[int]) -> bool:
+    def elsewhere(self, held: Collection[Lock] | None) -> list[str]:
+        """Of a run without an end that another machine has begun: that nobody can see from here whether it goes on."""
+        holder = holder_of(self.folder.path, held)
+        if holder.state != "unknown" or self.columns.end:
+            return []
+        return [f"it was started on {holder.host or 'another machine'}; whether it still runs cannot be seen from here"]
+
+    def is_held(self, held: Collection[Lock] | None) -> bool:
         """Whether a process on this machine trains the run now."""
-        try:
-            return os.stat(self.folder.path / ".lock").st_ino in held
-        except OSError:
-            return False
+        return holder_of(self.folder.path, held).state == "here"
 
     @property
     def label(self) -> str:
-        parts = [str(self.info.get(key) or "") for key in ("recipe", "subject")]
+        parts = [own_name(str(self.info.get(key) or "")) for key in ("recipe", "subject")]
         return " ".join(dict.fromkeys(part for part in parts if part)) or self.folder.path.resolve().name
 
     @property
@@ -162,9 +164,24 @@ class RunView:
         return [str(tag) for tag in found] if isinstance(found, list) else []
 
     @property
+    def seed(self) -> str:
+        """The seed as text; a run that does not know its own is like no other."""
+        found = self.info.get("seed", self.config.get("seed"))
+        return self.key if found is None else str(found)
+
+    @property
+    def created(self) -> str:
+        return str(self.info.get("created") or "")
+
+    @property
+    def method(self) -> dict[str, Any]:
+        """The settings that learning sees, as in `runnel report --over seeds`."""
+        return {k: v for k, v in self.config.items() if k not in NOT_LEARNED}
+
+    @property
     def group(self) -> str:
-        """Runs that differ in seed and folder alone share it."""
-        same = {k: v for k, v in self.config.items() if k not in PER_RUN}
+        """Runs of one method on one task share it."""
+        same = self.method
         return hashlib.sha256((self.label + json.dumps(same, sort_keys=True)).encode()).hexdigest()[:12]
 
     @property
@@ -172,11 +189,11 @@ class RunView:
         names = self.columns.names()
         return next((key for key in RETURN_KEYS if key in names), "eval/mean")
 
-    def line(self, held: set[int]) -> dict[str, Any]:
+    def line(self, held: Collection[Lock] | None) -> dict[str, Any]:
         """The run in the table."""
         c, last = self.columns, self.columns.last
         status = self.status(held)
-        progress = 1.0 if status in ("finished", "stopped") else last.get("progress") or 0.0
+        progress = 1.0 if status in ("finished", "solved") else last.get("progress") or 0.0
         _, score = c.values(self.score_name)
         rate = last.get("time", {}).get("tokens_per_s") or last.get("time", {}).get("steps_per_s")
         return {
@@ -184,11 +201,11 @@ class RunView:
             "name": self.folder.path.resolve().name,
             "label": self.label,
             "group": self.group,
-            "recipe": str(self.info.get("recipe") or ""),
-            "subject": str(self.info.get("subject") or ""),
+            "recipe": own_name(str(self.info.get("recipe") or "")),
+            "subject": own_name(str(self.info.get("subject") or "")),
             "seed": self.info.get("seed"),
             "tags": self.tags,
-            "created": str(self.info.get("created") or ""),
+            "created": self.created,
             "status": status,
             "progress": progress,
             "version": last.get("version") or 0,
@@ -196,6 +213,7 @@ class RunView:
             "tokens": last.get("tokens") or 0,
             "wall_s": max(_wall(last), _wall(c.last_eval), _wall(c.end)),
             "rate": rate if status == "running" else None,
+            "left_s": last.get("time", {}).get("left_s") if status == "running" else None,
             "eval": {k: c.last_eval.get(k) for k in ("mean", "low", "high", "num")} if c.last_eval else None,
             "score": float(score[-1]) if len(score) else None,
             "score_name": self.score_name,
@@ -232,7 +250,7 @@ class Library:
         self.root = root
         self.runs: dict[str, RunView] = {}
         self.studies: dict[str, Path] = {}
-        self.held: set[int] = set()
+        self.held: Collection[Lock] | None = ()
         self.problem = ""
         """Why the folder cannot be looked at now."""
         self._cache = cache or default_cache()
@@ -243,7 +261,7 @@ class Library:
     def refresh(self) -> set[str]:
         """Look at everything again; returns the ids of what has changed (also of what is new or gone)."""
         with self._looking:
-            self.held = locked_inodes()
+            self.held = locked_files()
             runs, self.studies = _find(self.root)
             changed = {key for key in self.runs if key not in runs}
             kept = {key: self.runs.get(key) or RunView(key, RunFolder(path), self._cache) for key, path in runs.items()}
@@ -276,39 +294,21 @@ class Library:
             self._pool.shutdown(cancel_futures=True)
 
 
-def group_labels(runs: Sequence[RunView]) -> dict[str, str]:
-    """What to call each group: what was trained on what, and where several share that, the settings in which they differ."""
-    by_label: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}
-    for run in runs:
-        trial = "tuning" in run.tags  # what a study varies says nothing about the others
-        by_label.setdefault((run.label, trial), {}).setdefault(
-            run.group, flat({k: v for k, v in run.config.items() if k not in PER_RUN})
-        )
-    out = {}
-    for (label, _), groups in by_label.items():
-        names = list(dict.fromkeys(name for found in groups.values() for name in found))
-        varied = [n for n in names if len({repr(found.get(n)) for found in groups.values()}) > 1]
-        varied = sorted(varied, key=lambda n: n.partition(".")[0] in PLUMBING or "." not in n)[:NUM_NAMED]
-        for group, found in groups.items():
-            said = ", ".join(f"{n.rpartition('.')[2]} {_brief(found.get(n))}" for n in varied)
-            out[group] = f"{label} · {said}" if said else label
-    return out
-
-
-def _brief(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def default_cache() -> Path:
     """Where parsed metrics are kept: `runnel/board` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "runnel" / "board"
 
 
+def run_folders(root: Path) -> dict[str, Path]:
+    """The folders of all runs in `root` and below, by their path from there."""
+    return _find(root)[0]
+
+
 def _find(root: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     runs: dict[str, Path] = {}
     studies: dict[str, Path] = {}
-    for path, names in _folders(root, DEPTH):
+    for path, names in _folders(root):
         key = path.relative_to(root).as_posix()
         if "study.json" in names:
             studies[key] = path / "study.json"
@@ -317,27 +317,25 @@ def _find(root: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     return runs, studies
 
 
-def _folders(path: Path, depth: int) -> Iterator[tuple[Path, set[str]]]:
-    try:
-        entries = list(os.scandir(path))
-    except OSError:
-        return
-    yield path, {e.name for e in entries if e.is_file()}
-    if depth:
-        for entry in entries:
-            if entry.is_dir() and entry.name not in INSIDE and not entry.name.startswith("."):
-                yield from _folders(Path(entry.path), depth - 1)
-
-
-def locked_inodes() -> set[int]:
-    """Files that a process on this machine holds a lock on. (To ask for a lock could get in the way of a run that starts.)"""
-    try:
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return set()
-    found = set()
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].count(":") == 2:
-            found.add(int(fields[5].rpartition(":")[2]))
-    return found
+def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Folders and the names of what they hold, each folder once, though links may lead to it again; behind a link, which may
+    lead to anywhere, less deep. Links come last, so that what is really there has its own name."""
+    seen: set[tuple[int, int]] = set()
+    real, links = deque([(root, DEPTH)]), deque[tuple[Path, int]]()
+    while real or links:
+        path, depth = (real or links).popleft()
+        try:
+            stat, entries = path.stat(), list(os.scandir(path))
+        except OSError:  # gone, closed to us, no folder, or links in a circle
+            continue
+        if (stat.st_dev, stat.st_ino) in seen:
+            continue
+        seen.add((stat.st_dev, stat.st_ino))
+        yield path, {e.name for e in entries if not e.is_dir(follow_symlinks=False)}
+        for entry in entries if depth else []:
+            if entry.name in INSIDE or entry.name.startswith("."):
+                continue
+            if entry.is_symlink():
+                links.append((Path(entry.path), min(depth - 1, BEHIND_LINKS)))
+            elif entry.is_dir(follow_symlinks=False):
+                real.append((Path(entry.path), depth - 1))

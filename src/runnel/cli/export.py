@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from runnel.cli.trusting import add_trust
 from runnel.run import api
 from runnel.run.export import EXPORTS
 
@@ -21,6 +22,8 @@ def export(args: list[str]) -> int:
     parser.add_argument(
         "--format", choices=EXPORTS, default="", help="default: hf for a language model, torch for any other policy"
     )
+    parser.add_argument("--best", action="store_true", help="the version with the best evaluation, and not the newest")
+    add_trust(parser)
     parsed = parser.parse_args(args)
-    print(api.export(parsed.run, parsed.folder, format=parsed.format))
+    print(api.export(parsed.run, parsed.folder, format=parsed.format, best=parsed.best, trust=parsed.trust))
     return 0

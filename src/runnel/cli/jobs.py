@@ -15,13 +15,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runnel.board.library import run_folders
 from runnel.core.errors import ConfigError
+from runnel.core.resolve import own_name
+from runnel.run.session import JOB_RUN
+from runnel.track.files import NotRegularError, open_regular, read_regular, size_of
 from runnel.track.folder import Row, RunFolder
 from runnel.track.live import LiveView
+from runnel.track.status import read_end, status_of
 
 ADDRESS = "http://127.0.0.1:8265"
 JOB = "raysubmit_"
 POLL_S = 0.5
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+STOP_WAIT_S = 600
+"""Ray kills a job so long after it was told to stop. Its own 3 s are not enough for a checkpoint."""
+_WORKERS = {"actor": "actor", "policy": "policy worker"}
 
 
 # --------------------------------------------------------------------------------------------------------------- commands
@@ -35,7 +44,8 @@ def submit(args: list[str]) -> int:
     parsed = parser.parse_args(args)
     words = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
     line = entrypoint(words, python=parsed.python)
-    job = _client(parsed.address).submit_job(entrypoint=line, runtime_env={"working_dir": parsed.working_dir})
+    env = {"working_dir": parsed.working_dir, "env_vars": {STOP_WAIT: str(STOP_WAIT_S)}}
+    job = _client(parsed.address).submit_job(entrypoint=line, runtime_env=env)
     print(job)
     print(f"follow it with: runnel attach {job} --address {parsed.address}", file=sys.stderr)
     return 0
@@ -43,15 +53,18 @@ def submit(args: list[str]) -> int:
 
 def ps(args: list[str]) -> int:
     """List runs, and the jobs of a cluster."""
-    parser = _parser("ps", "Runs below a folder, newest last: what they do, how far they are.")
+    parser = _parser("ps", "Runs in a folder and in the folders below it, newest last: what they do, how far they are.")
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="folder of runs (runs)")
+    parser.add_argument("--trials", action="store_true", help="also the trials of tuning studies")
     parser.add_argument("--address", default="", help="also list the jobs of the Ray cluster with this job server")
     parsed = parser.parse_args(args)
-    rows = [
-        describe_run(RunFolder(p.parent)) for p in sorted(parsed.folder.glob("*/run.json"), key=lambda p: p.stat().st_mtime)
-    ]
+    found = [RunFolder(path) for path in sorted(run_folders(parsed.folder).values(), key=_made)]
+    shown = [folder for folder in found if parsed.trials or not _is_trial(folder)]
+    rows = [describe_run(folder) for folder in shown]
     if parsed.address:
         rows += [[j.submission_id or "", j.status, "", j.entrypoint] for j in _client(parsed.address).list_jobs()]
+    if len(shown) < len(found):
+        print(f"trials of tuning studies that are not shown: {len(found) - len(shown)} (--trials shows them)", file=sys.stderr)
     if not rows:
         print(f"no runs below {parsed.folder}")
         return 0
@@ -70,8 +83,7 @@ def logs(args: list[str]) -> int:
     if parsed.run.startswith(JOB):
         return _job_logs(parsed.run, parsed.address, follow=parsed.follow)
     folder = RunFolder.open(parsed.run)
-    if folder.log.exists():
-        print(folder.log.read_text(errors="replace"), end="")
+    print(_log(folder), end="")
     for row in rows_of(folder, follow=parsed.follow):
         if row.get("kind") == "event":
             print(f"{row.get('level', 'info')}: {row.get('text', '')}")
@@ -85,12 +97,8 @@ def stop(args: list[str]) -> int:
     parser.add_argument("--wait", action="store_true", help="return when it has ended")
     parsed = parser.parse_args(args)
     if parsed.run.startswith(JOB):
-        _client(parsed.address).stop_job(parsed.run)
-        return 0
-    folder = _running(parsed.run)
-    folder.add_order({"op": "stop"})
-    while parsed.wait and folder.is_held():
-        time.sleep(POLL_S)
+        return _stop_job(parsed.run, parsed.address, wait=parsed.wait)
+    _order_stop(_running(parsed.run), wait=parsed.wait)
     return 0
 
 
@@ -113,6 +121,8 @@ def scale(args: list[str]) -> int:
     if not numbers:
         raise ConfigError("--actors", None, "say how many: --actors N or --policy-workers N")
     folder.add_order({"op": "scale", "numbers": numbers})
+    told = " and ".join(f"{number} {_WORKERS[kind]}{'s' * (number > 1)}" for kind, number in numbers.items())
+    print(f"asked for {told}; the run says when that is done (runnel logs {folder.path})")
     return 0
 
 
@@ -127,7 +137,7 @@ def attach(args: list[str]) -> int:
     config = folder.read_config()
     unit = next(u for u in ("steps", "tokens", "updates") if config.get(f"total_{u}"))
     view = LiveView(
-        title=str(folder.read_run_info().get("subject") or folder.path.name), total=config[f"total_{unit}"], unit=unit
+        title=own_name(str(folder.read_run_info().get("subject") or folder.path.name)), total=config[f"total_{unit}"], unit=unit
     )
     try:
         for row in rows_of(folder, follow=True):
@@ -155,11 +165,39 @@ def entrypoint(words: list[str], *, python: str = "python") -> str:
 
 def describe_run(folder: RunFolder) -> list[str]:
     """Path, status, progress and command of a run."""
-    last = _last_row(folder)
-    status = "running" if folder.is_held() else str(last.get("status", "killed"))
     newest = _last_row(folder, "update")
     progress = f"{newest.get('progress', 0.0):.0%}" if newest else ""
-    return [str(folder.path), status, progress, str(folder.read_run_info().get("command", ""))]
+    return [str(folder.path), _status(folder), progress, str(folder.read_run_info().get("command", ""))]
+
+
+def _status(folder: RunFolder) -> str:
+    """The word for a run (`track/status.py`); of one that another machine has begun, with its name."""
+    last, said, holder = _last_row(folder), _last_row(folder, "event"), folder.holder()
+    end = read_end(last, str(said.get("text", ""))) if last.get("kind") == "end" else {}
+    here, away = holder.state == "here", holder.state == "unknown"
+    word = status_of(end, held=here, changed=folder.changed(), elsewhere=away)
+    return f"{word} on {holder.host}" if away and not end else word
+
+
+def _goes_on(folder: RunFolder) -> bool:
+    """Whether a run is trained here, or on another machine and has no end yet."""
+    state = folder.holder().state
+    return state == "here" or (state == "unknown" and _last_row(folder).get("kind") != "end")
+
+
+def _made(path: Path) -> float:
+    """When a run was made, or made anew; a file that is gone by now is the oldest."""
+    try:
+        return (path / "run.json").lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_trial(folder: RunFolder) -> bool:
+    try:
+        return "tuning" in (folder.read_config().get("tags") or [])
+    except ConfigError:  # a damaged file is told where the run is opened
+        return False
 
 
 def rows_of(folder: RunFolder, *, follow: bool) -> Iterator[Row]:
@@ -167,12 +205,12 @@ def rows_of(folder: RunFolder, *, follow: bool) -> Iterator[Row]:
     checkpoint) is read on from there."""
     at = 0
     while True:
-        live = folder.is_held()
-        size = folder.metrics.stat().st_size if folder.metrics.exists() else 0
+        live = _goes_on(folder)
+        size = _size(folder)
         at = min(at, size)
         data = b""
         if size:
-            with folder.metrics.open("rb") as file:
+            with open_regular(folder.metrics) as file:
                 file.seek(at)
                 data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
@@ -189,25 +227,46 @@ def rows_of(folder: RunFolder, *, follow: bool) -> Iterator[Row]:
 
 def _last_row(folder: RunFolder, kind: str = "") -> dict[str, Any]:
     """The last readable row, of a kind if one is named; only the end of the file is read."""
-    if not folder.metrics.exists():
+    if not (size := _size(folder)):
         return {}
-    with folder.metrics.open("rb") as file:
-        file.seek(max(0, folder.metrics.stat().st_size - (1 << 16)))
+    with open_regular(folder.metrics) as file:
+        file.seek(max(0, size - (1 << 16)))
         lines = file.read().splitlines()
     for line in reversed(lines):
         try:
-            row: dict[str, Any] = json.loads(line)
+            row = json.loads(line)
         except ValueError:
             continue
-        if not kind or row.get("kind") == kind:
+        if isinstance(row, dict) and (not kind or row.get("kind") == kind):
             return row
     return {}
 
 
+def _size(folder: RunFolder) -> int:
+    """Bytes of the run's metrics, where they are a file."""
+    try:
+        return size_of(folder.metrics)
+    except OSError:
+        return 0
+
+
+def _log(folder: RunFolder) -> str:
+    """What the processes of a run have printed."""
+    try:
+        return read_regular(folder.log).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except NotRegularError as error:
+        raise ConfigError("run", str(folder.path), str(error)) from error
+
+
 def _running(path: str) -> RunFolder:
     folder = RunFolder.open(path)
-    if not folder.is_held():
+    if not _goes_on(folder):
         raise ConfigError("run", path, "no process is training it; `runnel ps` shows which runs go on")
+    if (holder := folder.holder()).state == "unknown":
+        told = f"it was started on {holder.host}; the order lies in its folder, and is done if it still runs there"
+        print(f"runnel: warning: {told}", file=sys.stderr)
     return folder
 
 
@@ -240,9 +299,44 @@ def _client(address: str) -> Any:
         raise ConfigError("--address", address, fix) from error
     except (ConnectionError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
-        raise ConfigError(
-            "--address", address, f"no job server answers there ({text}); `ray start --head` starts one"
-        ) from error
+        if "ray[default]" in text:  # Ray is there, but not the part that speaks to job servers
+            raise ConfigError(
+                "--address", address, f"jobs need Ray's job client: pip install 'runnel[jobs]' ({text})"
+            ) from error
+        fix = f"no job server answers there ({text}); `ray start --head` starts one, where that Python has runnel[jobs] too"
+        raise ConfigError("--address", address, fix) from error
+
+
+def _order_stop(folder: RunFolder, *, wait: bool) -> None:
+    folder.add_order({"op": "stop"})
+    while wait and folder.is_held():
+        time.sleep(POLL_S)
+
+
+def _stop_job(job: str, address: str, *, wait: bool) -> int:
+    """An order through the run's folder first: it takes the time that a checkpoint takes. Where that folder cannot be seen from
+    here, or the job has not come to it yet, Ray tells the job to end, and kills it if that takes long."""
+    client = _client(address)
+    folder = folder_of(client.get_job_logs(job))
+    if folder is not None and folder.path.is_dir() and folder.is_held():
+        _order_stop(folder, wait=wait)
+        return 0
+    client.stop_job(job)
+    if folder is not None:
+        print(f"{folder.path} cannot be seen from here as a run that goes on: Ray was asked to stop the job", file=sys.stderr)
+    while wait and not client.get_job_status(job).is_terminal():
+        time.sleep(POLL_S)
+    return 0
+
+
+def folder_of(logs: str) -> RunFolder | None:
+    """The folder of the run that a job trains, from what the job has printed: of a pipeline, that of its last stage.
+
+    >>> folder_of("runnel: warning: ...\\nrun folder: /shared/runs/a\\n").path.name
+    'a'
+    """
+    found = [line.removeprefix(JOB_RUN) for line in logs.splitlines() if line.startswith(JOB_RUN)]
+    return RunFolder(Path(found[-1])) if found else None
 
 
 def _job_logs(job: str, address: str, *, follow: bool) -> int:

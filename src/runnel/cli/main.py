@@ -5,13 +5,19 @@ And a run as a job: submit, ps, logs, stop, scale, attach.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from runnel.core.disk import refused
 from runnel.core.errors import ConfigError, RunnelError
+from runnel.core.user_code import is_users, told
 
 FORMAT = warnings.formatwarning
+ENOUGH = 128 + 13
+"""Exit code of a command whose reader has gone, as a shell gives it for SIGPIPE."""
 USAGE = """usage: runnel COMMAND ...
 
 Reinforcement learning on one dataflow of workers and streams.
@@ -52,7 +58,17 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `runnel` command; returns the exit code."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # here, and not when the interpreter ends
+    except BrokenPipeError:  # whoever read what we print has enough: `runnel list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ENOUGH
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -68,12 +84,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"runnel: error: {error}", file=sys.stderr)
         return 2
     except RunnelError as error:
-        notes = "\n".join(getattr(error, "__notes__", []))
-        print(f"runnel: {type(error).__name__}: {error}" + (f"\n{notes}" if notes else ""), file=sys.stderr)
-        return 1
+        return _failed(error, f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, BrokenPipeError) and (full := refused(error, Path.cwd())) is not None:
+            return _failed(full, f"{type(full).__name__}: {full}")
+        if not is_users(error):  # a mistake of ours: its traceback is what a report of it needs
+            raise
+        return _failed(error, f"your code raised {told(error)}")
     except KeyboardInterrupt:
         print("runnel: interrupted", file=sys.stderr)
         return 130
+
+
+def _failed(error: BaseException, text: str) -> int:
+    """Say what went wrong, with what was added on the way."""
+    print("\n".join([f"runnel: {text}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+    return 1
 
 
 def _told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runnel.cli.train import COLLAPSED
-from runnel.run.pipeline import DONE, PIPELINES, load_pipeline, run_pipeline
+from runnel.run.pipeline import PIPELINES, is_done, load_pipeline, run_pipeline
 
 HELP = """usage: runnel pipeline NAME [--field value ...]
 
@@ -30,10 +30,10 @@ def pipeline(args: list[str]) -> int:
     )
     config.check()
     stages = list(found.stages(config))
-    runs = run_pipeline(stages, out=config.out, live=True)
+    runs = run_pipeline(stages, out=config.out, progress=True)
     for stage, run in zip(stages, runs, strict=False):
         score = f"evaluation {run.eval['mean']:.4g}" if run.eval is not None else "no evaluation"
         print(f"{stage.name:12} {run.status}, {run.version} updates, {score}  {run.path}")
     if runs[-1].status == "collapsed":
         return COLLAPSED
-    return 0 if len(runs) == len(stages) and runs[-1].status in DONE else 130
+    return 0 if len(runs) == len(stages) and is_done(runs[-1]) else 130

@@ -10,12 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from runnel.cli.trusting import add_trust
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
 from runnel.eval.reference import parse_range
 from runnel.eval.tally import incomplete
 from runnel.run import api, registry
+from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints
+from runnel.run.trust import UntrustedError, check_code, recipe_of
 from runnel.track.card import write_card
 from runnel.track.collect import collect, find_runs
 from runnel.track.evals import append_eval, make_eval_row
@@ -45,7 +48,14 @@ def evaluate(args: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
     parser.add_argument("--samples", type=int, default=None, help="completions of each prompt, for pass@k (as trained)")
     parser.add_argument("--pass-k", type=int, nargs="+", default=None, metavar="K", help="the k of pass@k (as trained)")
+    parser.add_argument("--best", action="store_true", help="the version with the best evaluation, and not the newest")
+    parser.add_argument("--env", default=None, help="play another environment of the same spaces (that of the run)")
+    parser.add_argument("--env-kwargs", type=json_object, default=None, metavar="JSON", help="arguments of its constructor")
+    parser.add_argument(
+        "--env-wrapper", "--wrappers", nargs="+", action="extend", default=None, metavar="NAME", help="other wrappers around it"
+    )
     parser.add_argument("--json", action="store_true", help="print every return as JSON, a line a run")
+    add_trust(parser)
     parsed = parser.parse_args(args)
     if parsed.seed < 0:
         raise ConfigError("seed", parsed.seed, "use 0 or more: below lie the episodes of the run's own evaluations")
@@ -56,8 +66,9 @@ def evaluate(args: list[str]) -> int:
     runs = list(dict.fromkeys(source.path for argument in parsed.runs for source in find_runs(argument)))
     for run in runs:
         _check_samples(run, chosen)
+    elsewhere = _other_env(parsed)
     for run in runs:
-        row, samples = _measure(run, parsed.episodes, parsed.seed, chosen)
+        row, samples = _measure(run, parsed, chosen | elsewhere, elsewhere)
         if parsed.json:
             print(json.dumps({"run": str(run), **row}))
         else:
@@ -78,11 +89,33 @@ def _check_samples(run: Path, chosen: Mapping[str, Any]) -> None:
         raise ConfigError("pass_k", ks, f"each k must be from 1 to the number of samples, {samples}; set --samples")
 
 
-def _measure(run: Path, episodes: int, seed: int, settings: dict[str, Any]) -> tuple[Row, Sequence[dict[str, Any]]]:
-    """Play, and leave the result in the run's folder."""
-    result = api.evaluate_run(run, episodes=episodes, seed=seed, settings=settings)
-    version = Checkpoints(RunFolder.open(run).checkpoints).newest(("params",))[1]["version"]
-    row = make_eval_row(result.returns, result.extra, version=version, seed=seed, when=datetime.now())
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object on the command line."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; write {{"name": value}}')
+    return found
+
+
+def _other_env(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The environment that is asked for in place of the run's own; arguments of that one are not for another."""
+    asked = {"env": parsed.env, "env_kwargs": parsed.env_kwargs, "wrappers": parsed.env_wrapper}
+    if parsed.env is not None and parsed.env_kwargs is None:
+        asked["env_kwargs"] = {}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _measure(
+    run: Path, parsed: argparse.Namespace, settings: dict[str, Any], elsewhere: dict[str, Any]
+) -> tuple[Row, Sequence[dict[str, Any]]]:
+    """Play, and leave the result in the run's folder, with what was not as usual."""
+    how: dict[str, Any] = {"episodes": parsed.episodes, "seed": parsed.seed, "best": parsed.best, "trust": parsed.trust}
+    result = api.evaluate_run(run, settings=settings, **how)
+    folder = RunFolder.open(run)
+    best = BestParams(folder.best).best() if parsed.best else None
+    version = best.version if best else Checkpoints(folder.checkpoints).newest(("params",))[1]["version"]
+    row = make_eval_row(result.returns, result.extra, version=version, seed=parsed.seed, when=datetime.now())
+    row |= ({"best": True} if best else {}) | ({"elsewhere": elsewhere} if elsewhere else {})
     append_eval(run, row)
     return row, result.samples
 
@@ -90,6 +123,9 @@ def _measure(run: Path, episodes: int, seed: int, settings: dict[str, Any]) -> t
 def _tell(run: Path, row: Row, samples: Sequence[dict[str, Any]], *, named: bool) -> None:
     if named:
         print(run)
+    if row.get("best") or row.get("elsewhere"):
+        where = "".join(f", {name} {json.dumps(value)}" for name, value in row.get("elsewhere", {}).items())
+        print(f"version {row['version']:,}{' (the best)' if row.get('best') else ''}{where}")
     print(
         f"mean {row['mean']:.4g}, 95% interval {row['low']:.4g} to {row['high']:.4g}, IQM {row['iqm']:.4g} "
         f"({row['iqm_low']:.4g} to {row['iqm_high']:.4g}), median {row['median']:.4g} "
@@ -178,16 +214,22 @@ def card(args: list[str]) -> int:
     )
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--out", type=Path, default=None, help="where to write it (README.md in the run's folder)")
+    add_trust(parser)
     parsed = parser.parse_args(args)
-    print(write_card(parsed.run, _defaults(parsed.run), parsed.out))
+    print(write_card(parsed.run, _defaults(parsed.run, trust=parsed.trust), parsed.out))
     return 0
 
 
-def _defaults(run: str) -> dict[str, Any]:
-    """The settings of the run's recipe; none where the recipe is not here any more."""
+def _defaults(run: str, *, trust: bool) -> dict[str, Any]:
+    """The settings of the run's recipe; none where the recipe is not here any more, or may not be run."""
     folder = RunFolder.open(run)
     try:
-        data: dict[str, Any] = to_data(registry.load_recipe(str(folder.read_run_info().get("recipe", ""))).Config())
+        recipe, config = recipe_of(folder), folder.read_config()
+        check_code(folder.path, recipe, config, trust=trust, given=config)  # of the recipe alone: nothing else is run here
+        data: dict[str, Any] = to_data(registry.load_recipe(recipe).Config())
+    except UntrustedError as error:
+        print(f"runnel: note: all settings are listed, not what differs from the recipe's: {error}", file=sys.stderr)
+        return {}
     except ConfigError:
         return {}
     return data

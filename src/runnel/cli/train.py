@@ -6,20 +6,24 @@ import dataclasses
 import json
 import shlex
 import sys
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from runnel.core.config import override, to_data
+from runnel.cli.overlay import budgets_named, read_overlay
+from runnel.core.config import override, to_data, whole_number
 from runnel.core.errors import ConfigError
+from runnel.core.hints import meant, names_of
 from runnel.run import api, registry
 from runnel.run.experiment import RunConfig, describe, one_budget
+from runnel.run.launchers import check_ray
+from runnel.run.trust import check_run, recipe_of
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
 from runnel.track.numbers import seeds_words
 from runnel.track.report import write_report
 
-TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE.toml]
+TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE]
 
 RECIPE is a name or the path of your own file. `runnel train RECIPE --help` lists its fields. Recipes:
 """
@@ -39,12 +43,17 @@ class Options:
     seeds: int = 1
     """Train this many seeds, one after another, and report their interval; with --name, each has its seed behind the name."""
     config: str = ""
-    """A TOML file laid over the recipe's defaults; flags win over it."""
+    """A TOML file, or the config.json of a run, laid over the recipe's defaults; flags win over it."""
+    trust: bool = False
+    """Run the code that the config.json of `--config` names, though you did not make that run here."""
 
 
 @dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """`runnel resume` knows nothing beside the run's config."""
+class ResumeOptions:
+    """What `runnel resume` knows beside the run's config."""
+
+    trust: bool = False
+    """Run the code that the folder names, though you did not make the run here."""
 
 
 def train(args: list[str]) -> int:
@@ -54,10 +63,10 @@ def train(args: list[str]) -> int:
         print(TRAIN_HELP + names)
         return 0 if args and args[0] in ("-h", "--help") else 2
     recipe = registry.load_recipe(args[0])
-    overlay = read_overlay(args[1:])
-    base = override(recipe.Config(), overlay)
+    overlay = read_overlay(args[1:], recipe.name)
+    base = override(registry.begin(recipe, overlay | named(args[1:])), overlay)
     options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
-    config = one_budget(config, {*overlay, *(arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args)})
+    config = one_budget(config, budgets_named(args, overlay))
     if options.seeds < 1:
         raise ConfigError("seeds", options.seeds, "train at least 1")
     if options.dry_run:
@@ -65,7 +74,7 @@ def train(args: list[str]) -> int:
     command = shlex.join(["runnel", "train", *args])
     if options.seeds > 1:
         return _several(recipe.name, config, options.seeds, command)
-    run = api.train_config(recipe.name, config, live=True, command=command)
+    run = api.train_config(recipe.name, config, progress=True, command=command)
     return _tell(run)
 
 
@@ -76,13 +85,20 @@ def resume(args: list[str]) -> int:
             "usage: runnel resume RUN [--total-steps N] [--field value ...]\n\nGoes on from the newest good checkpoint of RUN."
         )
         return 0 if args and args[0] in ("-h", "--help") else 2
-    folder = RunFolder.open(args[0])
-    recipe = registry.load_recipe(folder.read_run_info()["recipe"])
+    folder, trust = RunFolder.open(args[0]), "--trust" in args[1:]  # before flags can be read, the recipe must be run
+    check_run(folder, trust=trust, given=_given(args[1:]), training=True)
+    recipe = registry.load_recipe(recipe_of(folder))
     base = override(recipe.Config(), folder.read_config())
     about = "The fields of the run. What you give is changed, if it may change in the middle of a run (docs/command-line.md)."
-    _, config = parse_with(NoOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
+    _, config = parse_with(ResumeOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
     before, after = to_data(base), to_data(config)
-    return _tell(api.resume(args[0], live=True, **{k: v for k, v in after.items() if v != before[k]}))
+    changed = {k: v for k, v in after.items() if v != before[k]}
+    return _tell(api.resume(args[0], progress=True, trust=True, **changed))  # what it runs was checked, with all flags, above
+
+
+def _given(args: list[str]) -> set[str]:
+    """Names of the settings among flags."""
+    return {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
 
 
 def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Options, RunConfig]:
@@ -94,6 +110,8 @@ def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: st
     """`parse` for a command that has options of its own, as a dataclass."""
     import tyro
 
+    args = _joined(args, ("--env-wrapper", "--wrappers"))
+    _refuse_other_names(args, [*(f.name for f in dataclasses.fields(options)), *names_of(base)])  # type: ignore[arg-type]
     line = dataclasses.make_dataclass(
         "line",
         [
@@ -104,8 +122,43 @@ def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: st
     )
     rules = tyro.constructors.ConstructorRegistry()
     rules.primitive_rule(_json_rule)
+    rules.primitive_rule(_whole_rule)
     parsed: Any = tyro.cli(line, args=args, prog=prog, description=about, config=(tyro.conf.AvoidSubcommands,), registry=rules)
     return parsed.options, parsed.run
+
+
+def _refuse_other_names(args: list[str], known: list[str]) -> None:
+    """Refuse a flag that is called otherwise here, and say how; all else that is wrong with flags is left to tyro."""
+    for i, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        plain = ".".join(part.removeprefix("no_") for part in field.split("."))
+        if not name.startswith("--") or field == "help" or {field, plain} & set(known):
+            continue
+        if found := [f"--{k.replace('_', '-')}" for k in meant(field, known)]:
+            given = value or (args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else "")
+            raise ConfigError(field, given, f"unknown field; did you mean {' or '.join(found)}?")
+
+
+def _joined(args: list[str], flags: Sequence[str]) -> list[str]:
+    """`args` with the words behind all `flags`, which may come several times, behind one: the last of them.
+
+    >>> _joined(["--env-wrapper", "a:A", "--seed", "1", "--env-wrapper=b:B"], ("--env-wrapper", "--wrappers"))
+    ['--seed', '1', '--wrappers', 'a:A', 'b:B']
+    """
+    kept: list[str] = []
+    found: list[str] = []
+    taking = False
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if name in flags:
+            taking, found = True, [*(found or [flags[-1]]), *([value] if equals else [])]
+        elif taking and not arg.startswith("--"):
+            found.append(arg)
+        else:
+            taking = False
+            kept.append(arg)
+    return kept + found
 
 
 def _json_rule(found: Any) -> Any:
@@ -130,22 +183,37 @@ def _json_rule(found: Any) -> Any:
     )
 
 
-def read_overlay(args: list[str]) -> dict[str, Any]:
-    """What the TOML file of `--config` says, if there is one."""
+def _whole_rule(found: Any) -> Any:
+    """A whole number may be written as people write large ones: 1e5, 100_000."""
+    import tyro
+
+    if found.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def named(args: list[str]) -> dict[str, Any]:
+    """The environment that flags name, and whether they leave out what was measured on it: both decide what other flags are
+    laid over."""
+    found: dict[str, Any] = {}
     for i, arg in enumerate(args):
-        name, _, value = arg.partition("=")
-        if name == "--config":
-            path = Path(value or (args[i + 1] if i + 1 < len(args) else ""))
-            if not path.is_file():
-                raise ConfigError("config", str(path), "there is no such file")
-            try:
-                return tomllib.loads(path.read_text("utf-8"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise ConfigError("config", str(path), f"is not TOML: {error}") from error
-    return {}
+        flag, _, value = arg.partition("=")
+        if flag == "--env" and (value or i + 1 < len(args)):
+            found["env"] = value or args[i + 1]
+        elif flag in ("--zoo", "--no-zoo"):
+            found["zoo"] = flag == "--zoo"
+    return found
 
 
 def _dry_run(recipe: str, config: RunConfig) -> int:
+    if config.launcher == "ray":
+        check_ray("launcher")
     experiment = registry.build(recipe, config)
     print(json.dumps(to_data(config), indent=2))
     print()
@@ -163,8 +231,8 @@ def _several(recipe: str, config: RunConfig, num: int, command: str) -> int:
     for seed in range(config.seed, config.seed + num):
         print(f"seed {seed} ({len(runs) + 1} of {num})")
         name = f"{config.name}-{seed}" if config.name else ""
-        runs.append(api.train_config(recipe, dataclasses.replace(config, seed=seed, name=name), live=True, command=command))
-        if runs[-1].status == "interrupted":
+        runs.append(api.train_config(recipe, dataclasses.replace(config, seed=seed, name=name), progress=True, command=command))
+        if runs[-1].interrupted:
             break
     means = [float(run.eval["mean"]) for run in runs if run.eval is not None]
     report = write_report([run.path for run in runs], Path(config.out) / f"{runs[0].path.name}-{len(runs)}-seeds.html")
@@ -185,13 +253,17 @@ def _tell(run: api.Run) -> int:
     done += [f"{run.steps:,} steps"] if run.steps else []
     done += [f"{run.tokens:,} tokens"] if run.tokens else []
     print(f"{run.status} after {', '.join(done)} in {run.train_s:.1f} s")
+    if run.best is not None and run.best["version"] != run.version:
+        print(
+            f"best:   version {run.best['version']:,}, evaluation mean {run.best['mean']:.4g} (--best, rl.load(run, best=True))"
+        )
     print(f"run:    {run.path}")
     print(f"report: {RunFolder(run.path).report}")
     for text in run.collapses.values():
         print(f"runnel: warning: {text}", file=sys.stderr)
     if run.status == "collapsed":
         return COLLAPSED
-    if run.status == "interrupted":
+    if run.interrupted:
         print(f"go on with: runnel resume {run.path}", file=sys.stderr)
         return 130
     return 0

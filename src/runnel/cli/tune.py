@@ -8,7 +8,9 @@ import json
 import sys
 from pathlib import Path
 
-from runnel.cli.train import parse_with, read_overlay
+from runnel.cli.overlay import budgets_named, read_overlay
+from runnel.cli.train import named, parse_with
+from runnel.cli.trusting import add_trust
 from runnel.core.config import override
 from runnel.run import registry
 from runnel.run.experiment import RunConfig, one_budget
@@ -34,7 +36,9 @@ class Options(TuneConfig):
     dry_run: bool = False
     """Print what would be searched, and stop."""
     config: str = ""
-    """A TOML file laid over the recipe's defaults; flags win over it."""
+    """A TOML file, or the config.json of a run, laid over the recipe's defaults; flags win over it."""
+    trust: bool = False
+    """Run the code that the config.json of `--config` names, though you did not make that run here."""
 
 
 def tune(args: list[str]) -> int:
@@ -45,11 +49,11 @@ def tune(args: list[str]) -> int:
         print(HELP)
         return 0 if args and args[0] in ("-h", "--help") else 2
     recipe = registry.load_recipe(args[0])
-    over = read_overlay(args[1:])
-    base = override(recipe.Config(), over)
+    over = read_overlay(args[1:], recipe.name, without=("seed",))
+    base = override(registry.begin(recipe, over | named(args[1:])), over)
     about = recipe.module.__doc__ or ""
     options, config = parse_with(Options, base, args[1:], prog=f"runnel tune {args[0]}", about=about)
-    config = one_budget(config, {*over, *(arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args)})
+    config = one_budget(config, budgets_named(args, over))
     setup = make_setup(recipe.name, config, options)
     if options.dry_run:
         return _dry_run(setup)
@@ -71,6 +75,7 @@ def _resume(args: list[str]) -> int:
     parser.add_argument("--workers", type=int, help="trials at the same time")
     parser.add_argument("--test-seeds", type=int, help="train the winner on so many fresh seeds at the end")
     parser.add_argument("--on", choices=("local", "ray"), help="where trials run")
+    add_trust(parser)
     found = vars(parser.parse_args(args))
     folder = found.pop("resume")
     return _tell(resume(folder, live=True, **{k: v for k, v in found.items() if v is not None}))
@@ -93,7 +98,7 @@ def _tell(study: Study) -> int:
     states = [t["state"] for t in data["trials"]]
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "pruned", "failed", "running") if s in states)
     print(f"{study.status}: {counts}")
-    if study.status == "interrupted":
+    if study.status == "stopped":
         print(f"go on with: runnel tune --resume {study.path}", file=sys.stderr)
         return 130
     if best is not None:

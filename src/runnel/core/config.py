@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import os
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from runnel.core.errors import ConfigError, UnusedSettingError
+from runnel.core.hints import meant, names_of
 
 C = TypeVar("C")
 
@@ -139,8 +140,8 @@ def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
     for key, value in _nest(changes).items():
         where = f"{path}{key}"
         if key not in names:
-            close = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {path}{close[0]}?" if close else f"known fields: {', '.join(sorted(names))}"
+            close = " or ".join(f"{path}{name}" for name in meant(key, [*names, *names_of(config)]))
+            hint = f"did you mean {close}?" if close else f"known fields: {', '.join(sorted(names))}"
             raise ConfigError(where, value, f"unknown field; {hint}")
         current = getattr(config, key)
         if dataclasses.is_dataclass(current) and not isinstance(current, type) and isinstance(value, Mapping):
@@ -168,14 +169,36 @@ def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def whole_number(text: str) -> int:
+    """A whole number as people write it; a `ValueError` where it has a fraction, or is no number.
+
+    >>> whole_number("100_000") == whole_number("1e5") == 100000
+    True
+    >>> whole_number("1.5e0")
+    Traceback (most recent call last):
+    ValueError: 1.5e0 is no whole number
+    """
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+    if not value.is_integer():
+        raise ValueError(f"{text} is no whole number")
+    return int(value)
+
+
 def _coerce(field: str, value: Any, hint: Any) -> Any:
     """`value` as the annotated type, where that loses nothing; else a `ConfigError`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
+        if isinstance(value, float) and int in args and float not in args:
+            return _coerce(field, value, int)
         for option in sorted(args, key=lambda a: a is not type(value)):
             try:
                 return _coerce(field, value, option)
@@ -190,6 +213,8 @@ def _coerce(field: str, value: Any, hint: Any) -> Any:
         if value in args:
             return value
         raise ConfigError(field, value, f"expected one of {', '.join(map(repr, args))}")
+    if origin is tuple and isinstance(value, str):
+        raise ConfigError(field, value, f"expected a list; write [{value!r}]")
     if origin is tuple and isinstance(value, list | tuple):
         hints = [args[0] if args else Any] * len(value) if not args or args[-1] is ... else list(args)
         if len(hints) != len(value):
@@ -209,6 +234,10 @@ def _coerce(field: str, value: Any, hint: Any) -> Any:
         if value != value:
             raise ConfigError(field, value, "NaN compares with nothing, so it passes every check; give a number")
         return float(value)
+    if hint is int and isinstance(value, float):
+        if not value.is_integer():
+            raise ConfigError(field, value, "expected a whole number; it has a fraction, or is not finite")
+        return int(value)  # budgets are written as 1e5
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise ConfigError(field, value, f"expected {_name(hint)}, got {type(value).__name__}")

@@ -61,8 +61,17 @@ class CheckpointError(RunnelError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
 
 
-class DiskFullError(CheckpointError):
-    """There is no room for a checkpoint; earlier ones are untouched."""
+class DiskError(CheckpointError):
+    """A disk that takes nothing more: it is read-only, or a folder may not be written. Checkpoints that are there are
+    untouched."""
+
+
+class DiskFullError(DiskError):
+    """A disk without room, or a quota that is spent. Checkpoints that are there are untouched."""
+
+
+class UnrestorableError(CheckpointError):
+    """A checkpoint that was just written lacks something that a resume needs; earlier ones are untouched."""
 
 
 class WorkerFailure(RunnelError):
@@ -71,6 +80,14 @@ class WorkerFailure(RunnelError):
     def __init__(self, worker: str, detail: str) -> None:
         super().__init__(f"worker {worker!r} {detail}")
         self.worker, self.detail = worker, detail
+
+
+class EngineLost(WorkerFailure):
+    """The process of an engine is gone, after it had worked or because somebody killed it: whoever owns it may start again."""
+
+
+class ClusterLost(RunnelError):
+    """The cluster of a run is gone, and the run with it: names its head, what was saved, and how to go on."""
 
 
 class RankError(RunnelError):

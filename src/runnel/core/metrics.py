@@ -24,7 +24,10 @@ class StageTimer:
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._waited = 0.0
+        self._done: set[str] = set()
         self.current: tuple[str, float] = ("idle", clock.now())
+        self.held: float | None = None
+        """Since when it waits for others inside a stage, if it does."""
         self.lane: Lane | None = None
         """Where stages are recorded one by one, in a run that is traced."""
 
@@ -38,6 +41,7 @@ class StageTimer:
             end = self._clock.now()
             busy = end - start - (self._waited - waited)
             self._seconds[name] = self._seconds.get(name, 0.0) + busy
+            self._done.add(name)
             if self.lane is not None:
                 self.lane.span(name, start, end, busy)
             self.current = (outer[0], end)
@@ -46,11 +50,11 @@ class StageTimer:
     def wait(self) -> Iterator[None]:
         """Inside a stage: time that goes by for others, which is none of the stage's; nobody who waits here hangs."""
         outer, start = self.current, self._clock.now()
-        self.current = ("idle", start)
+        self.current, self.held = ("idle", start), start
         try:
             yield
         finally:
-            end = self._clock.now()
+            end, self.held = self._clock.now(), None
             self._waited += end - start
             if self.lane is not None:
                 self.lane.wait(start, end)
@@ -65,9 +69,9 @@ class StageTimer:
         """Seconds in `wait` since the start."""
         return self._waited
 
-    def touch(self) -> None:
-        """The running stage has made progress: its deadline starts anew."""
-        self.current = (self.current[0], self._clock.now())
+    def knows(self, name: str) -> bool:
+        """Whether that stage has ended before; the first time may compile kernels, or start an engine."""
+        return name in self._done
 
     def drain(self) -> dict[str, float]:
         """Seconds by stage since the last call."""

@@ -90,6 +90,8 @@ def _moved(old: Any, new: Any) -> bool:
     >>> _moved("/a/my_env.py:MyEnv", "/b/c/my_env.py:MyEnv"), _moved("ALE/Pong-v5", "My/Pong-v5")
     (True, False)
     """
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        return all(a == b or _moved(a, b) for a, b in zip(old, new, strict=True))
     if not (isinstance(old, str) and isinstance(new, str)):
         return False
     kinds = [text.partition(":/")[0] if ":/" in text else "" for text in (old, new)]

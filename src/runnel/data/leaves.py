@@ -82,7 +82,7 @@ class PlainLeaf:
     """A leaf that is stored as it is."""
 
     def __init__(self, num_slots: int, per_slot: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, memory: Memory) -> None:
-        self._data = memory.zeros((num_slots, per_slot, *shape), dtype)
+        self._memory, self._data = memory, memory.zeros((num_slots, per_slot, *shape), dtype)
         self._flat = self._data.reshape(-1, *shape)
         self._final = Pool(shape, dtype, memory=memory, most=num_slots * per_slot)
         self._span = np.zeros((num_slots, 2), dtype=np.int64)
@@ -90,6 +90,7 @@ class PlainLeaf:
         """Spans of frames of a checkpoint in which this leaf was kept as a stack."""
 
     def put(self, slot: int, obs: Array, final: Array, after: Array) -> int:
+        self._memory.will_fill(self._data, slot + 1)
         self._data[slot] = obs.reshape(self._data.shape[1:])
         first = self._final.push(final)
         self._span[slot] = first, self._final.stop
@@ -133,6 +134,7 @@ class PlainLeaf:
         if self._frames is not None:  # numbers of frames; those of a slot lie in the span of it
             frames, first = arrays["frames"], int(self._frames[start, 0])
             data, final = frames[data - first], frames[final - first]
+        self._memory.will_fill(self._data, stop)
         self._data[start:stop] = data.reshape(self._data[start:stop].shape)
         self._final.write(int(self._span[start, 0]), final.reshape(-1, *self._flat.shape[1:]))
 

@@ -1,7 +1,7 @@
 """Where large arrays live: in memory, or, above a limit, in a file without a name that is mapped into memory.
 
-Neither takes room before it is written to: fresh pages of memory, and the holes of a file, cost nothing. The file has no name
-from the start, so however the process ends, the kernel takes it back.
+Neither takes room long before it is written to: fresh pages of memory, and the holes of a file, cost nothing. The file has
+no name from the start, so however the process ends, the kernel takes it back.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import os
 import shutil
 import sys
 import tempfile
-from typing import Any
+from dataclasses import dataclass
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError
 from runnel.core.memory import free_memory
 
 Array = NDArray[Any]
+AHEAD = 8 << 20
+"""Bytes of a mapped file for which blocks are set aside at once."""
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE of Linux on x86 and ARM, which Python's `mmap` has no name for: the kernel sets nothing aside for the pages."""
 
@@ -31,6 +35,7 @@ class Memory:
     def __init__(self, num_bytes: int, *, mmap_bytes: int, folder: str = "") -> None:
         self.num_bytes, self.mapped = num_bytes, num_bytes >= mmap_bytes
         self.folder = folder or tempfile.gettempdir()
+        self._files: list[_Mapped] = []
 
     def check(self, field: str, value: int, *, taken: int = 0, why: str = "") -> None:
         """Refuse what does not fit beside the bytes that are `taken` of it already, and say which `value` of `field` would."""
@@ -60,6 +65,34 @@ class Memory:
         return np.frombuffer(pages, dtype, size).reshape(shape)
 
     def _file(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        with tempfile.TemporaryFile(dir=self.folder) as file:
+        with told_if_refused(self.folder):
+            file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (it closes with this object)
             os.ftruncate(file.fileno(), int(np.prod(shape)) * dtype.itemsize)
-            return np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
+        found = np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
+        self._files.append(_Mapped(file, found))
+        return found
+
+    def will_fill(self, array: Array, num: int) -> None:
+        """Before the first `num` rows of one of its arrays are written: set blocks of the disk aside for them, or raise a
+        `DiskFullError`. A page of a mapped file that finds no block kills the process, without a word (SIGBUS)."""
+        for found in self._files:
+            if found.array is array:
+                fix = "the replay memory grows there; free some, or set replay.mmap_dir"
+                with told_if_refused(self.folder, what="the replay memory finds no room", fix=fix):
+                    found.set_aside(num)
+
+
+@dataclass
+class _Mapped:
+    """A mapped file, of which the first `done` bytes have their blocks."""
+
+    file: IO[bytes]
+    array: Array
+    done: int = 0
+
+    def set_aside(self, num: int) -> None:
+        need = num * self.array[:1].nbytes
+        if need > self.done and hasattr(os, "posix_fallocate"):
+            upto = min(self.array.nbytes, -(-need // AHEAD) * AHEAD)
+            os.posix_fallocate(self.file.fileno(), self.done, upto - self.done)
+            self.done = upto

@@ -24,7 +24,7 @@ class Pool:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, memory: Memory, most: int) -> None:
-        self._data = memory.reserve((most, *shape), dtype)
+        self._memory, self._data = memory, memory.reserve((most, *shape), dtype)
         self.first = self.stop = self.size = 0
         self._start = 0
         """An id whose place is the first of the ring."""
@@ -76,6 +76,7 @@ class Pool:
         newest lap lies at its end, and moves up to the new end, the last items first."""
         slack = need // SLACK if self.first or stop == self.stop else 0
         size, newest = min(need + slack, len(self._data)), max(stop - 1, self.first)
+        self._memory.will_fill(self._data, size)
         lap = newest - self._places(newest) if self.size else newest
         older, up = max(0, lap - self.first), size - self.size
         for end in range(self.size, self.size - older, -_MOVED_AT_ONCE):

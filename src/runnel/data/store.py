@@ -202,6 +202,7 @@ class SegmentStore(ABC):
     # ---------------------------------------------------------------------------------------------------------- insert
     def insert(self, segment: Segment) -> int:
         """Copy a `[T, B]` segment over the oldest one; returns how many of the overwritten rows were never drawn."""
+        self._will_fill(self._num_inserted + 1)
         slot = self._num_inserted % self._num_slots
         rows = self._selected[slot * self._rows : (slot + 1) * self._rows]
         evicted = int(len(rows) - np.count_nonzero(rows))
@@ -217,6 +218,12 @@ class SegmentStore(ABC):
         if self._num_inserted in self._looks:
             self._look_again()
         return evicted
+
+    def _will_fill(self, num_slots: int) -> None:
+        """Make sure that the disk has room for so many slots, before anything of them is written. Leaves do so themselves."""
+        num = min(num_slots, self._num_slots)
+        for array in self._data.values():
+            self._memory.will_fill(array, num)
 
     def _look_again(self) -> None:
         """Refuse episodes so short that what they leave does not fit, while there is still room to say so.
@@ -360,6 +367,7 @@ class SegmentStore(ABC):
         self._names.clear()
         for key, leaf in self._leaves.items():
             leaf.recount(state["leaves"][key])
+        self._will_fill(self._num_inserted)
         for start, stop, piece in state["pieces"]:
             self._load(start, stop, piece.read() if isinstance(piece, Frozen) else piece)
         if self._priorities is not None:

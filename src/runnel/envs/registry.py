@@ -6,14 +6,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
-from collections.abc import Callable, Mapping
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from runnel.core.errors import ConfigError
-from runnel.core.resolve import is_reference, load_object
+from runnel.core.errors import ConfigError, DataError, RunnelError
+from runnel.core.resolve import is_reference, load_object, own_name
 from runnel.core.spaces import EnvSpec
+from runnel.core.user_code import called_wrongly, frames, place_of, summary
 from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.vector import VectorConfig, VectorEnv, look_at
@@ -22,6 +26,7 @@ from runnel.envs.vector.choose import STEP_US, Choice, choose
 from runnel.envs.vector.contract import mark_stack
 from runnel.envs.vector.processes import num_cores
 from runnel.envs.vector.source import Source
+from runnel.envs.wrapped import EnvWrapper, Wrapped, load_wrappers
 
 Target = str | Callable[..., Any]
 """What `env=` accepts."""
@@ -74,17 +79,49 @@ def is_tensor_env(target: Target) -> bool:
 
 def env_name(target: Target) -> str:
     """A short name for messages and reports."""
-    return target if isinstance(target, str) else str(getattr(target, "__qualname__", target))
+    if isinstance(target, Wrapped):
+        return env_name(target.target)
+    return own_name(target) if isinstance(target, str) else str(getattr(target, "__qualname__", target))
 
 
-def make_env(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> Any:
-    """One Gymnasium environment. Wrappers that only check the caller are left out: vectors never break their rules."""
-    options = dict(kwargs or {})
+def with_wrappers(target: Target, wrappers: Sequence[str | EnvWrapper]) -> Target:
+    """`target` with a user's own wrappers around it, the first innermost; what steps itself cannot be wrapped."""
+    why = why_not_wrapped(target)
+    if wrappers and why:
+        raise ConfigError("wrappers", list(wrappers), why)
+    return Wrapped(target, load_wrappers(wrappers), make_env) if wrappers else target
+
+
+def why_not_wrapped(target: Target) -> str:
+    """Why no wrapper can be put around an environment; empty where it can."""
+    if is_tensor_env(target):
+        return "a tensor environment has no Gymnasium form to wrap (the plain id has one)"
+    if _special(target) in (_POOL, _ATARI):
+        other = "ALE/NAME-v5" if _special(target) == _ATARI else "the Gymnasium id"
+        return f"{target} steps all its copies at once in C++, where no wrapper reaches ({other} can be wrapped)"
+    found = (
+        load_object(target, "env") if isinstance(target, str) and is_reference(target) and not _registered(target) else target
+    )
+    return "a class of vectors steps all its copies itself (wrap it in your own file)" if _is_vector_class(found) else ""
+
+
+def make_env(
+    target: Target,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    frame_stack: int = 0,
+    wrappers: Sequence[str | EnvWrapper] = (),
+) -> Any:
+    """One Gymnasium environment, `wrappers` around it, frames stacked outside of those. Wrappers that only check the caller are
+    left out: vectors never break their rules."""
+    options, target = dict(kwargs or {}), with_wrappers(target, wrappers)
     if is_tensor_env(target):
         raise ConfigError("env", target, "a tensor environment has no Gymnasium form; use make_vector, or the plain id")
     special = _special(target)
     if special:
         return _make_special(special, str(target), _with_frames(special, options, frame_stack), frame_stack)
+    if isinstance(target, str) and (target.startswith(":") or target.endswith(":")):
+        raise ConfigError("env", target, "write module:Class or path/to/file.py:factory, with a name on both sides")
     if not isinstance(target, str):
         env = _construct(target, target, options)
     elif is_reference(target) and not _registered(target):
@@ -139,6 +176,30 @@ def evaluation_kwargs(target: Target, kwargs: Mapping[str, Any] | None = None) -
     return {**options, **{k: v for k, v in whole_games.items() if k in options}} if _special(target) == _POOL else options
 
 
+@contextmanager
+def _told(target: Target, options: Mapping[str, Any], factory: Any = None) -> Iterator[None]:
+    """What goes wrong in an environment's own code while it is made, as one error with its lines."""
+    try:
+        yield
+    except RunnelError:
+        raise
+    except Exception as error:
+        fix = frames(error)
+        if isinstance(error, TypeError) and called_wrongly(error):
+            given = f" (they are {dict(options)!r} now)" if options else ""
+            at = f" ({place})" if (place := place_of(factory)) else ""
+            fix = f"{at}; its arguments go into env_kwargs, --env-kwargs '{{\"name\": value}}'{given}"
+        raise DataError(f"environment {env_name(target)!r}: making it raised {summary(error)}{fix}") from error
+
+
+def check_command(target: Target, kwargs: Mapping[str, Any] | None = None) -> str:
+    """How a user has an environment checked."""
+    if not isinstance(target, str):
+        return "rl.check_env"
+    options = f" --env-kwargs {shlex.quote(json.dumps(dict(kwargs), default=str))}" if kwargs else ""
+    return f"runnel check-env {shlex.quote(target)}{options}"
+
+
 def _construct(factory: Callable[..., Any], target: Target, options: dict[str, Any]) -> Any:
     import gymnasium as gym
 
@@ -147,8 +208,10 @@ def _construct(factory: Callable[..., Any], target: Target, options: dict[str, A
     if _is_vector_class(factory):
         from runnel.envs.wrappers import OneOf
 
-        return OneOf(_vector_maker(factory, options)(1))
-    env = factory(**options)
+        with _told(target, options, factory):
+            return OneOf(_vector_maker(factory, options)(1))
+    with _told(target, options, factory):
+        env = factory(**options)
     if not isinstance(env, gym.Env):
         raise ConfigError("env", target, f"it made a {type(env).__name__}; give a class or factory of gymnasium.Env")
     return env
@@ -166,30 +229,44 @@ def _from_gymnasium(target: str, options: dict[str, Any]) -> Any:
 
     if target.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
         importlib.import_module("ale_py")  # which registers its games
-    try:
-        if target not in gym.registry:
-            return gym.make(target, disable_env_checker=True, **options)
-        plain = dataclasses.replace(gym.spec(target), order_enforce=False)
-        return gym.make(plain, disable_env_checker=True, **options)
-    except (error.Error, ModuleNotFoundError) as problem:
-        raise ConfigError("env", target, _advice(target, str(problem))) from problem
+    with _told(target, options):
+        try:
+            if target not in gym.registry:
+                return gym.make(target, disable_env_checker=True, **options)
+            plain = dataclasses.replace(gym.spec(target), order_enforce=False)
+            return gym.make(plain, disable_env_checker=True, **options)
+        except (error.Error, ImportError) as problem:
+            raise ConfigError("env", target, _advice(target, problem)) from problem
 
 
-def _advice(target: str, problem: str) -> str:
+def _advice(target: str, error: Exception) -> str:
     """How to get an environment that Gymnasium could not make."""
     import gymnasium as gym
+    from gymnasium.error import DependencyNotInstalled
 
+    problem, known = str(error).rstrip("."), _spec_of(target)
     if target.startswith("ALE/"):
         return 'Atari is not installed; pip install "runnel[atari]"'
-    if target.split("-")[0] in _MUJOCO and (target in gym.registry or "-v" in target):
-        return f'{problem.rstrip(".")}; pip install "runnel[mujoco]", and use the newest version (-v5)'
+    if target.split("-")[0] in _MUJOCO and (known is not None or "-v" in target):
+        return f'{problem}; pip install "runnel[mujoco]", and use the newest version (-v5)'
+    if known is not None and isinstance(error, DependencyNotInstalled | ImportError):
+        box2d = str(known.entry_point).startswith("gymnasium.envs.box2d")
+        return 'needs Box2D: pip install "runnel[box2d]"' if box2d else f"needs what is not installed: {problem}{frames(error)}"
     if target.endswith(".py"):
         return "a file needs the name of what to make: path/to/file.py:factory"
-    if "deprecated" in problem:
+    if "deprecated" in problem or isinstance(error, ImportError):
         return problem
     close = difflib.get_close_matches(target, {**gym.registry, **_KNOWN}, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else "run `runnel list` for a start"
+    hint = f"did you mean {' or '.join(close)}?" if close else "run `runnel list` for a start."
     return f"no such environment; {hint} Or give module:Class, path/to/file.py:factory, a class or a function"
+
+
+def _spec_of(target: str) -> Any:
+    """What Gymnasium knows of an id, also of one without its version; None: nothing."""
+    import gymnasium as gym
+
+    name = next((known for known in gym.registry if target == known or known.startswith(f"{target}-v")), None)
+    return None if name is None else gym.spec(name)
 
 
 def make_tensor_env(target: str, *, kwargs: Mapping[str, Any] | None = None) -> TensorEnv:
@@ -198,7 +275,8 @@ def make_tensor_env(target: str, *, kwargs: Mapping[str, Any] | None = None) -> 
     if name not in TENSOR_ENVS and not is_reference(name):
         raise ConfigError("env", target, f"known tensor environments: {', '.join(_TENSOR + k for k in TENSOR_ENVS)}")
     factory = TENSOR_ENVS[name] if name in TENSOR_ENVS else load_object(name, "env")
-    env = factory(**dict(kwargs or {}))
+    with _told(target, kwargs or {}, factory):
+        env = factory(**dict(kwargs or {}))
     if not isinstance(env, TensorEnv):
         raise ConfigError("env", target, "it lacks a part of runnel.envs.device.TensorEnv (initial, transition, observe, spec)")
     if env.spec.has_mask:
@@ -276,6 +354,7 @@ def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, fram
         options,
         only,
         _family(target),
+        check_command(target, kwargs),
     )
 
 
@@ -283,6 +362,8 @@ def _family(target: Target) -> str:
     """The package that an environment comes from, as `STEP_US` names it; empty where it names none."""
     import gymnasium as gym
 
+    if isinstance(target, Wrapped):
+        return _family(target.target)
     if not isinstance(target, str):
         return ""
     if target.startswith((_MINATAR, "ALE/")):
@@ -342,7 +423,7 @@ def probe_env(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_
         return make_tensor_env(target, kwargs=kwargs).spec
     env = make_env(target, kwargs=kwargs, frame_stack=frame_stack)
     try:
-        return mark_stack(look_at(env, env_name(target)), _native_stack(target, env))
+        return mark_stack(look_at(env, env_name(target), check_command(target, kwargs)), _native_stack(target, env))
     finally:
         env.close()
 

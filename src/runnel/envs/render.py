@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
 from runnel.envs.registry import Target, env_name, evaluation_kwargs, is_tensor_env, make_env
 from runnel.envs.sketch import sketch_of
 
@@ -105,7 +105,7 @@ def _make(target: Target, options: dict[str, Any], frame_stack: int) -> tuple[An
         try:
             env = make_env(target, kwargs={**options, "render_mode": "rgb_array"}, frame_stack=frame_stack)
             return env, sketch_of(env) is None or importlib.util.find_spec("pygame") is not None
-        except TypeError as error:
+        except (TypeError, DataError) as error:  # of a library, or of the user's own constructor
             if "render_mode" not in str(error):
                 raise
     return make_env(target, kwargs=options, frame_stack=frame_stack), False

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from runnel.core.errors import DataError
+from runnel.core.progress import progressed
 from runnel.core.protocols import State
 
 
@@ -47,6 +48,7 @@ def load_env(env: Any, state: Any, *, actions: Sequence[Any], seed: int, length:
     from gymnasium.wrappers import TimeLimit
 
     obs, _ = env.reset(seed=seed)
+    progressed()
     part = stateful_part(env)
     if part is not None:
         part.set_state(state)
@@ -57,6 +59,7 @@ def load_env(env: Any, state: Any, *, actions: Sequence[Any], seed: int, length:
         return None
     for step, action in enumerate(actions, start=1):
         obs, _, terminated, truncated, _ = env.step(action)
+        progressed()
         if terminated or truncated:
             raise DataError(
                 f"environment {where} is not deterministic: its episode (seed {seed}) ended at step {step} of a replay of "

@@ -17,6 +17,7 @@ import torch
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.progress import progressed
 from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State
 from runnel.core.records import Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
@@ -26,6 +27,7 @@ from runnel.envs.carried import CarriedReturns
 from runnel.envs.segments import SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
+from runnel.envs.vector.host import HostVector
 
 AGENT = "agent"
 T = TypeVar("T")
@@ -166,6 +168,7 @@ class _Lane:
         """Record what the environments did (waits for them if they are still at work)."""
         assert self.segment is not None
         out = self.vector.recv()
+        progressed()
         self.sent = False
         self.segment.outcome(len(self.segment.versions) - 1)
         if self._state:
@@ -343,7 +346,10 @@ class VecEnvSampler:
             step = self._num_steps + t * lane.segment.num_envs + row
             index = lane.vector.index0 + row
             where = f"environment {lane.vector.name!r} (index {index}), step {t} of its segment"
-            raise NonFiniteError(field, step, f"the policy's answer to {where}" if lane.segment.answers(field) else where)
+            if lane.segment.answers(field):
+                raise NonFiniteError(field, step, f"the policy's answer to {where}")
+            check = lane.vector.check if isinstance(lane.vector, HostVector) else ""
+            raise NonFiniteError(field, step, f"{where} (`{check}` may explain it)" if check else where)
 
     def waits_for(self) -> str:
         reasons = dict.fromkeys(lane.waits for lane in self._lanes if lane.waits)

@@ -130,7 +130,7 @@ def aggregate(
     values, draws = resampled(scores, statistics, num_resamples=num_resamples, seed=seed)
     low, high = percentiles(draws, confidence)
     found = {name: Interval(float(values[i]), float(low[i]), float(high[i])) for i, name in enumerate(statistics)}
-    return found | {name: over_seeds(scores[0], confidence=confidence) for name in _means(scores) if name in found}
+    return found | {name: over_seeds(scores[0], confidence=confidence) for name in plain_means(scores) if name in found}
 
 
 def over_seeds(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Interval:
@@ -144,7 +144,7 @@ def over_seeds(values: Sequence[float] | Array, *, confidence: float = 0.95) -> 
     return Interval(float(mean), float(mean - half), float(mean + half))
 
 
-def _means(scores: Scores) -> tuple[str, ...]:
+def plain_means(scores: Scores) -> tuple[str, ...]:
     """Statistics that are nothing but the mean over the seeds of one task: a median over tasks, an IQM of less than four."""
     if len(scores) != 1 or len(scores[0]) < 2:
         return ()

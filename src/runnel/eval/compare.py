@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
 from runnel.eval.aggregates import NUM_RESAMPLES, Interval, Scores, Strata, percentiles, resampled
-from runnel.eval.statistics import Array
+from runnel.eval.statistics import Array, resamples
 
 EXACT_RUNS = 60
 """Up to so many runs of a task the rank test counts all arrangements; beyond, the normal distribution is as good."""
@@ -42,6 +42,8 @@ class Comparison:
     seeds_needed: int | None = None
     """Seeds of each group with which the test would decide in 8 of 10 repetitions, if what was seen is the truth; None if it is
     decided, if there is only one seed, or if 1,000 would not do."""
+    has_intervals: bool = True
+    """Whether there are seeds enough for the intervals of `difference` and `probability` to say something."""
 
     @property
     def better(self) -> int:
@@ -61,11 +63,12 @@ def compare(
     probability = probability_of_improvement(x, y, num_resamples=num_resamples, seed=seed)
     p_value = rank_test(x, y)
     fewest = (min(map(len, x)), min(map(len, y)))
-    found = Comparison(difference, probability, p_value, False, fewest)
+    sure = resamples([*map(len, x), *map(len, y)])
+    found = Comparison(difference, probability, p_value, False, fewest, has_intervals=sure)
     if found.better >= 0 and p_value < alpha:
-        return Comparison(difference, probability, p_value, True, fewest)
+        return replace(found, decided=True)
     needed = seeds_needed(x, y, alpha=alpha, seed=seed) if found.better >= 0 and min(fewest) > 1 else None
-    return Comparison(difference, probability, p_value, False, fewest, needed)
+    return replace(found, seeds_needed=needed)
 
 
 def compare_all(groups: Sequence[Scores], **settings: int) -> dict[tuple[int, int], Comparison]:
@@ -80,7 +83,7 @@ def compare_all(groups: Sequence[Scores], **settings: int) -> dict[tuple[int, in
         largest = max(largest, min(1.0, c.p_value * (len(pairs) - place)))
         decided = c.better >= 0 and largest < 0.05
         needed = None if decided else c.seeds_needed
-        corrected[pair] = Comparison(c.difference, c.probability, largest, decided, c.num_seeds, needed)
+        corrected[pair] = replace(c, p_value=largest, decided=decided, seeds_needed=needed)
     return {pair: corrected[pair] for pair in pairs}
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from runnel.core.batch import Batch
 from runnel.core.errors import DataError
+from runnel.core.progress import progressed
 from runnel.core.protocols import InferenceClient, Policy, Progress
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
@@ -100,6 +101,7 @@ class EpisodeRecorder:
             while not over and len(rewards) < self.max_steps:
                 obs, reward, terminated, truncated, info = env.step(act(policy, obs, info))
                 sink.add(env.frame())
+                progressed()
                 rewards.append(reward)
                 over = terminated or truncated
                 if len(rewards) % _TELL_EVERY == 0:

@@ -7,7 +7,8 @@ first would favour short ones.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from runnel.core.spaces import ArraySpec
 from runnel.envs.registry import Target, evaluation_kwargs, make_env
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
+from runnel.envs.wrapped import EnvWrapper
 from runnel.eval.tally import Outcome, Tally, incomplete, result_of
 
 MAX_STEPS = 27_000
@@ -137,20 +139,25 @@ def evaluate(
     kwargs: Mapping[str, Any] | None = None,
     frame_stack: int = 0,
     max_steps: int = MAX_STEPS,
+    wrappers: Sequence[str | EnvWrapper] = (),
 ) -> EvalResult:
-    """Play `episodes` episodes of `env` with `policy`, greedily; episode i is reset with a seed of its own, and cut after
-    `max_steps` (`extra["cut"]` then says which, and a warning how many)."""
-    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
-        if value < 1:
-            raise ConfigError(name, value, "use at least 1")
-    played = make_env(env, kwargs=evaluation_kwargs(env, kwargs), frame_stack=frame_stack)
+    """Make an `env` (closed again), and `evaluate_in` it."""
+    played = make_env(env, kwargs=evaluation_kwargs(env, kwargs), frame_stack=frame_stack, wrappers=wrappers)
     try:
-        scores = [_play(policy, played, make_seed(seed, "evaluate", i), max_steps) for i in range(episodes)]
+        return evaluate_in(policy, played, episodes=episodes, seed=seed, max_steps=max_steps)
     finally:
         played.close()
-    result = result_of(scores)
+
+
+def evaluate_in(policy: Policy, env: Any, *, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> EvalResult:
+    """Play `episodes` episodes of the environment `env` with `policy`, greedily; episode i is reset with a seed of its own, and
+    cut after `max_steps` (`extra["cut"]` then says which, and a warning how many)."""
+    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
+        if not isinstance(value, Integral) or value < 1:
+            raise ConfigError(name, value, "use a whole number, at least 1")
+    result = result_of([_play(policy, env, make_seed(seed, "evaluate", i), max_steps) for i in range(episodes)])
     for text in incomplete(result.extra):
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=4)
     return result
 
 

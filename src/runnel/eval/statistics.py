@@ -26,6 +26,9 @@ Statistic = Callable[[Array], Array]
 
 FEW_SEEDS = 5
 """Below this many seeds an interval over them is said to be a rough guess."""
+FEWEST_SEEDS = 3
+"""Below this many seeds no interval is drawn: Student's t is 13 times as wide as they lie apart, and a bootstrap gives their
+minimum and maximum, which hold the truth every second time."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,17 @@ def few_seeds(num: int) -> str:
     ('fewer than 5: a rough guess', '')
     """
     return f"fewer than {FEW_SEEDS}: a rough guess" if num < FEW_SEEDS else ""
+
+
+def resamples(sizes: Sequence[int], *, confidence: float = 0.95) -> bool:
+    """Whether a bootstrap over tasks with so many seeds each is more than the lowest and the highest of them. With two seeds of
+    one or two tasks every 16th draw has the lowest alone, and so has the bound of a 95 % interval.
+
+    >>> resamples([2]), resamples([2, 2]), resamples([2, 2, 2]), resamples([3])
+    (False, False, True, True)
+    """
+    lowest = math.prod(float(size) ** -size for size in sizes)
+    return min(sizes) >= FEWEST_SEEDS or (min(sizes) > 1 and lowest <= (1.0 - confidence) / 2.0)
 
 
 def share_interval(

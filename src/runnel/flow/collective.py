@@ -20,6 +20,9 @@ from torch import Tensor
 from runnel.core.errors import RankError
 
 LOOPBACK = "127.0.0.1"
+MEET_S = 86_400.0
+"""A rank may have much more to do before a sum than another. Who hangs is found by its own heartbeat, and who dies by its
+socket, so a sum itself waits for a day."""
 ROLL_CALL_S = 2.0
 """When a sum fails, each rank that is left says so within this time; who does not is named."""
 ALIVE = "alive"
@@ -30,8 +33,8 @@ GLOO = "runnel"
 class TorchCollective:
     """`core.protocols.Collective` over processes. Sums are in place, and of fixed order for a fixed number of ranks.
 
-    `stage` is what the rank is at, for errors; time that is spent here passes inside `around()`. NCCL sums what lies on a GPU
-    (one for each rank); gloo all else.
+    `stage` is what the rank is at, for errors; time that is spent here passes inside `around()`. `timeout_s` is for finding
+    each other, and for messages from one to one. NCCL sums what lies on a GPU (one for each rank); gloo all else.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class TorchCollective:
         self._listener: socket.socket | None = None
         self._store: Any = None
         self._gloo: Any = None
+        self._sum: Any = None
         self._nccl: Any = None
         self._mesh: Any = None
 
@@ -69,7 +73,7 @@ class TorchCollective:
             try:
                 self._connect()
                 group = self._nccl if x.is_cuda and self._nccl is not None else self._gloo
-                group.allreduce([x]).wait()
+                group.allreduce([x], self._sum).wait()
             except RuntimeError as error:
                 raise self._explain(error) from error
         return x
@@ -124,12 +128,14 @@ class TorchCollective:
         if self._gloo is not None:
             return
         dist: Any = importlib.import_module("torch.distributed")
+        self._sum = dist.AllreduceOptions()
+        self._sum.timeout = timedelta(seconds=MEET_S)
         self._store = self._open_store(dist)
         store = dist.PrefixStore("gloo", self._store)
         self._gloo = self._make_gloo(store, self.rank, self.world_size, self._timeout)
         if self._backend == "nccl":
             fast = dist.ProcessGroupNCCL.Options()
-            fast._timeout = self._timeout
+            fast._timeout = timedelta(seconds=MEET_S)
             self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), self.rank, self.world_size, fast)
 
     def _make_gloo(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:

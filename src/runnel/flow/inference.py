@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.clock import Clock, WallClock
-from runnel.core.errors import ConfigError
+from runnel.core.errors import CheckpointError, ConfigError
 from runnel.core.protocols import Closes, DirectInferencer, Inferencer, ParamSet, Reply, Request, RowPolicy, State
-from runnel.flow.params import ChannelSubscriber, load
+from runnel.flow.params import ChannelSubscriber, Kept, load
 
 
 class Server(Protocol):
@@ -96,20 +97,26 @@ class InlineClient:
         """Newest version published, loaded here or not; -1 before any."""
         return self._subscriber.newest()
 
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        """The parameters of the loaded version; shared ones move on with the learner's next update."""
+        return {} if self._loaded is None else self._loaded.params
+
     def events(self) -> list[dict[str, Any]]:
         """What there was to tell of loaded versions since the last call."""
         out, self._events = self._events, []
         return out
 
-    def snapshot(self) -> State:
-        """With the parameters, if the channel no longer has the version that is loaded here.
+    def snapshot(self, kept: Kept | None = None) -> State:
+        """With the parameters, if a checkpoint that holds `kept` (None: what the channel has) lacks the version loaded here.
 
         Shared tensors have moved on with the learner: nothing can be asked of them before the next `sync`.
         """
         loaded = self._loaded
-        gone = loaded is not None and not self._subscriber.available(self.version)
+        gone = loaded is not None and not self._subscriber.is_kept(self.version, kept)
         return {
             "next": self._next,
+            "channel": self._subscriber.channel,
             "version": -1 if gone and loaded is not None and loaded.shared else self.version,
             "params": dict(loaded.params) if gone and loaded is not None and not loaded.shared else None,
             "inferencer": self._inferencer.snapshot(),
@@ -123,7 +130,9 @@ class InlineClient:
             self._inferencer.load_params(self._loaded)
             self.version = state["version"]
         elif state["version"] >= 0 and not self.sync(state["version"]):
-            raise ConfigError("checkpoint", state["version"], "holds no parameters of the version that an actor had loaded")
+            version, channel, there = state["version"], self._subscriber.channel, self._subscriber.versions()
+            text = f"it holds no parameters of the version that an actor had loaded: version {version} of {channel!r}"
+            raise CheckpointError(f"{text}; it has {', '.join(map(str, there)) or 'none'}")
         self._inferencer.restore(state["inferencer"])
         self._replies = {int(t): Reply(int(t), Batch(r["rows"]), r["version"]) for t, r in state["replies"].items()}
 
@@ -270,9 +279,11 @@ class Asker:
         """The policy worker tells."""
         return []
 
-    def snapshot(self) -> State:
+    def snapshot(self, kept: Kept | None = None) -> State:
+        """What was asked is asked again. A version that it names is one that its segment requires, and such a one is never
+        further back than the channel keeps: parameters need not be saved here."""
         requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}
-        return {"next": self._next, "version": self.version, "requests": requests}
+        return {"next": self._next, "channel": self._subscriber.channel, "version": self.version, "requests": requests}
 
     def restore(self, state: State) -> None:
         self._next, self.version = state["next"], state["version"]

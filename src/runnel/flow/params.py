@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,6 +22,8 @@ from runnel.core import proof
 from runnel.core.errors import DataError
 from runnel.core.protocols import Inferencer, ParamSet, Provable, State
 
+Kept = Mapping[str, Collection[int]]
+"""By channel, the versions that a checkpoint holds."""
 WORDS = 1 << 22
 """Words of eight bytes that are summed at once on a device."""
 
@@ -184,9 +186,26 @@ class ChannelSubscriber:
         """Newest version published; -1 before any."""
         return self._channel.newest()
 
+    @property
+    def channel(self) -> str:
+        """The name of its channel."""
+        return self._channel.name
+
     def available(self, version: int) -> bool:
         """Whether exactly `version` can still be had."""
         return self._channel.has(version)
+
+    def versions(self) -> list[int]:
+        """Those that can be had."""
+        return sorted(self._channel.stamps())
+
+    def is_kept(self, version: int, kept: Kept | None) -> bool:
+        """Whether a checkpoint that holds `kept` has exactly `version`; None: it holds what this channel has.
+
+        On several nodes each has a channel of its own, and only the trainer's is saved. Where the network is slow the one here
+        is behind it, and still has versions that the trainer's has let go.
+        """
+        return self.available(version) if kept is None else version in kept[self.channel]
 
 
 def load(inferencer: Inferencer, params: ParamSet) -> list[dict[str, Any]]:

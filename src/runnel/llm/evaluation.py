@@ -10,7 +10,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import EvalResult, InferenceClient, Progress
 from runnel.core.rng import make_seed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
-from runnel.llm.rewards.judging import RewardJob, Verdict, scalar
+from runnel.llm.rewards.judging import RewardJob, Verdict, scalar, shown_prompt
 from runnel.llm.rewards.pool import RewardPool
 from runnel.llm.tasks.text import TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
@@ -103,7 +103,8 @@ class TextEvaluation:
         each = len(self._temperatures)
         first = {key: v.rewards for key, v in verdicts.items() if key % each == 0 and v.rewards is not None}
         if not first:
-            raise DataError(f"no evaluation prompt of task {self.task.name!r} got a reward: {verdicts[0].failure}")
+            why = f"{verdicts[0].failure} {shown_prompt(self._examples[0].text)}{verdicts[0].lines}"
+            raise DataError(f"no evaluation prompt of task {self.task.name!r} got a reward: {why}")
         rewards = {key: {c: values[0] for c, values in r.items()} for key, r in first.items()}
         totals = {key: self.task.total(r) for key, r in rewards.items()}
         extra = {c: [scalar(r[c]) for r in rewards.values() if r[c] is not None] for c in self.task.channels}

@@ -19,6 +19,7 @@ from runnel.core.batch import Batch
 from runnel.core.config import check_least
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.memory import memory_for
+from runnel.core.progress import progressed
 from runnel.core.proof import Proof
 from runnel.core.protocols import Collective, Metrics, OneProcess, ParamSet, State, Update
 from runnel.core.records import Segment
@@ -221,6 +222,7 @@ class TokenLearner:
             part = MicroBatch.of(batch, some, device=self._device)
             if part.kinds:
                 yield part
+                progressed()  # whoever asks for the next one is done with it
 
     def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> Trained:
         return TrainedModel(model, lora=lora, foreign=foreign, **self._model_settings())
@@ -435,12 +437,15 @@ class TokenLearner:
         return [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
 
     def _stats(self, batch: Batch) -> Metrics:
-        """What the algorithms want to show, as means over ranks."""
+        """What the algorithms want to show, as means over the ranks that measured it; what none did is left out."""
         found = {k.removeprefix("stats/"): v.double() for k, v in batch.items() if k.startswith("stats/")}
         if not found:
             return {}
-        means = self._collective.all_reduce(torch.stack(list(found.values())).to(self._device)) / self._collective.world_size
-        return dict(zip(found, means.tolist(), strict=True))
+        values = torch.stack(list(found.values())).to(self._device)
+        known = ~values.isnan()
+        both = torch.stack([torch.where(known, values, torch.zeros_like(values)), known.to(values)])
+        sums, counts = self._collective.all_reduce(both).tolist()
+        return {name: total / num for name, total, num in zip(found, sums, counts, strict=True) if num}
 
     def _follow(self) -> None:
         """A moving reference takes its step towards the policy."""

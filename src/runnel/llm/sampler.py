@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from runnel.core.errors import DataError
+from runnel.core.progress import progressed
 from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State, TaskSource
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
@@ -19,7 +20,7 @@ from runnel.core.routes import route
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.groups import Group, fill, group_data, group_from
 from runnel.llm.reference import REFERENCE, ReferencePlan, reference_rows
-from runnel.llm.rewards.judging import RewardJob, Rewards, Verdict
+from runnel.llm.rewards.judging import RewardJob, Rewards, Verdict, shown_prompt
 from runnel.llm.rewards.pool import RewardPool
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
@@ -98,6 +99,7 @@ class PromptSampler:
             work += self._compare(reference, writer)
         if work == 0 and self._pool.pending():
             self._waits_for = f"{self._pool.pending()} rewards"
+            progressed()  # each has a deadline of its own: nothing stands still for ever
             if self._reward_wait_s:
                 self._pool.wait(self._reward_wait_s)
                 return 1
@@ -112,7 +114,7 @@ class PromptSampler:
             prompt = self.tokenizer.render(messages_of(example.prompt))
             room = slot.spec.sizes["N"] // self.group_size - self._max_tokens
             if len(prompt) > room:
-                self._cancel(slot, writer, f"prompt_too_long: {len(prompt)} tokens, room for {room}")
+                self._cancel(slot, writer, f"prompt_too_long: {len(prompt)} tokens, room for {room}", example)
                 break
             self._groups.append(Group(slot, task.id, example, prompt))
             opened += 1
@@ -220,7 +222,7 @@ class PromptSampler:
         group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)
         if verdict.rewards is None:
             self._leave(group, reference)
-            self._cancel(group.slot, writer, f"reward_failed: {verdict.failure}")
+            self._cancel(group.slot, writer, f"reward_failed: {verdict.failure}", group.example, verdict.lines)
             return 1
         self._failures = 0
         totals = self._totals(verdict.rewards)
@@ -252,14 +254,15 @@ class PromptSampler:
     def _totals(self, rewards: Rewards) -> list[float]:
         return [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
 
-    def _cancel(self, slot: Slot, writer: SampleWriter, reason: str) -> None:
+    def _cancel(self, slot: Slot, writer: SampleWriter, reason: str, example: Example, lines: str = "") -> None:
+        """`lines` are those of the user's own code."""
         writer.cancel(slot, reason)
-        self._events.append({"kind": "failure", "reason": reason, "rows": self.group_size})
+        at = {"prompt": shown_prompt(example.text), "lines": lines}
+        self._events.append({"kind": "failure", "reason": reason, "rows": self.group_size, **at})
         self._failures += 1
         if self._failures >= self._max_failures:
-            raise DataError(
-                f"{self._failures} groups in a row failed, the last one with {reason!r}; fix the task {self.task.name!r}"
-            )
+            what = f"{self._failures} groups in a row failed, the last one with {reason!r} {at['prompt']}"
+            raise DataError(f"{what}; fix the task {self.task.name!r}{lines}")
 
     def _report(self, group: Group, totals: Sequence[float]) -> None:
         self._source.report(group.task_id, {"reward": sum(totals) / len(totals)})

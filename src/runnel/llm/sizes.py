@@ -87,7 +87,7 @@ def context_of(folder: str) -> int | None:
     from transformers import AutoConfig
 
     try:
-        return num_positions(AutoConfig.from_pretrained(folder))
+        return num_positions(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0][:200]
         raise ConfigError("model", folder, f"its config.json cannot be read ({reason}); give a Hugging Face model") from error

@@ -63,7 +63,7 @@ def check_folder(folder: str, *, engine: EngineKind, device: str) -> None:
     """`check_family` of the model in `folder`."""
     from transformers import AutoConfig
 
-    check_family(AutoConfig.from_pretrained(folder), engine=engine, device=device, model=folder)
+    check_family(AutoConfig.from_pretrained(folder, trust_remote_code=False), engine=engine, device=device, model=folder)
 
 
 def problem(config: Any, engine: EngineKind = "native") -> str | None:

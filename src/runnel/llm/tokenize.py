@@ -177,7 +177,7 @@ class HFTokenizer:
 
         self._path = str(path)
         try:
-            self._inner: Any = AutoTokenizer.from_pretrained(self._path)
+            self._inner: Any = AutoTokenizer.from_pretrained(self._path, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0][:200]
             raise ConfigError("model", self._path, f"its tokenizer cannot be loaded ({reason}); copy it there") from error

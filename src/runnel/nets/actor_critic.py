@@ -105,10 +105,10 @@ class ActorCritic(nn.Module):
             chosen = kernels.act(rows, rows["noise"])
             if chosen is not None:
                 return Batch(action=chosen[0], logprob=chosen[1])
-        obs = self.observe(rows)
-        if isinstance(self.body, SeparateBody) and not self._normalises:
-            first = next(iter(obs.values()))
-            scores = self.body.host(obs) if on_host(first) else None
+        few = isinstance(self.body, SeparateBody) and on_host(rows[next(iter(self.env_spec.obs))])
+        obs = self.observe(rows, few=few)
+        if few:
+            scores = cast(SeparateBody, self.body).host(obs)
             if scores is not None:
                 answer = host_action(self.head, scores, rows, self.log_std, shape=self.env_spec.action.shape, greedy=greedy)
                 if answer is not None:
@@ -240,11 +240,16 @@ class ActorCritic(nn.Module):
         for key, normaliser in self.normalisers.items():
             normaliser.update(obs[key], collective)
 
-    def observe(self, obs: Obs) -> Obs:
-        """Leaves as the body sees them: normalised where that is on."""
+    def observe(self, obs: Obs, *, few: bool = False) -> Obs:
+        """Leaves as the body sees them: normalised where that is on; the float32 ones of a `few` rows in numpy."""
         if not self._normalises:
             return obs
-        return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in self.env_spec.obs}
+        return {k: self._normalise(k, obs[k], few=few) if k in self.normalisers else obs[k] for k in self.env_spec.obs}
+
+    def _normalise(self, key: str, leaf: Tensor, *, few: bool) -> Tensor:
+        statistics = self.normalisers[key]
+        seen: Tensor = statistics.host(leaf) if few and leaf.dtype == torch.float32 else statistics(leaf)
+        return seen
 
 
 def _forget(module: nn.Module, incompatible: object) -> None:

@@ -43,7 +43,7 @@ def model_config(lm: ModelConfig, vocab_size: int) -> Any:
     """The transformers config of the model of `lm`: that of its folder, or of a new model."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(lm.path) if lm.path else new_config(lm, vocab_size)
+    return AutoConfig.from_pretrained(lm.path, trust_remote_code=False) if lm.path else new_config(lm, vocab_size)
 
 
 def differing(ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
@@ -59,4 +59,4 @@ def saved_config(folder: Path) -> Any | None:
     """The transformers config in `folder`, if there is one."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(str(folder)) if (folder / "config.json").is_file() else None
+    return AutoConfig.from_pretrained(str(folder), trust_remote_code=False) if (folder / "config.json").is_file() else None

@@ -26,7 +26,8 @@ def load_whole(kind: Any, folder: str | Path, *, field: str = "model", tell: boo
     """
     try:
         with _quiet():
-            model, found = kind.from_pretrained(str(folder), output_loading_info=True, ignore_mismatched_sizes=True, **options)
+            own = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+            model, found = kind.from_pretrained(str(folder), **own, **options)
     except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(field, str(folder), f"transformers cannot load it: {reason}") from error

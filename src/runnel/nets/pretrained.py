@@ -178,7 +178,7 @@ def _write_plain(package: Path, work: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(package), gguf_file=GGUF_FILE)
+    tokenizer = AutoTokenizer.from_pretrained(str(package), gguf_file=GGUF_FILE, trust_remote_code=False)
     quantised = load_whole(AutoModelForCausalLM, package, gguf_file=GGUF_FILE, dtype=torch.float32)
     sizes = quantised.config.to_dict()
     sizes.pop("quantization_config", None)

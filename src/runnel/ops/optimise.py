@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.errors import ConfigError
+from runnel.core.progress import progressed
 from runnel.core.protocols import Collective, State
 
 
@@ -73,6 +74,7 @@ class Adam:
         self._step(_join(grads, collective))
 
     def _step(self, grad: Tensor) -> None:
+        progressed()
         if self._on_device is None:
             self._step_on_host(grad)
         else:

@@ -31,6 +31,7 @@ from runnel.run.group import Group
 from runnel.run.ledger import Ledger
 from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
+from runnel.track.sinks.config import SinksConfig
 
 ENDLESS = 1_000_000_000
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -57,6 +58,7 @@ def plain(config: RunConfig) -> RunConfig:
     config = replace(config, eval=EvalConfig(episodes=0))
     quiet = {
         "track": [],
+        "sinks": SinksConfig(),
         "checkpoint": {"every": 0},
         "placement": {"policy_workers": 0, "reference_workers": 0, "trainers": 1},
     }

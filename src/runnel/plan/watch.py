@@ -9,6 +9,7 @@ from typing import Any
 from runnel.core.batch import Batch
 from runnel.core.protocols import Reply, RowPolicy, State
 from runnel.core.records import Segment
+from runnel.flow.params import Kept
 from runnel.flow.slots import TableReader
 from runnel.flow.workers.actor import SavedClient
 
@@ -104,8 +105,8 @@ class TimedClient:
     def events(self) -> list[dict[str, Any]]:
         return self.inner.events()
 
-    def snapshot(self) -> State:
-        return self.inner.snapshot()
+    def snapshot(self, kept: Kept | None = None) -> State:
+        return self.inner.snapshot(kept)
 
     def restore(self, state: State) -> None:
         self.inner.restore(state)

@@ -23,7 +23,7 @@ class Config(rl.EnvConfig):
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
-    a2c: rl.A2CConfig = field(default_factory=rl.A2CConfig)
+    a2c: rl.A2CConfig = field(default_factory=lambda: rl.A2CConfig(normalise_obs=True, normalise_reward=True))
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
@@ -40,12 +40,10 @@ def build(c: Config) -> rl.Experiment:
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
     def network() -> rl.ActorCritic:
-        body = (
-            rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
-        )
+        body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
         return rl.ActorCritic(task.spec, body, normalise_obs=c.a2c.normalise_obs)
 
     def learner(ranks: rl.Collective) -> rl.A2CLearner:
         return rl.A2CLearner(c.a2c, network(), seed=c.seed, collective=ranks, device=c.device)
 
-    return rl.on_policy_graph(c, task, network=network, learner=learner)
+    return rl.on_policy_graph(c, task, network=network, learner=learner, return_gamma=c.a2c.return_gamma)

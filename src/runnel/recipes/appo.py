@@ -31,7 +31,7 @@ class Config(rl.EnvConfig):
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window", max_lag=2))
-    appo: rl.APPOConfig = field(default_factory=rl.APPOConfig)
+    appo: rl.APPOConfig = field(default_factory=lambda: rl.APPOConfig(normalise_obs=True, normalise_reward=True))
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
@@ -51,9 +51,7 @@ def build(c: Config) -> rl.Experiment:
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
     def network() -> rl.ActorCritic:
-        body = (
-            rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
-        )
+        body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
         return rl.ActorCritic(task.spec, body, normalise_obs=c.appo.normalise_obs, fused=c.fuses)
 
     def learner(ranks: rl.Collective) -> rl.APPOLearner:

@@ -1,6 +1,6 @@
 """DDPG from replay: deep deterministic policy gradient, for a box of continuous actions.
 
-runnel train ddpg --env Pendulum-v1 --total-steps 20000 --min-fill 1000 --ddpg.actor-lr 1e-3 --ddpg.critic-lr 1e-3
+runnel train ddpg --env Pendulum-v1
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Config(rl.ReplayEnvConfig):
 def build(c: Config) -> rl.Experiment:
     """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
+    if task.spec.action.kind != "continuous":
+        fix = "DDPG needs one box of continuous actions; use ppo, or sac or dqn for discrete ones"
+        raise rl.ConfigError("env", c.env, fix)
 
     def network() -> rl.DeterministicActor:
         return rl.DeterministicActor(task.spec, c.net, seed=c.seed)

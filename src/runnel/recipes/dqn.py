@@ -1,7 +1,7 @@
-"""DQN from replay: double Q-learning with prioritised replay, for environments with discrete actions.
+"""DQN from replay: double Q-learning, for environments with discrete actions; the options of Rainbow are settings.
 
-runnel train dqn --env CartPole-v1 --total-steps 50000
-runnel train dqn --dqn.head c51 --dqn.dueling --replay.n-step 3
+runnel train dqn --env CartPole-v1
+runnel train dqn --dqn.head c51 --dqn.dueling --replay.prioritised --replay.n-step 3
 runnel train dqn --net.core lstm --dqn.burn-in 8 --dqn.batch-size 16
 """
 
@@ -20,10 +20,11 @@ class Config(rl.ReplayEnvConfig):
     compiles: ClassVar[str] = "q_step"
     update_ratio: float = 0.25
     """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
-    total_steps: int | None = 50_000
+    total_steps: int | None = 500_000
     """Budget in steps of the environment."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(120, 84), activation="relu"))
     dqn: rl.DQNConfig = field(default_factory=rl.DQNConfig)
+    replay: rl.ReplayConfig = field(default_factory=lambda: rl.ReplayConfig(prioritised=False))
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""

@@ -32,7 +32,7 @@ class Config(rl.EnvConfig):
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window", max_lag=4))
-    impala: rl.IMPALAConfig = field(default_factory=rl.IMPALAConfig)
+    impala: rl.IMPALAConfig = field(default_factory=lambda: rl.IMPALAConfig(normalise_obs=True, normalise_reward=True))
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
@@ -47,12 +47,12 @@ def build(c: Config) -> rl.Experiment:
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
     def network() -> rl.ActorCritic:
-        body = (
-            rl.resolve(c.network, "network")(task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
-        )
+        body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
         return rl.ActorCritic(task.spec, body, normalise_obs=c.impala.normalise_obs)
 
     def learner(ranks: rl.Collective) -> rl.IMPALALearner:
         return rl.IMPALALearner(c.impala, network(), seed=c.seed, collective=ranks, device=c.device)
 
-    return rl.on_policy_graph(c, task, network=network, learner=learner, batch_segments=c.num_segments)
+    return rl.on_policy_graph(
+        c, task, network=network, learner=learner, batch_segments=c.num_segments, return_gamma=c.impala.return_gamma
+    )

@@ -1,6 +1,6 @@
 """PPO on any Gymnasium environment: discrete, continuous or masked actions, Dict observations.
 
-runnel train ppo --env Pendulum-v1 --total-steps 200000 --ppo.normalise-obs
+runnel train ppo --env Pendulum-v1
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Config(rl.EnvConfig):
     """Which member of a population `rl.load` gives; -1 for the one with the highest return in training."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
-    ppo: rl.PPOConfig = field(default_factory=rl.PPOConfig)
+    ppo: rl.PPOConfig = field(default_factory=lambda: rl.PPOConfig(normalise_obs=True, normalise_reward=True))
 
     @property
     def num_planned_steps(self) -> int:
@@ -59,7 +59,7 @@ def build(c: Config) -> rl.Experiment:
     fused = c.fuses and c.ppo.target_kl is None
 
     def network(seed: int = c.seed) -> rl.ActorCritic:
-        body = rl.resolve(c.network, "network")(task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)
+        body = rl.make_network(c.network, task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)
         return rl.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs, fused=fused)
 
     def learner(ranks: rl.Collective) -> rl.PPOLearner:

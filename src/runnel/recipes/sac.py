@@ -1,6 +1,6 @@
 """SAC from replay: soft actor-critic for a box of continuous actions, or for discrete ones.
 
-runnel train sac --env Pendulum-v1 --total-steps 20000 --min-fill 1000
+runnel train sac --env Pendulum-v1
 """
 
 from __future__ import annotations

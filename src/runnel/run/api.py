@@ -4,55 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from runnel.core import user_code
 from runnel.core.clock import WallClock
 from runnel.core.config import flat, override, to_data
-from runnel.core.errors import CheckpointError, ConfigError, DiskFullError, RunnelError
+from runnel.core.disk import refused, told_if_refused
+from runnel.core.errors import CheckpointError, ConfigError, DiskError, RunnelError
 from runnel.core.protocols import EvalResult, ParamSet, Policy, Progress
+from runnel.core.resolve import refuse_while_loading
 from runnel.core.resuming import check_changes
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
-from runnel.nets.lora import SCALE
 from runnel.nets.policy import EnvPolicy
 from runnel.run import registry
+from runnel.run.best import BestParams, best_of
 from runnel.run.budget import moved_schedules, rounded_up
-from runnel.run.checkpoint import Checkpoints, told_if_full
+from runnel.run.checkpoint import Checkpoints
 from runnel.run.dataflow import dataflow
+from runnel.run.env_config import OF_THE_ENV, other_env
+from runnel.run.events import Event, PolicyNow
 from runnel.run.experiment import EvaluationSpec, Experiment, RunConfig, describe, one_budget
 from runnel.run.export import EXPORTS, check_model_folder, export_policy
-from runnel.run.launchers import inproc, local
+from runnel.run.launchers import check_ray, inproc, local
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.run.room import check_disk
-from runnel.run.session import Session, catch_signals
+from runnel.run.session import Session, catch_signals, how_to_go_on, tell_job
 from runnel.run.tracing import LauncherTrace
-from runnel.run.warm import MODEL, check_same_model
+from runnel.run.trust import check_code, recipe_of, remember_run
+from runnel.run.warm import MODEL, warm_params
 from runnel.run.wiring import place
+from runnel.run.zoo import about_zoo
 from runnel.track.collapse import Watcher
 from runnel.track.folder import RunFolder, run_name
-from runnel.track.live import LiveView
+from runnel.track.live import LiveView, is_watched
 from runnel.track.media import EpisodeFiles
 from runnel.track.report import write_report
 from runnel.track.sinks import GuardedSink, find_sink, open_sinks
+from runnel.track.status import make_end
 
 FRESH_ROUND = 1 << 20
 """Evaluations during a run count up from 0; those by hand start here, so that their episodes are others."""
 
 
 def _launch_ray(session: Session) -> str:
-    try:
-        from runnel.run.launchers import ray
-    except ImportError as error:
-        raise ConfigError("launcher", "ray", f"needs Ray: pip install 'runnel[ray]' ({error})") from error
+    from runnel.run.launchers import ray
+
     return ray.launch(session)
+
+
+def _check_launcher(config: RunConfig) -> None:
+    """Refuse a launcher whose package is not there, before anything is written."""
+    if config.launcher == "ray":
+        check_ray("launcher")
 
 
 LAUNCHERS: dict[str, Callable[[Session], str]] = {"inproc": inproc.launch, "local": local.launch, "ray": _launch_ray}
@@ -64,6 +77,7 @@ class Run:
 
     path: Path
     status: str
+    """How it ended: one of `runnel.track.status.STATUSES`."""
     version: int
     steps: int
     tokens: int
@@ -71,38 +85,51 @@ class Run:
     train_s: float
     collapses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What was told of each kind of collapse that is not over (docs/collapse.md); empty for a run that went well."""
+    interrupted: bool = False
+    """Somebody stopped it from outside (Ctrl-C, SIGTERM, `runnel stop`, the board): `resume` goes on."""
+
+    def __fspath__(self) -> str:
+        """Its folder: what takes the path of a run takes the run too."""
+        return str(self.path)
 
     def rows(self, kind: str = "update") -> list[dict[str, Any]]:
         """Rows of metrics.jsonl of one kind."""
         return [r for r in RunFolder(self.path).read_rows()[0] if r["kind"] == kind]
 
-    def policy(self) -> Policy:
-        """The trained policy."""
-        return load(self.path)
+    def policy(self, *, best: bool = False) -> Policy:
+        """The trained policy: the newest, or the one with the best evaluation."""
+        return load(self.path, best=best)
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """Version and mean of the best evaluation whose parameters are kept."""
+        return best_of(RunFolder(self.path).best)
 
 
 def train(
     recipe: str,
     /,
     *,
-    on_update: Callable[[dict[str, Any]], Any] | None = None,
-    on_episode: Callable[[dict[str, Any]], Any] | None = None,
-    on_eval: Callable[[dict[str, Any]], Any] | None = None,
-    on_checkpoint: Callable[[dict[str, Any]], Any] | None = None,
-    live: bool = False,
+    on_update: Callable[[Event], Any] | None = None,
+    on_episode: Callable[[Event], Any] | None = None,
+    on_eval: Callable[[Event], Any] | None = None,
+    on_checkpoint: Callable[[Event], Any] | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Run:
     """Train `recipe` (a name, or the path of your own file) with `settings` and return the finished run.
 
     Settings are fields of the recipe's config: `total_steps=50_000`, `ppo={"lr": 1e-3}`, or `**{"ppo.lr": 1e-3}`. Where a
-    field names code (`env`, `network`, `task`), it also takes a class or a function. Callbacks get a row as a dict; one that
-    returns False stops the run.
+    field names code (`env`, `network`, `task`), it also takes a class or a function. Callbacks get an `Event`: a row as a dict,
+    with the policy of that moment and `log` for numbers of your own; one that returns False stops the run. `progress` shows how
+    far it is: None in a terminal and in a notebook, True also elsewhere (a line every few seconds), False never.
     """
+    refuse_while_loading("rl.train")
     module = registry.load_recipe(recipe)
     settings, objects = registry.name_objects(settings)
     config = registry.configure(module, settings)
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
-    return train_config(module.name, config, objects=objects, callbacks=callbacks, live=live)
+    return train_config(module.name, config, objects=objects, callbacks=callbacks, progress=progress)
 
 
 def train_config(
@@ -111,25 +138,29 @@ def train_config(
     *,
     objects: Mapping[str, Any] | None = None,
     callbacks: Callbacks | None = None,
-    live: bool = False,
+    progress: bool | None = None,
     command: str = "",
 ) -> Run:
-    """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name."""
+    """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name; `progress` is as
+    for `train`."""
+    refuse_while_loading("rl.train_config")
     with registry.live_objects(objects or {}, config.launcher):
         config.check()
         _check_sinks(config)
+        _check_launcher(config)
         config, told = config.settle()
         experiment = registry.build(recipe, config)
         _check_recording(experiment)
         check_disk(experiment)
         odd, (notes, warned) = _warn(experiment.look()), _about_budget(experiment)
-        warm, fell_back = _warm_params(experiment)
+        warm, fell_back = warm_params(experiment)
         folder = _create_folder(recipe, experiment, command)
-        with folder.held():
+        with _told_of_disk(folder), folder.held():
             session = _open_session(experiment, folder, callbacks)
             session.warm_params = None if warm is None else dict(warm.params)
-            session.notes, session.warnings = [*told, *odd, *notes], [*warned, *fell_back]
-            return _run(session, live=live)
+            session.notes = [*about_zoo(recipe, config), *told, *odd, *notes, *remember_run(folder)]
+            session.warnings = [*warned, *fell_back]
+            return _run(session, progress=progress)
 
 
 def _about_budget(experiment: Experiment) -> tuple[list[str], list[str]]:
@@ -156,24 +187,27 @@ def _warn(texts: list[str]) -> list[str]:
 def resume(
     run: str | Path,
     *,
-    on_update: Callable[[dict[str, Any]], Any] | None = None,
-    on_episode: Callable[[dict[str, Any]], Any] | None = None,
-    on_eval: Callable[[dict[str, Any]], Any] | None = None,
-    on_checkpoint: Callable[[dict[str, Any]], Any] | None = None,
-    live: bool = False,
+    on_update: Callable[[Event], Any] | None = None,
+    on_episode: Callable[[Event], Any] | None = None,
+    on_eval: Callable[[Event], Any] | None = None,
+    on_checkpoint: Callable[[Event], Any] | None = None,
+    progress: bool | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> Run:
-    """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it."""
-    folder, module, saved = _open_run(run)
+    """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it. `trust`: as in `load`."""
+    folder, module, saved = _open_run(run, trust=trust, given=settings)
+    own = check_code(folder.path, recipe_of(folder), saved, trust=trust, given=settings, training=True)
     settings, objects = registry.name_objects(settings)
     before = registry.absolute_paths(override(module.Config(), saved))
     config = registry.absolute_paths(one_budget(override(before, settings), settings))
     changes = check_changes(before, config, str(run))
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
-    with registry.live_objects(objects, config.launcher), folder.held():
+    with registry.live_objects(objects, config.launcher), _told_of_disk(folder), folder.held():
         found = Checkpoints(folder.checkpoints).newest()
         _check_unspent(found[1], config)
         _check_sinks(config)
+        _check_launcher(config)
         experiment = registry.build(module.name, config)
         _check_recording(experiment)
         check_disk(experiment, held=sum(size for _, size in folder.checkpoint_sizes()))
@@ -184,9 +218,22 @@ def resume(
             folder.change_run_info(**_graph(experiment))
             session.restore(*found)
             notes, warned = _about_budget(experiment)
+            notes += remember_run(folder) if own else []
             session.notes = [f"{name} = {new!r} (was {old!r}): {then}" for name, (old, new, then) in changes.items()] + notes
             session.warnings = [*warned, *_warn(moved_schedules(before, config, found[1]))]
-            return _run(session, live=live)
+            return _run(session, progress=progress)
+
+
+@contextmanager
+def _told_of_disk(folder: RunFolder) -> Iterator[None]:
+    """Where a disk takes nothing more, one error: where, which checkpoint stands, and how to go on."""
+    try:
+        yield
+    except (OSError, DiskError) as error:
+        told = refused(error, folder.path)
+        if told is None:
+            raise
+        raise type(told)(f"{told}. Once it can be written: {how_to_go_on(folder)}") from error
 
 
 @contextmanager
@@ -198,35 +245,55 @@ def _put_back(session: Session, paths: Sequence[Path]) -> Iterator[None]:
     except BaseException as error:
         if not session.started:
             for path, data in before.items():
-                path.write_bytes(data)
+                if path.read_bytes() != data:
+                    _write_back(path, data)
             _explain_misfit(error)
         raise
 
 
-def load(run: str | Path, **settings: Any) -> Policy:
-    """The policy of a run, with the parameters of its newest good checkpoint.
+def _write_back(path: Path, data: bytes) -> None:
+    """Beside, then rename: without room for it, what is there stays whole."""
+    with suppress(OSError):
+        old = path.with_name(path.name + ".old")
+        old.write_bytes(data)
+        old.replace(path)
 
-    `env=` is needed again only for a run that was trained with an in-process environment (a lambda).
+
+def load(run: str | Path, *, best: bool = False, trust: bool = False, **settings: Any) -> Policy:
+    """The policy of a run, with the parameters of its newest good checkpoint; `best`: of the version whose evaluation had the
+    highest mean (of several the newest).
+
+    `env=` is needed again only for a run that was trained with an in-process environment (a lambda). `trust=True` lets a run
+    that you did not make here run the code that its folder names; without it, such a run is refused with a list of that code.
     """
-    folder, module, saved = _open_run(run)
+    folder, module, saved = _open_run(run, trust=trust, given=settings)
     settings, objects = registry.name_objects(settings)
     config = override(override(module.Config(), saved), settings)
-    params = Checkpoints(folder.checkpoints).newest_params()
+    params = _params_of(folder, best=best)
     with registry.live_objects(objects, "inproc"):
         policy, inferencer = registry.build_saved(module.name, config, settings).policy()
-    inferencer.load_params(params)
+    try:
+        inferencer.load_params(params)
+    except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
+        _explain_misfit(error)
+        raise
     return policy
 
 
-def export(run: str | Path, folder: str | Path, *, format: str = "") -> Path:
-    """Write the policy of a run for other programs; returns the folder.
+def _params_of(folder: RunFolder, *, best: bool) -> ParamSet:
+    """The parameters of a run's newest good checkpoint, or of its best evaluation."""
+    return BestParams(folder.best).load()[0] if best else Checkpoints(folder.checkpoints).newest_params()
+
+
+def export(run: str | Path, folder: str | Path, *, format: str = "", best: bool = False, trust: bool = False) -> Path:
+    """Write the policy of a run for other programs, the newest or the `best` one; returns the folder.
 
     `hf` (what a language model is written as): a folder that plain transformers loads, with its tokenizer. `torch` (what others
     are written as) and `onnx`: the greedy policy as one graph, policy.pt2 or policy.onnx, and policy.json, which says how to
-    call it.
+    call it. `trust`: as in `load`.
     """
-    source, module, saved = _open_run(run)
-    config, params = override(module.Config(), saved), Checkpoints(source.checkpoints).newest_params()
+    source, module, saved = _open_run(run, trust=trust)
+    config, params = override(module.Config(), saved), _params_of(source, best=best)
     experiment = registry.build_saved(module.name, config)
     kind = format or ("torch" if experiment.export is None else "hf")
     if kind not in EXPORTS:
@@ -253,14 +320,21 @@ def evaluate_run(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    best: bool = False,
+    trust: bool = False,
 ) -> EvalResult:
-    """Measure the policy of a run on `episodes` fresh episodes of its own task; `settings` change its config."""
-    folder, module, saved = _open_run(run)
-    config = override(override(module.Config(), saved), {"eval.episodes": episodes, **(settings or {})})
+    """Measure the policy of a run, the newest or the `best` one, on `episodes` fresh episodes of its own task. `settings`
+    change its config; with `env`, `env_kwargs` or `wrappers` it plays another environment of the same spaces.
+    `trust`: as in `load`."""
+    folder, module, saved = _open_run(run, trust=trust, given=settings or ())
+    before = override(module.Config(), saved)
+    config = override(before, {"eval.episodes": episodes, **(settings or {})})
+    if OF_THE_ENV & {*(settings or {})}:
+        config = other_env(before, config)
     spec = registry.build_saved(module.name, config, settings or ()).evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
-    with _newest_client(folder, spec) as client, ExitStack() as stack:
+    with _client_of(folder, spec, best=best) as client, ExitStack() as stack:
         evaluation = spec.make()
         stack.callback(evaluation.close)
         return evaluation.run(client, round_index=FRESH_ROUND + seed, progress=progress)
@@ -275,10 +349,12 @@ def record(
     max_steps: int = 2_000,
     fps: float = 0.0,
     progress: Progress | None = None,
+    best: bool = False,
+    trust: bool = False,
 ) -> list[Path]:
-    """Record episodes of a run's newest policy as video, beside those it has in its folder or in the folder `out`; returns the
-    files. `seed` another number: other episodes. `fps` 0: as the environment says."""
-    folder, module, saved = _open_run(run)
+    """Record episodes of a run's newest (or `best`) policy as video, beside those it has in its folder or in the folder `out`;
+    returns the files. `seed` another number: other episodes. `fps` 0: as the environment says. `trust`: as in `load`."""
+    folder, module, saved = _open_run(run, trust=trust)
     asked = {"record.videos": episodes, "record.max_steps": max_steps, "record.fps": fps, "eval.episodes": 1}
     if episodes < 1:
         raise ConfigError("episodes", episodes, "record at least 1")
@@ -291,17 +367,27 @@ def record(
     with ExitStack() as stack:
         if out is None:
             stack.enter_context(folder.held())
-        client = stack.enter_context(_newest_client(folder, spec))
-        steps = Checkpoints(folder.checkpoints).newest(("params",))[1]["steps"]
+        client = stack.enter_context(_client_of(folder, spec, best=best))
+        steps = _steps_at(folder, client.version)
         made = spec.recorder().run(client, round_index=FRESH_ROUND + seed, progress=progress)
         rows = [files.add(event, version=client.version, steps=steps, again=True) for event in made]
     return [files.folder / row["file"] for row in rows]
 
 
+def _steps_at(folder: RunFolder, version: int) -> int:
+    """Environment steps of a run at a version of which there are parameters: its checkpoint says it, or its evaluation."""
+    manifest = Checkpoints(folder.checkpoints).newest(("params",))[1]
+    if manifest["version"] == version:
+        return int(manifest["steps"])
+    return next(
+        (int(row["steps"]) for row in folder.read_rows()[0] if row.get("kind") == "eval" and row["version"] == version), 0
+    )
+
+
 @contextmanager
-def _newest_client(folder: RunFolder, spec: EvaluationSpec) -> Iterator[InlineClient]:
-    """The policy of a run's newest good checkpoint, as its evaluation asks it."""
-    params = Checkpoints(folder.checkpoints).newest_params()
+def _client_of(folder: RunFolder, spec: EvaluationSpec, *, best: bool) -> Iterator[InlineClient]:
+    """The policy of a run's newest good checkpoint, or of its best evaluation, as its evaluation asks it."""
+    params = _params_of(folder, best=best)
     channel = LocalChannel("policy", shared=False, depth=1)
     channel.publish(params.version, params.params)
     client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
@@ -312,45 +398,35 @@ def _newest_client(folder: RunFolder, spec: EvaluationSpec) -> Iterator[InlineCl
         client.close()
 
 
-def _open_run(run: str | Path) -> tuple[RunFolder, registry.Recipe, dict[str, Any]]:
-    """A run's folder, recipe and config. Without its own config a run would be taken for one of the recipe's defaults."""
+def _open_run(
+    run: str | Path, *, trust: bool = False, given: Collection[str] = ()
+) -> tuple[RunFolder, registry.Recipe, dict[str, Any]]:
+    """A run's folder, recipe and config, if what they name may be run (`run/trust.py`). Without its own config a run would be
+    taken for one of the recipe's defaults."""
     folder = RunFolder.open(run)
+    folder.check_files()
     for path in (folder.info, folder.config):
         if not path.is_file():
             raise ConfigError("run", str(run), f"its {path.name} is missing; restore that file")
-    return folder, registry.load_recipe(folder.read_run_info()["recipe"]), folder.read_config()
-
-
-def _warm_params(experiment: Experiment) -> tuple[ParamSet | None, list[str]]:
-    """What `init_from` starts a run with, and what to tell of it."""
-    config = experiment.config
-    if not config.init_from:
-        return None, []
-    source = RunFolder.open(config.init_from)
-    check_same_model(config, source)
-    told: list[str] = []
-    found = Checkpoints(source.checkpoints).newest_params(told)
-    if SCALE in found.params:
-        fix = f"its checkpoints hold adapters alone; start from its merged model: --model {source.path / MODEL}"
-        raise ConfigError("init_from", config.init_from, fix)
-    if experiment.export is None:  # of a language model its config was compared
-        _check_fits(experiment, found)
-    return found, [f"init_from {config.init_from!r}: {text}" for text in told]
-
-
-def _check_fits(experiment: Experiment, found: ParamSet) -> None:
-    """Refuse parameters of another network while nothing of the run is there yet."""
-    try:
-        experiment.policy()[1].load_params(found)
-    except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
-        fix = f"that run has another network than this one; use the same ({str(error).strip().splitlines()[-1].strip()})"
-        raise ConfigError("init_from", experiment.config.init_from, fix) from error
+    recipe, config = recipe_of(folder), folder.read_config()
+    check_code(folder.path, recipe, config, trust=trust, given=given)
+    return folder, registry.load_recipe(recipe), config
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:
     config, now = experiment.config, datetime.now()
     name = config.name or run_name(Path(recipe).stem, experiment.title, seed=config.seed, when=now)
     folder = RunFolder.create(config.out, name)
+    try:
+        _describe(folder, recipe, experiment, command, now)
+    except DiskError as error:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise ConfigError("out", config.out, f"{error}; free some, or give another place") from error
+    return folder
+
+
+def _describe(folder: RunFolder, recipe: str, experiment: Experiment, command: str, now: datetime) -> None:
+    config = experiment.config
     folder.write_config(to_data(config))
     folder.write_run_info(
         recipe=recipe,
@@ -360,7 +436,6 @@ def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFold
         subject=experiment.title,
         **_graph(experiment),
     )
-    return folder
 
 
 def _check_recording(experiment: Experiment) -> None:
@@ -388,6 +463,7 @@ def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callback
         keep_videos=config.record.keep,
         watcher=_watcher(experiment),
         stop_on=config.stop_on,
+        policy=PolicyNow(experiment.policy),
     )
     return Session(experiment, place(experiment), folder, ledger, checkpoints, clock, beginning=ledger.nothing())
 
@@ -399,11 +475,11 @@ def _watcher(experiment: Experiment) -> Watcher:
     return Watcher(settings, world="language" if experiment.token_streams else "environment")
 
 
-def _run(session: Session, *, live: bool) -> Run:
+def _run(session: Session, *, progress: bool | None) -> Run:
     experiment, folder, ledger = session.experiment, session.folder, session.ledger
     config = experiment.config
 
-    ledger.view = _view(experiment) if live else None
+    ledger.view = _view(experiment) if progress or (progress is None and is_watched()) else None
     session.when_started(lambda: ledger.attach(_open_sinks(session)))
     for text in session.notes:
         ledger.note(text)
@@ -414,22 +490,32 @@ def _run(session: Session, *, live: bool) -> Run:
     start, status = time.perf_counter(), "failed"
     try:
         _open_control(session)
+        tell_job(folder.path)
         with catch_signals(session.interrupted):
             status = LAUNCHERS[config.launcher](session)
         if experiment.export is not None and status != "interrupted":
             _export_own(session)
     except BaseException as error:
-        ledger.note(f"{type(error).__name__}: {error}", level="error")
+        named = isinstance(error, RunnelError)
+        with suppress(DiskError):  # what went wrong first is what is told
+            ledger.note(f"{type(error).__name__}: {error}" if named else user_code.told(error), level="error")
         raise
     finally:
-        folder.close_control()
+        with suppress(OSError):
+            folder.close_control()
         seconds = time.perf_counter() - start
-        ledger.end(status, seconds)
-        ledger.close()
-        if not session.held:
+        try:
+            ledger.end(status, seconds)
+        except DiskError:
+            if status != "failed":
+                raise
+        finally:
+            ledger.close()
+        if not session.held and not ledger.refused:
             _report(folder)
     counts = (ledger.version, ledger.steps, ledger.tokens)
-    return Run(folder.path, status, *counts, ledger.last_eval, seconds, dict(ledger.collapses))
+    end = make_end(status)
+    return Run(folder.path, end["status"], *counts, ledger.last_eval, seconds, dict(ledger.collapses), end["interrupted"])
 
 
 def _open_sinks(session: Session) -> list[GuardedSink]:
@@ -445,10 +531,14 @@ def _open_sinks(session: Session) -> list[GuardedSink]:
 
 
 def _report(folder: RunFolder) -> None:
+    """What was learned is worth more than its picture."""
     try:
-        write_report([folder.path])
-    except ConfigError as error:  # a full disk: what was learned is worth more than its picture
-        print(f"runnel: warning: {error}", file=sys.stderr)
+        with told_if_refused(folder.path):
+            write_report([folder.path])
+    except (ConfigError, DiskError) as error:
+        told = refused(error.__cause__ or error, folder.path) or error
+        later = f"`runnel report {shlex.quote(str(folder.path))}` writes it later"
+        print(f"runnel: warning: the report was not written: {told}; {later}", file=sys.stderr)
 
 
 def _export_own(session: Session) -> None:
@@ -456,9 +546,10 @@ def _export_own(session: Session) -> None:
     export, folder = session.experiment.export, session.folder.path
     assert export is not None
     try:
-        with told_if_full(folder, f"the model was not exported (`runnel export {folder} FOLDER` does it elsewhere)"):
+        fix = f"`runnel export {folder} FOLDER` does it elsewhere"
+        with told_if_refused(folder, what="the model was not exported", fix=fix):
             export(session.checkpoints.newest_params().params, folder / MODEL)
-    except DiskFullError as error:
+    except DiskError as error:
         shutil.rmtree(folder / f"{MODEL}.new", ignore_errors=True)
         session.ledger.note(str(error), level="warning")
         print(f"runnel: warning: {error}", file=sys.stderr)
@@ -481,7 +572,7 @@ def _check_unspent(manifest: Mapping[str, Any], config: RunConfig) -> None:
 
 def _explain_misfit(error: BaseException) -> None:
     """A checkpoint that did not load, with settings that may change: then what they name has changed."""
-    if isinstance(error, Exception) and not isinstance(error, RunnelError | OSError):
+    if isinstance(error, Exception) and not isinstance(error, RunnelError | OSError) and not user_code.is_users(error):
         why = "the environment, the network or the data is not what it was"
         text = f"the checkpoint does not fit the run as it is set up now; {why} ({type(error).__name__}: {error})"
         raise CheckpointError(text) from error

@@ -4,97 +4,56 @@ A checkpoint is a folder: one JSON file and one safetensors file per part (a wor
 (what acting needs), and `manifest.json`, written last, with the SHA-256 of every file. No pickle anywhere.
 
 A piece of a state that never changes again (`core/frozen.py`) has a file of its own; where an earlier checkpoint has it
-already, the new one links to it. Tensors go to disk from where they lie, so a large replay memory is not copied to be saved.
+already, the new one links to it. The two newest checkpoints never share a file, so that no single damaged one takes both: of
+each piece there are two copies, and a checkpoint links to that of the one before the last. Before it links to a file it reads
+it; a damaged one is written again from memory, in the place of all that link to it. Tensors go to disk from where they lie, so
+a large replay memory is not copied to be saved.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from runnel.core.errors import CheckpointError, DiskFullError
+from runnel.core.disk import told_if_refused
+from runnel.core.errors import CheckpointError
 from runnel.core.frozen import Frozen
+from runnel.core.progress import progressed
 from runnel.core.protocols import ParamSet, State
+from runnel.run.codec import decode, encode
+from runnel.track.folder import read_rows
 
 MANIFEST = "manifest.json"
-FULL = (errno.ENOSPC, errno.EDQUOT)
+ROOM = "free some, lower --checkpoint.keep, or use --checkpoint.every never"
 BLOCK, PIECE = 1 << 20, 1 << 26
 """Bytes that are read at once, and in one piece of a large file."""
-
-
-# -------------------------------------------------------------------------------------------------------------- codec
-def encode(value: Any, tensors: dict[str, Tensor], frozen: dict[str, Frozen] | None = None) -> Any:
-    """JSON-ready data; tensors and arrays go to `tensors`, frozen pieces to `frozen`, and leave a name behind.
-
-    >>> t = {}
-    >>> encode({"a": torch.ones(1), 3: [1, None]}, t)
-    {'$items': [['a', {'$tensor': 't0'}], [3, [1, None]]]}
-    """
-    if isinstance(value, Tensor):
-        name = f"t{len(tensors)}"
-        tensors[name] = value.detach().cpu().contiguous()
-        return {"$tensor": name}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        name = f"t{len(tensors)}"
-        tensors[name] = torch.from_numpy(value.copy(order="C"))
-        return {"$array": name}
-    if isinstance(value, Frozen) and frozen is not None:
-        frozen[value.name] = value
-        return {"$frozen": value.name}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        if all(isinstance(k, str) and not k.startswith("$") for k in value):
-            return {k: encode(v, tensors, frozen) for k, v in value.items()}
-        return {"$items": [[k, encode(v, tensors, frozen)] for k, v in value.items()]}
-    if isinstance(value, list | tuple):
-        return [encode(v, tensors, frozen) for v in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise CheckpointError(f"a checkpoint holds data only; {type(value).__name__} is not (snapshot plain values instead)")
-
-
-def decode(value: Any, tensors: Mapping[str, Tensor], frozen: Callable[[str], Frozen] | None = None) -> Any:
-    """Undo `encode` (tuples come back as lists)."""
-    if isinstance(value, dict):
-        if "$tensor" in value:
-            return tensors[value["$tensor"]]
-        if "$array" in value:
-            return tensors[value["$array"]].numpy()
-        if "$frozen" in value and frozen is not None:
-            return frozen(value["$frozen"])
-        if "$items" in value:
-            return {k: decode(v, tensors, frozen) for k, v in value["$items"]}
-        return {k: decode(v, tensors, frozen) for k, v in value.items()}
-    if isinstance(value, list):
-        return [decode(v, tensors, frozen) for v in value]
-    return value
+LOOKED_AT = 1 << 30
+"""Bytes of files to link to that one checkpoint reads, at most: those first that nobody has read for longest. A larger replay
+memory is read in turns, because reading all of it can take longer than the updates between two checkpoints."""
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
-def write_parts(folder: Path, parts: Mapping[str, State]) -> dict[str, str]:
-    """Write `parts` into `folder`; returns the SHA-256 of each file."""
+def write_parts(folder: Path, parts: Mapping[str, State], *, copies: int = 1, told: list[str] | None = None) -> dict[str, str]:
+    """Write `parts` into `folder`; returns the SHA-256 of each file. Of frozen pieces so many `copies` (1 or 2) lie in this and
+    earlier checkpoints; what was found damaged of those is added to `told`."""
     files: dict[str, str] = {}
-    with told_if_full(folder.parent):
+    with writing(folder.parent):
         for part, state in parts.items():
-            files |= _write_part(folder, part, state)
+            files |= _write_part(folder, part, state, copies, [] if told is None else told)
     return files
 
 
-def _write_part(folder: Path, part: str, state: State) -> dict[str, str]:
+def _write_part(folder: Path, part: str, state: State, copies: int, told: list[str]) -> dict[str, str]:
     files: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
     frozen: dict[str, Frozen] = {}
@@ -105,43 +64,110 @@ def _write_part(folder: Path, part: str, state: State) -> dict[str, str]:
         files[f"{part}.json"] = _write(folder / f"{part}.json", text)
     if tensors:
         files[f"{part}.safetensors"] = _write_tensors(folder / f"{part}.safetensors", tensors)
-    for name, piece in frozen.items():
-        path = folder / _piece_name(part, name)
-        files[path.name] = _link(path) or _write_tensors(path, dict(piece.read()))
-    return files
+    progressed()
+    pieces = {piece_name(part, name): piece for name, piece in frozen.items()}
+    return files | (_Pieces(folder, pieces, copies, told).save() if pieces else {})
 
 
-@contextmanager
-def told_if_full(folder: Path, what: str = "no checkpoint was written") -> Iterator[None]:
-    """A `DiskFullError` where writing into `folder` fails because there is no room."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        if number not in FULL and not any(f"os error {n}" in str(error) for n in FULL):
-            raise
-        free = shutil.disk_usage(folder).free / 2**30
-        fix = "free some, lower --checkpoint.keep, or use --checkpoint.every never"
-        raise DiskFullError(f"{what}: {folder} is full ({free:.1f} GiB are left); {fix}") from error
+def writing(folder: Path) -> AbstractContextManager[None]:
+    """While a checkpoint is written into `folder`: a `DiskError` where the disk takes nothing more."""
+    return told_if_refused(folder, what="no checkpoint was written", fix=ROOM)
 
 
-def _piece_name(part: str, name: str) -> str:
+def piece_name(part: str, name: str) -> str:
+    """The file of a frozen piece."""
     return f"{part}.{name}.safetensors"
 
 
-def _link(path: Path) -> str | None:
-    """Make `path` another name of the file that the newest checkpoint beside it has under that name; its SHA-256, or None."""
-    for other in reversed(Checkpoints(path.parent.parent).finished()):
-        digest: str | None = json.loads((other / MANIFEST).read_bytes())["files"].get(path.name)
-        if digest is not None:
-            try:
-                os.link(other / path.name, path)
-            except OSError:  # no such file any more, or a file system without links
-                return None
-            return digest
-    return None
+class _Pieces:
+    """Frozen pieces on their way into the checkpoint `folder`, by file name, and the files of them that there are."""
+
+    def __init__(self, folder: Path, pieces: Mapping[str, Frozen], copies: int, told: list[str]) -> None:
+        self._folder, self._pieces, self._told = folder, pieces, told
+        others = [(p, _files_of(p)) for p in reversed(Checkpoints(folder.parent).finished())]
+        self._sources = {name: _copies_of(name, others)[copies - 1 :] for name in pieces}
+        """By piece: copies to link to, each as its digest and its files. The newest checkpoint's copy is not one of them if
+        there are to be two."""
+        self._damaged = self._look()
+
+    def save(self) -> dict[str, str]:
+        """Link to what is sound, write the rest, mend what is damaged; returns digests."""
+        found = {}
+        for name, piece in self._pieces.items():
+            found[name] = self._link(name) or _write_tensors(self._folder / name, dict(piece.read()))
+            for digest, files in self._sources[name]:
+                if files[0] in self._damaged:
+                    self._mend(name, files, same=digest == found[name])
+        return found
+
+    def _look(self) -> set[Path]:
+        """Read files that are to be linked to, and return those that are not what was written."""
+        due = sorted((_looked_at(files[0]), files[0], digest) for all in self._sources.values() for digest, files in all)
+        left, now = LOOKED_AT, list[tuple[Path, str]]()
+        for _, path, digest in due:
+            left -= path.stat().st_size
+            if left < 0 and now:
+                break
+            now.append((path, digest))
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            sound = pool.map(lambda one: _is_sound(*one), now)
+        damaged = {path for (path, _), is_sound in zip(now, sound, strict=True) if not is_sound}
+        for path in {path for path, _ in now} - damaged:
+            os.utime(path)
+        return damaged
+
+    def _link(self, name: str) -> str | None:
+        """Make the piece another name of a file that is there; its digest, or None."""
+        for digest, files in self._sources[name]:
+            if files[0] not in self._damaged:
+                try:
+                    os.link(files[0], self._folder / name)
+                except OSError:  # no such file any more, or a file system without links
+                    return None
+                return digest
+        return None
+
+    def _mend(self, name: str, files: list[Path], *, same: bool) -> None:
+        """Put what the new checkpoint has in the place of a damaged file, in all checkpoints that have it."""
+        spare = self._folder / f".{name}"
+        then = "mended from memory" if same else "not mended: what is in memory is something else"
+        try:
+            for path in files if same else []:
+                os.link(self._folder / name, spare)
+                spare.replace(path)
+        except OSError as error:  # a file system without links, or without room
+            then = f"not mended: {error}"
+        where = ", ".join(path.parent.name for path in files)
+        self._told.append(f"{name} of checkpoint {where} was damaged on the disk; {then}")
+
+
+def _files_of(checkpoint: Path) -> dict[str, str]:
+    """The digests in its manifest; of one that cannot be read, none."""
+    try:
+        return dict(json.loads((checkpoint / MANIFEST).read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _is_sound(path: Path, digest: str) -> bool:
+    try:
+        return digest_of(path) == digest
+    except OSError:  # the disk cannot read it
+        return False
+
+
+def _copies_of(name: str, checkpoints: Iterable[tuple[Path, Mapping[str, str]]]) -> list[tuple[str, list[Path]]]:
+    """The copies of a file that checkpoints have, newest first: its digest, and the names by which it goes."""
+    found: dict[int, tuple[str, list[Path]]] = {}
+    for path, files in checkpoints:
+        if name in files and (path / name).is_file():
+            found.setdefault((path / name).stat().st_ino, (files[name], []))[1].append(path / name)
+    return list(found.values())
+
+
+def _looked_at(path: Path) -> int:
+    """When a file was written or found sound last: that is its time of change."""
+    return path.stat().st_mtime_ns
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
@@ -172,6 +198,7 @@ def digest_of(path: Path) -> str:
 
 
 def _digest_piece(path: Path, start: int) -> bytes:
+    progressed()
     found = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(start)
@@ -207,10 +234,16 @@ class Checkpoints:
     def begin(self, version: int) -> Path:
         """A folder to write parts into; nobody reads it before `finish`."""
         path = self.folder / f".writing-{version:09d}"
-        for dead in self.folder.glob(".writing-*"):
-            shutil.rmtree(dead)
-        path.mkdir(parents=True)
+        with writing(self.folder):
+            for dead in self.folder.glob(".writing-*"):
+                shutil.rmtree(dead)
+            path.mkdir(parents=True)
         return path
+
+    def drop(self) -> None:
+        """Take back what was written of a checkpoint that will not be finished."""
+        for dead in self.folder.glob(".writing-*"):
+            shutil.rmtree(dead, ignore_errors=True)
 
     def finish(self, path: Path, manifest: dict[str, Any]) -> Path:
         """Make the folder a checkpoint: manifest last, then one rename; older ones beyond `keep` go.
@@ -218,17 +251,17 @@ class Checkpoints:
         A second checkpoint of one version gets a number behind it, and the first goes only when the second is there. A later
         version than this one is damaged (the run fell back behind it): it goes too.
         """
-        with told_if_full(path.parent):
-            _write(path / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
         target = self.folder / f"{manifest['version']:09d}"
         number = 0
         while target.exists():
             number += 1
             target = target.with_name(f"{manifest['version']:09d}-{number}")
-        path.rename(target)
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        with writing(path.parent):
+            _write(path / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
+            path.rename(target)
+            descriptor = os.open(self.folder, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
         kept = [p for p in self.finished() if p.name <= target.name][-self.keep :]
         for other in self.finished():
             if other not in kept:
@@ -239,11 +272,28 @@ class Checkpoints:
         """Finished checkpoints, oldest first."""
         return sorted(p for p in self.folder.glob("[0-9]*") if (p / MANIFEST).exists()) if self.folder.exists() else []
 
-    def newest(self, parts: Collection[str] | None = None) -> tuple[Path, dict[str, Any], list[str]]:
+    def newest_whole(self) -> Path | None:
+        """The newest checkpoint of the whole run, as its manifest says; nothing else is read."""
+        for path in reversed(self.finished()):
+            try:
+                manifest = json.loads((path / MANIFEST).read_bytes())
+            except (OSError, ValueError):
+                continue
+            if isinstance(manifest, dict) and manifest.get("whole", True):
+                return path
+        return None
+
+    def newest(
+        self, parts: Collection[str] | None = None, *, refused: Mapping[str, str] | None = None
+    ) -> tuple[Path, dict[str, Any], list[str]]:
         """The newest checkpoint of the whole run that verifies (or of which `parts` do), its manifest, and what was wrong with
-        newer ones. Whoever asks, the user is warned of falling back."""
+        newer ones. `refused` are those that could not be restored, by name, with the reason. Whoever asks, the user is warned
+        of falling back."""
         problems: list[str] = []
         for path in reversed(self.finished()):
+            if why := (refused or {}).get(path.name):
+                problems.append(f"checkpoint {path} cannot be restored: {why}")
+                continue
             try:
                 manifest = verify(path, parts)
             except CheckpointError as error:
@@ -255,8 +305,16 @@ class Checkpoints:
                     warnings.warn(fell_back(path, problem), stacklevel=3)
                 return path, manifest, problems
             problems.append(f"checkpoint {path} holds parameters alone; start a new run from them with init_from")
-        detail = "; ".join(problems) or "the run ended before its first checkpoint"
+        detail = "; ".join(problems) or self._why_none()
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {detail}")
+
+    def _why_none(self) -> str:
+        """Whether there never was a checkpoint, or they are gone: the run's own rows know."""
+        rows = read_rows(self.folder.parent / "metrics.jsonl")[0]
+        saved = [row["version"] for row in rows if row.get("what") == "checkpoint" and "version" in row]
+        if not saved:
+            return "the run ended before its first checkpoint"
+        return f"it had {len(saved)}, the last at version {saved[-1]}, and they were deleted; restore them, or train anew"
 
     def newest_params(self, told: list[str] | None = None) -> ParamSet:
         """The parameters of the newest good checkpoint; a run that goes on meanwhile may remove it while it is read. Falling
@@ -300,9 +358,14 @@ def read_part(path: Path, part: str) -> State:
     """One part of a checkpoint (verify the checkpoint first)."""
     from safetensors.torch import load_file
 
-    def piece(name: str) -> Frozen:
-        return Frozen(name, lambda: load_file(path / _piece_name(part, name)))
+    def read(name: str) -> dict[str, Tensor]:
+        progressed()
+        return dict(load_file(path / piece_name(part, name)))
 
+    def piece(name: str) -> Frozen:
+        return Frozen(name, lambda: read(name))
+
+    progressed()
     tensors = load_file(path / f"{part}.safetensors") if (path / f"{part}.safetensors").exists() else {}
     state: State = decode(json.loads((path / f"{part}.json").read_bytes()), tensors, piece)
     return state

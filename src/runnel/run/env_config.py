@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -11,7 +12,16 @@ from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
 from runnel.data.leaves import is_stack
 from runnel.data.replay import ReplayConfig
-from runnel.envs.registry import choose_backend, is_tensor_env
+from runnel.envs.registry import (
+    Target,
+    choose_backend,
+    env_name,
+    is_tensor_env,
+    probe_env,
+    why_not_wrapped,
+    with_wrappers,
+)
+from runnel.envs.vector.build import same_layout
 from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.processes import num_cores
@@ -26,13 +36,49 @@ COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
 """Steps of a run that pay for compiling kernels for its network; a shorter run is over sooner without."""
 
 
+def wrapped_target(env: str, wrappers: Sequence[str]) -> Target:
+    """What `env` and `wrappers` of a config stand for, in-process objects among them."""
+    return with_wrappers(resolve_live(env, "env"), [resolve_live(name, "wrappers") for name in wrappers])
+
+
+OF_THE_ENV = {"env", "env_kwargs", "wrappers"}
+"""Settings that say which environment a run plays."""
+
+
+def other_env(before: RunConfig, after: RunConfig) -> RunConfig:
+    """The config `after`, which plays another environment than the run `before`, with a back end that suits it; raises a
+    `ConfigError` where the policy does not fit."""
+    if not (isinstance(before, EnvConfig) and isinstance(after, EnvConfig)):
+        raise ConfigError("env", "", "this run plays no environment; leave --env, --env-kwargs and --env-wrapper out")
+    frames = before.vector.frame_stack
+    own, other = (
+        probe_env(wrapped_target(c.env, c.wrappers), kwargs=c.env_kwargs, frame_stack=frames) for c in (before, after)
+    )
+    if not same_layout(own, other):
+        fix = f"the policy was trained on other spaces, those of {env_name(before.env)}: {_unlike(own, other)}"
+        field = next(name for name in ("env", "env_kwargs", "wrappers") if getattr(before, name) != getattr(after, name))
+        raise ConfigError(field, getattr(after, field), f"{fix}; give an environment of the same spaces")
+    return replace(after, vector=VectorConfig(frame_stack=frames))
+
+
+def _unlike(own: EnvSpec, other: EnvSpec) -> str:
+    """What differs between two specs, in words."""
+    shown = [{k: f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for k, x in s.obs.items()} for s in (other, own)]
+    if shown[0] != shown[1]:
+        return f"observations are {shown[0]}, and were {shown[1]}"
+    if other.action != own.action:
+        return f"actions are {other.action}, and were {own.action}"
+    return "one of them has action masks"
+
+
 @dataclass(frozen=True)
 class EnvConfig(RunConfig):
     """`num_actors` actors, each with `num_envs` environments, `num_steps` steps of each in a segment."""
 
     on_resume: ClassVar[OnResume] = (
         may_change("compiled", then="the same network runs by other kernels")
-        | stays("env", "env_kwargs", why="a run is of one task")
+        | stays("env", "env_kwargs", "wrappers", why="a run is of one task")
+        | stays("zoo", why="it is about what a run begins with")
         | stays("num_envs", "num_steps", "ring", why="segments and environments of that number are in the checkpoint")
     )
 
@@ -42,6 +88,12 @@ class EnvConfig(RunConfig):
     """Gymnasium id, module:Class, or path/to/file.py:factory; tensor:CartPole-v1 keeps the environment on the device."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
+    wrappers: tuple[str, ...] = ()
+    """Gymnasium wrappers around it, the innermost first: module:Class or path/to/file.py:function, each called with the
+    environment alone. They count in evaluations and videos too. --env-wrapper NAME adds one."""
+    zoo: bool = True
+    """Begin with the settings that were measured on this environment, where there are some (docs/zoo.md); what you set wins.
+    False: begin with the recipe's own defaults."""
     num_envs: int = 8
     """Environments of each actor."""
     num_steps: int = 128
@@ -56,7 +108,7 @@ class EnvConfig(RunConfig):
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments, where it is open."""
-        told = [*self._about_preparation(), *self._about_compiling()]
+        told = [*self._about_preparation(), *self._about_compiling(), *self._about_normalising()]
         if self.vector.backend != "auto" or is_tensor_env(self.env):
             return self, told
         choice = self.choose_backend()
@@ -65,7 +117,7 @@ class EnvConfig(RunConfig):
     def choose_backend(self) -> Choice:
         """What steps the environments of an actor, each with its share of the cores here; the plainest where every repetition
         must give the same bits, on any machine."""
-        target, cores = resolve_live(self.env, "env"), num_cores()
+        target, cores = wrapped_target(self.env, self.wrappers), num_cores()
         if self.launcher != "inproc":
             cores = max(1, cores // self.num_actors)
         how: dict[str, Any] = {"kwargs": self.env_kwargs, "cores": cores, "plain": self.deterministic}
@@ -82,6 +134,8 @@ class EnvConfig(RunConfig):
             found["compiled"] = "an update that may end early (target_kl) runs by torch"
         if is_tensor_env(self.env):
             found["vector"] = "a tensor environment steps all its copies at once"
+        if self.wrappers and not self.env.startswith("live:") and (why := why_not_wrapped(self.env)):
+            found["wrappers"] = why
         if self.net.core == "none":
             found["net.core_size"] = "is of a recurrent core; set net.core"
         if getattr(self, "network", ""):
@@ -94,6 +148,15 @@ class EnvConfig(RunConfig):
 
         text = describe_preparation(self.env, self.env_kwargs, frame_stack=self.vector.frame_stack)
         return [text] if text else []
+
+    def _about_normalising(self) -> list[str]:
+        """That the fastest kernels stand aside: those for tensor environments, GPUs and populations keep no statistics."""
+        groups = [f.name for f in fields(self) if getattr(getattr(self, f.name), "normalise_obs", False)]
+        faster = (self.fuses and (self.device != "cpu" or is_tensor_env(self.env))) or getattr(self, "population", 1) > 1
+        if not groups or not faster:
+            return []
+        off = f"--{groups[0]}.no-normalise-obs --{groups[0]}.no-normalise-reward"
+        return [f"kernels for tensor environments, GPUs and populations serve no network that normalises; {off} uses them"]
 
     def unused_on(self, spec: EnvSpec) -> dict[str, str]:
         """Settings that this run would not read on an environment of `spec`, and why."""
@@ -121,6 +184,9 @@ class EnvConfig(RunConfig):
         super().check()
         self.net.check()
         self.vector.check()
+        if self.wrappers and self.vector.backend in ("gymnasium", "envpool"):
+            fix = "it steps all copies at once, and none of them in wrappers; use serial, processes or auto"
+            raise ConfigError("vector.backend", self.vector.backend, fix)
         for name in ("num_envs", "num_steps", "ring"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(name, value, "use at least 1")
@@ -210,8 +276,6 @@ class ReplayEnvConfig(EnvConfig):
         self.replay.check()
         if not 0 < self.update_ratio < math.inf:
             raise ConfigError("update_ratio", self.update_ratio, "must be above 0, and finite")
-        if self.total_steps is not None and self.total_steps < self.min_fill:
-            raise ConfigError("total_steps", self.total_steps, f"ends before the first update; use at least {self.min_fill}")
         if self.replay.capacity < self.min_fill:
             raise ConfigError("replay.capacity", self.replay.capacity, f"must hold min_fill; use at least {self.min_fill}")
         if self.replay.n_step > self.num_steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,8 @@ from runnel.eval.recording import EpisodeRecorder
 from runnel.eval.runner import EnvEvaluation
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
-from runnel.run.env_config import EnvConfig
+from runnel.run.env_config import EnvConfig, wrapped_target
 from runnel.run.experiment import ActorSpec, EvaluationSpec, RunConfig
-from runnel.run.registry import resolve_live
 from runnel.track.media import VideoWriter, check_encoder
 
 EVAL_ENVS = 16
@@ -39,10 +38,20 @@ EVAL_ENVS_ON_DEVICE = 1024
 
 
 class EnvTask:
-    """`env` (an id, `module:Class`, `file.py:factory`, `tensor:NAME`) under the seed and device of `config`."""
+    """`env` (an id, `module:Class`, `file.py:factory`, `tensor:NAME`) under the seed and device of `config`, in `wrappers`
+    (None: those of `config`)."""
 
-    def __init__(self, env: str, config: RunConfig, *, kwargs: Mapping[str, Any] | None = None) -> None:
-        self._target, self._config, self._kwargs = resolve_live(env, "env"), config, dict(kwargs or {})
+    def __init__(
+        self,
+        env: str,
+        config: RunConfig,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[str] | None = None,
+    ) -> None:
+        if wrappers is None:
+            wrappers = config.wrappers if isinstance(config, EnvConfig) else ()
+        self._target, self._config, self._kwargs = wrapped_target(env, wrappers), config, dict(kwargs or {})
         self.name = env_name(self._target)
         self._vector = config.vector if isinstance(config, EnvConfig) else VectorConfig()
         if self._vector.backend == "auto":

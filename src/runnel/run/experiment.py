@@ -25,6 +25,7 @@ from runnel.flow.workers.trainer import Budget, Phase
 from runnel.run.record_config import RecordConfig
 from runnel.run.unused import IN_ONE_PROCESS, OF_EVALUATIONS, OF_SAMPLES, OF_VIDEOS, OF_WINDOW, ON_THE_WAY
 from runnel.track.folder import check_run_name
+from runnel.track.sinks.config import SinksConfig, unused_names
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,28 @@ class EvalConfig:
 class CheckpointConfig:
     """When the whole run is saved."""
 
-    on_resume: ClassVar[OnResume] = may_change("every", "keep", then="counts from the next checkpoint on")
+    on_resume: ClassVar[OnResume] = may_change("every", "keep", then="counts from the next checkpoint on") | may_change(
+        "best", then="counts from the next evaluation on"
+    )
 
     every: int | Literal["never"] = 50
     """Save every so many updates; 0 saves only at the end. never: no checkpoint, only the parameters of the end. They can be
     loaded, evaluated, exported and started from (init_from), but the run cannot be resumed."""
     keep: int = 3
-    """Checkpoints kept; a damaged newest one falls back to the one before."""
+    """Checkpoints kept; a damaged newest one falls back to the one before. A replay memory lies there twice, or with 1 once."""
+    best: bool = True
+    """Keep the parameters of the version with the best evaluation too, for `rl.load(run, best=True)` and `--best`."""
 
     @property
     def whole(self) -> bool:
         """Whether what is saved is the whole run, so that it can be resumed."""
         return self.every != "never"
+
+    @property
+    def copies(self) -> int:
+        """Copies on the disk of what checkpoints share (replay): two, so that no damaged file takes all of them, unless one
+        checkpoint is kept alone."""
+        return min(self.keep, 2)
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,9 @@ class PlacementConfig:
     threads: int = 1
     """Torch threads of each process."""
     stage_timeout_s: float = 120.0
-    """A worker that stays in one stage for longer is taken for hung: it is named, with its stack, and the run ends."""
+    """A worker in whose stage nothing comes back for longer (no step of an environment, no micro-batch, no part of an
+    evaluation) is taken for hung: it is named, with its stack, and the run ends. The first time in a stage has two and a half
+    times as long, since kernels may be compiled. A single step, or call of your code, that takes longer needs more here."""
     max_restarts: int = 5
     """Times that one process may be started again within ten minutes after it died or fell silent; what has no state (actors,
     policy workers) starts afresh beside the others, else the whole run goes on from its newest checkpoint. 0 ends the run."""
@@ -178,6 +191,7 @@ class RunConfig:
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline, mlflow, trackio, csv, parquet, or your own as
     file.py:Name."""
+    sinks: SinksConfig = field(default_factory=SinksConfig)
     trace: bool = False
     """Record what every worker does when, and the path of every sample; `runnel trace RUN` makes a picture of it."""
     trace_mb: int = 64
@@ -237,6 +251,7 @@ class RunConfig:
         """Settings, or groups of them, that this run would not read, and why; changed ones are refused (`run/unused.py`)."""
         found = IN_ONE_PROCESS if self.launcher == "inproc" else {}
         found = found | ({} if self.launcher == "ray" else {"cluster.place": "is for launcher ray"})
+        found = found | unused_names(self.track)
         found = found | ({} if self.trace else {"trace_mb": "is of a trace; set trace"})
         found = found | ({} if self.staleness.mode == "window" else OF_WINDOW)
         found = found | ({} if self.eval.samples else OF_SAMPLES) | self._unused_evaluations()
@@ -246,9 +261,9 @@ class RunConfig:
         """Settings of evaluations that are not made; one that is switched off itself is not among them."""
         if self.eval.episodes:
             return ON_THE_WAY if self.eval.stop_return is not None and not self.eval.every else {}
-        off = EvalConfig()
+        off, best = EvalConfig(), {"checkpoint.best": "nothing is evaluated, so nothing is best; set eval.episodes"}
         names = {name: name.removeprefix("eval.") for name in OF_EVALUATIONS}
-        return {k: why for k, why in OF_EVALUATIONS.items() if getattr(self.eval, names[k]) != getattr(off, names[k])}
+        return best | {k: why for k, why in OF_EVALUATIONS.items() if getattr(self.eval, names[k]) != getattr(off, names[k])}
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
@@ -435,6 +450,8 @@ class Experiment:
     returns what to tell."""
     disk: Callable[[], DiskNeed] | None = None
     """What it will write; compared with the free space before it starts."""
+    own_params: tuple[str, ...] = ()
+    """Parameters that only a run of its own kind publishes (the head of a reward model): `init_from` must bring them."""
 
     @property
     def budget(self) -> Budget:
@@ -527,7 +544,8 @@ def describe(experiment: Experiment, groups: Mapping[str, list[str]]) -> str:
     group_of = {worker: g for g, workers in groups.items() for worker in workers}
     lines = ["workers"]
     for g, workers in groups.items():
-        lines.append(f"  process {g}: {', '.join(workers)}")
+        waits = "   (room for it; runnel scale starts it)" if all(map(experiment.is_idle, workers)) else ""
+        lines.append(f"  process {g}: {', '.join(workers)}{waits}")
     lines.append("streams")
     for spec in experiment.streams:
         writers, readers = experiment.writers_of(spec.name), experiment.readers_of(spec.name)

@@ -40,7 +40,11 @@ def export_policy(policy: EnvPolicy, folder: Path, *, format: str, about: Mappin
     `about` (run, recipe, environment, version) goes into policy.json. Returns the folder.
     """
     graph = PolicyGraph(cast(nn.Module, policy.net), policy.env_spec).eval().requires_grad_(False)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fix = f"no folder can be made there ({error.strerror}); give a place that you may write to"
+        raise ConfigError("folder", str(folder), fix) from error
     program = _program(graph)
     path = folder / FILES[format]
     run = _write_torch(program, path) if format == "torch" else _write_onnx(graph, program, path)

@@ -26,6 +26,7 @@ from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.run.env_config import EnvConfig, ReplayEnvConfig
 from runnel.run.env_task import EnvTask
 from runnel.run.experiment import BufferSpec, DiskNeed, Experiment, InferenceStream
+from runnel.run.room import copies_at_once
 
 
 def on_policy_graph(
@@ -99,7 +100,9 @@ def replay_graph(
     if c.total_steps:
         ratio = replace(ratio, num_segments=ratio.segments_for(c.total_steps))
     batches = LagPolicy(lag=c.staleness.lag, batch=1, exact=exact)
-    net = network()
+    net = network()  # refuses actions that are not for it, before a budget that no budget would mend
+    if c.total_steps is not None and c.total_steps < c.min_fill:
+        raise ConfigError("total_steps", c.total_steps, f"ends before the first update; use at least {c.min_fill}")
     _check_compiled(c, net)
     experience = trajectory_stream(
         task.spec,
@@ -130,7 +133,7 @@ def replay_graph(
         buffer=BufferSpec(lambda: make_store(c.replay, task.spec, source=experience, gamma=gamma, **length), ratio),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
-        disk=lambda: DiskNeed(once=_replay_bytes(c, task)),
+        disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),
     )
 
 

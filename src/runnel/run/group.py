@@ -18,8 +18,9 @@ from runnel.core.proof import split
 from runnel.core.protocols import Sharded, StartsFrom, StartsInPart, State
 from runnel.core.records import Accounting
 from runnel.core.trace import Recorder
-from runnel.flow.params import Channel
+from runnel.flow.params import Channel, Kept
 from runnel.flow.slots import SlotTable
+from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.base import Worker
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
@@ -171,12 +172,16 @@ class Group:
     def waits(self) -> dict[str, str]:
         return {w.name: w.waits_for() for w in self.workers}
 
-    def snapshot(self, *, without: str = "", whole: bool = True) -> dict[str, State]:
+    def kept(self) -> dict[str, list[int]]:
+        """By channel of this group, the versions that a checkpoint made now holds of it."""
+        return {name: sorted(channel.stamps()) for name, channel in self.channels.items()}
+
+    def snapshot(self, *, without: str = "", whole: bool = True, kept: Kept | None = None) -> dict[str, State]:
         """The parts of a checkpoint that this group owns, by file name; a lost worker is left out. Unless `whole`, only what
-        acting needs."""
+        acting needs. `kept` are the versions that the checkpoint holds, where the channels are those of another group."""
         parts: dict[str, State] = {}
         if whole:
-            parts |= {f"worker-{w.name}": w.snapshot() for w in self.workers if w.name != without}
+            parts |= {f"worker-{w.name}": _saved(w, kept) for w in self.workers if w.name != without}
             parts |= {f"stream-{name}": table.snapshot() for name, table in self.tables.items()}
             parts |= {f"channel-{name}": channel.snapshot() for name, channel in self.channels.items()}
         if isinstance(trainer := self.trainer, LeadingTrainer) and isinstance(trainer.learner, Sharded):
@@ -192,6 +197,10 @@ class Group:
                 stack.callback(self._recorder.close)
             for worker in reversed(self.workers):
                 stack.callback(worker.close)
+
+
+def _saved(worker: Worker, kept: Kept | None) -> State:
+    return worker.snapshot(kept) if isinstance(worker, ActorWorker) else worker.snapshot()
 
 
 def _started(learner: Any) -> Mapping[str, torch.Tensor]:

@@ -9,16 +9,22 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from runnel.core.clock import Clock
+from runnel.core.disk import refused
+from runnel.core.errors import ConfigError, DiskError
 from runnel.core.protocols import State
+from runnel.core.user_code import brief, mistake
 from runnel.eval.statistics import summarise
 from runnel.eval.tally import incomplete
+from runnel.run.best import BestParams
+from runnel.run.events import Event, PolicyNow, checked_metrics, no_policy
 from runnel.run.version_counts import VersionCounts
 from runnel.track.collapse import Watcher
 from runnel.track.folder import RunFolder
@@ -26,16 +32,20 @@ from runnel.track.groups import GroupFile
 from runnel.track.live import LiveView
 from runnel.track.load import LOOK_EVERY_S, Load
 from runnel.track.media import EpisodeFiles
+from runnel.track.pace import Pace
 from runnel.track.sinks import GuardedSink, JsonlSink, Sink
+from runnel.track.status import make_end
 
 Row = dict[str, Any]
-Callback = Callable[[Row], Any]
+Callback = Callable[[Event], Any]
 What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "note", "collapse"]
 """What an event is about."""
 RECENT_EPISODES = 100
 WINDOW_S = 5.0
 LUMP_S = 0.2
 FIRST_LOOK_S = 0.25
+COUNTED = frozenset(10**n for n in range(1, 10))
+"""What breaks again and again is told of the first time, and at these."""
 
 
 ENV_FAULTS = ("env_failed", "env_lost", "env_restarted")
@@ -44,12 +54,17 @@ ENV_FAULTS = ("env_failed", "env_lost", "env_restarted")
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions of a row that the run calls, on every launcher; one that returns False stops the run."""
+    """Functions of an event (a row) that the run calls, on every launcher; one that returns False stops the run."""
 
     on_update: Callback | None = None
     on_episode: Callback | None = None
     on_eval: Callback | None = None
     on_checkpoint: Callback | None = None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if (value := getattr(self, f.name)) is not None and not callable(value):
+                raise ConfigError(f.name, value, "give a function of a row (a dict)")
 
 
 @dataclass(frozen=True)
@@ -76,13 +91,19 @@ class Ledger:
         keep_videos: int = 50,
         watcher: Watcher | None = None,
         stop_on: Literal["nothing", "collapse"] = "nothing",
+        policy: PolicyNow | None = None,
     ) -> None:
-        self.clock = clock
+        self.clock, self.policy, self._folder = clock, policy, folder.path
+        self._logged: dict[str, float] = {}
+        """What callbacks have logged, for the next row of an update."""
         self.view: LiveView | None = None
         self._metrics, self._samples = JsonlSink(folder.metrics), JsonlSink(folder.samples)
         self._groups = GroupFile(folder.groups)
+        self._best = BestParams(folder.best)
         self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
+        self.refused = False
+        """Whether the disk takes no rows any more. That was raised, once; what is said after it has no place to go."""
         self._kept: list[Row] | None = None
         """Rows that wait while files are left alone."""
         self._marks_to_cut: dict[str, dict[str, Any]] = {}
@@ -92,6 +113,8 @@ class Ledger:
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._num_episodes = 0
         self._faults: dict[str, int] = {}
+        self._troubles: dict[str, tuple[int, str]] = {}
+        """What broke and was survived, by mistake: how often, and how it was told."""
         self._proved: tuple[int, dict[str, float]] = (-1, {})
         """The newest version that an engine has checked, and the largest numbers that any of them found."""
         self._log_every, self._sums = log_every, dict[str, tuple[float, int]]()
@@ -99,6 +122,7 @@ class Ledger:
         self._start = clock.now()
         self._first = _Mark(self._start, 0, 0, {})
         self._marks: deque[_Mark] = deque(maxlen=200)
+        self._pace = Pace()
         self._busy: dict[str, float] = {}
         self._wall_before = 0.0
         self._load, self._next_look = Load(), self._start + FIRST_LOOK_S
@@ -111,7 +135,7 @@ class Ledger:
         self.last_eval: Row | None = None
         self.stop_reason: str | None = None
         self.stop_status = "stopped"
-        """What a run is called that ends for `stop_reason`: stopped, or collapsed."""
+        """What a run is called that ends for `stop_reason`: solved, stopped or collapsed."""
         self.collapses: dict[str, str] = {}
         """What was told of each kind of collapse that is not over."""
         self.recoveries: list[tuple[str, float]] = []
@@ -133,6 +157,7 @@ class Ledger:
         if marks:
             self._videos.cut(self.version)
             self._groups.cut(self.version)
+            self._best.cut(self.version)
             for sink in self._sinks:
                 sink.rewind()
         for text in lost:
@@ -154,6 +179,11 @@ class Ledger:
         for name, seconds in stages.items():
             self._stages[name] = self._stages.get(name, 0.0) + seconds
 
+    def forget(self, workers: Sequence[str]) -> None:
+        """These have left by order: they wait for nothing any more."""
+        for worker in workers:
+            self._busy.pop(worker, None)
+
     def add(self, events: Sequence[Row]) -> None:
         """Take events in; each kind has its own path."""
         for event in events:
@@ -170,19 +200,49 @@ class Ledger:
                 self._proof(event["version"], event["metrics"])
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
-            elif kind == "video":
-                self._videos.add(event, version=event["version"], steps=self._counts.of(event["version"])[0])
-            elif kind == "group":
-                at = {"version": event["version"], "steps": self.steps, "tokens": self.tokens}
-                self._groups.add({**at, **{k: v for k, v in event.items() if k not in ("kind", "worker")}})
+            elif kind in ("video", "group"):
+                self._show(event)
             elif kind == "failure":
-                self.note(f"{event['worker']}: {event['rows']} rows cancelled: {event['reason']}", level="warning")
+                at, lines = event.get("prompt", ""), event.get("lines", "")  # those of a user's own code
+                text = f"{event['worker']}: {event['rows']} rows cancelled: {event['reason']} {at}".rstrip() + lines
+                self._trouble(mistake(event["reason"] + lines), text)
             elif kind in ENV_FAULTS:
                 self._faults[kind] = self._faults.get(kind, 0) + 1
                 where = f"environment {event['env']}, episode {event['episode']}, step {event['step']}"
-                self.note(f"{event['worker']}: {kind.replace('_', ' ')} ({where}): {event['error']}", level="warning")
+                text = f"{event['worker']}: {kind.replace('_', ' ')} ({where}): {event['error']}"
+                self._trouble(f"{kind} {mistake(event['error'])}", text)
             else:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
+
+    def _show(self, event: Row) -> None:
+        """Keep something for a person to look at. It is not worth a run: where the disk takes no more of it, that is told."""
+        kind, version = event["kind"], event["version"]
+        try:
+            if kind == "video":
+                self._videos.add(event, version=version, steps=self._counts.of(version)[0])
+            else:
+                at = {"version": version, "steps": self.steps, "tokens": self.tokens}
+                self._groups.add({**at, **{k: v for k, v in event.items() if k not in ("kind", "worker")}})
+        except OSError as error:
+            told = refused(error, self._folder, what=f"a {kind} of version {version} was not kept")
+            if told is None:
+                raise
+            self.note(str(told), level="warning")
+
+    def _trouble(self, mistake: str, text: str) -> None:
+        """Tell of what broke and was survived: the first of its kind in full, later ones by their number, now and then."""
+        count, shown = self._troubles.get(mistake, (0, text))
+        self._troubles[mistake] = count + 1, shown
+        if count == 0:
+            self.note(text, level="warning")
+        elif count + 1 in COUNTED:
+            self.note(f"{count + 1} times so far: {brief(shown)}", level="warning")
+
+    def _count_troubles(self) -> None:
+        """At the end: how often what was told once has happened."""
+        for count, shown in self._troubles.values():
+            if count > 1:
+                self.note(f"{count} times in all: {brief(shown)}", level="warning")
 
     def _episode(self, event: Row) -> None:
         self._returns.append(event["return"])
@@ -204,11 +264,19 @@ class Ledger:
         beside = self._beside()
         metrics = self._mean(event["metrics"], due) | beside
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
-        if due:
-            self._write({**row, "metrics": metrics, "streams": event["streams"], "time": self._time() | event.get("time", {})})
+        before = self.stop_reason
+        try:  # before the row is written, which has what they log
+            self._call(self._callbacks.on_update, {**row, "metrics": metrics})
+        finally:
+            if due:
+                metrics, self._logged = self._logged | metrics, {}
+                time = self._time() | event.get("time", {})
+                self._write({**row, "metrics": metrics, "streams": event["streams"], "time": time})
+        asked, self.stop_reason = self.stop_reason, before
         if self._watcher is not None:
             self._watch(self._watcher, {**event["metrics"], **beside})
-        self._call(self._callbacks.on_update, {**row, "metrics": metrics})
+        if self.stop_status != "collapsed":  # which goes before what a callback asks for
+            self.stop_reason = asked
         early, self._early = self._early, []
         self.add(early)
 
@@ -265,6 +333,7 @@ class Ledger:
         span = max(now - then.time, 1e-9)
         row: Row = {
             "wall_s": self.wall_s(),
+            "left_s": self._pace.left_s(now, self.progress),
             "steps_per_s": (self.steps - then.steps) / span,
             "tokens_per_s": (self.tokens - then.tokens) / span,
             "stages": self._stages,
@@ -301,11 +370,14 @@ class Ledger:
             row["lengths"] = [int(n) for n in event["extra"]["length"]]
         row |= {name: int(sum(event["extra"][name])) for name in ("cut", "crashed") if name in event["extra"]}
         self.last_eval = row
-        self._write(row)
+        try:
+            self._call(self._callbacks.on_eval, row)
+        finally:
+            self._write(row)
         for text in incomplete(event["extra"]):
             self.note(f"evaluation of version {event['version']}: {text}", level="warning")
-        self._call(self._callbacks.on_eval, row)
         if self._stop_return is not None and summary.mean >= self._stop_return and self.stop_status != "collapsed":
+            self.stop_status = "solved"
             self.stop_reason = f"evaluation reached {summary.mean:.4g} (stop_return is {self._stop_return:g})"
 
     def note(self, text: str, *, level: str = "info", what: What | None = None, about: Mapping[str, Any] | None = None) -> None:
@@ -331,11 +403,12 @@ class Ledger:
         self._call(self._callbacks.on_checkpoint, {"kind": "checkpoint", "version": version, "path": str(path)})
 
     def end(self, status: str, train_s: float) -> None:
-        """The last row of a run, with the accounts as they stand."""
+        """The last row of a run, with the accounts as they stand. `status` is as launchers say it (`make_end`)."""
         if self.stop_reason is not None:
             self.note(self.stop_reason)
+        self._count_troubles()
         self._write(
-            {"kind": "end", "status": status, "streams": self.streams, "time": {"wall_s": self.wall_s(), "train_s": train_s}}
+            {"kind": "end", **make_end(status), "streams": self.streams, "time": {"wall_s": self.wall_s(), "train_s": train_s}}
         )
 
     def tick(self, text: str = "") -> None:
@@ -349,7 +422,13 @@ class Ledger:
         if self._kept is not None:
             self._kept.append(row)
             return
-        self._metrics.row(row)
+        if self.refused:
+            return
+        try:
+            self._metrics.row(row)
+        except DiskError:
+            self.refused = True
+            raise
         for sink in self._sinks:
             sink.row(row)
 
@@ -358,9 +437,22 @@ class Ledger:
         return [*self._sinks, self._metrics, self._samples]
 
     def _call(self, callback: Callback | None, row: Row) -> None:
-        answer = None if callback is None else callback(row)
-        if isinstance(answer, bool | np.bool_) and not answer and self.stop_status != "collapsed":
+        policy = self.policy.at if self.policy is not None else no_policy
+        try:
+            answer = None if callback is None else callback(Event(row, policy=policy, log=partial(self._log, row)))
+        except Exception as error:  # it stays what it is: whoever called us may wait for it
+            error.add_note(f"raised by the callback on_{row['kind']} at version {self.version} ({self.steps:,} steps)")
+            raise
+        if isinstance(answer, bool | np.bool_) and not answer and self.stop_status == "stopped":
             self.stop_reason = f"a callback asked to stop after {row['kind']}"
+
+    def _log(self, row: Row, metrics: Mapping[str, Any]) -> None:
+        """Numbers of a callback: into the row of an evaluation, else into the next one of an update."""
+        found = checked_metrics(metrics, row.get("metrics", {}) if row["kind"] == "update" else {})
+        if row["kind"] == "eval":
+            row["metrics"] = {**row.get("metrics", {}), **found}
+        else:
+            self._logged |= found
 
     def close(self) -> None:
         for sink in self._files():
@@ -388,6 +480,7 @@ class Ledger:
             "faults": dict(self._faults),
             "proved": [self._proved[0], dict(self._proved[1])],
             "sums": {name: list(pair) for name, pair in self._sums.items()},
+            "logged": dict(self._logged),
             "wall_s": self.wall_s(),
             "counts": [self.version, self.steps, self.tokens],
             "last_eval": self.last_eval,
@@ -406,6 +499,7 @@ class Ledger:
         version, found = state.get("proved", (-1, {}))  # older checkpoints have none
         self._proved = int(version), dict(found)
         self._sums = {name: (float(total), int(count)) for name, (total, count) in state["sums"].items()}
+        self._logged = dict(state.get("logged", {}))  # older checkpoints have none
         self.version, self.steps, self.tokens = state["counts"]
         self._counts.begin(self.version, self.steps, self.tokens)
         self._early.clear()
@@ -413,6 +507,7 @@ class Ledger:
         self._start = self.clock.now()
         self._first = _Mark(self._start, self.steps, self.tokens, {})
         self._marks.clear()
+        self._pace = Pace()
         self._busy, self._stages = {}, {}
         self.last_eval = state["last_eval"]
         if self._watcher is not None:

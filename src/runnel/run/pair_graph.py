@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from runnel.core.config import check_least, refuse_unused
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import Collective, Inferencer, Policy
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
@@ -75,11 +76,26 @@ class PairConfig(RunConfig):
         check_least("", self, num_pairs=1, max_tokens=0)
 
 
+@contextmanager
+def _pairs_as_task(c: PairConfig) -> Iterator[None]:
+    """Pairs that were given as the task, which a policy is evaluated on: say where they go."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if c.pairs or (isinstance(error, ConfigError) and error.field != "task"):
+            raise
+        why = error.fix if isinstance(error, ConfigError) else str(error)
+        fix = "is what the policy is evaluated on; pairs of answers (prompt, chosen, rejected) are given as --pairs FILE"
+        raise ConfigError("task", c.task, f"{fix} ({why})") from error
+
+
 def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
     """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
     refuse_unused(c, unused_by_learner(c.learner, needs=algorithm.needs) | (SCORING if scores else {}))
     completion = 1 if scores else c.max_tokens  # a reward model needs no room for one
-    task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=completion, data=c.data, lora=c.learner.lora)
+    how: dict[str, Any] = {"max_tokens": completion, "data": c.data, "lora": c.learner.lora}
+    with _pairs_as_task(c):
+        task = PromptTask(c.task, c, model=c.model, lm=c.lm, **how)
     train, held, told = _pairs(c, task, scores=scores)
     policy = c.lag_policy(1)
     train, longest, left_out = fitting(train, task.tokenizer, context=task.context)
@@ -113,6 +129,7 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
         export=(lambda params, folder: save_scorer(task.model(), params, task.tokenizer, folder)) if scores else task.export,
         look=lambda: [*told, *left_out],
         disk=lambda: task.disk(c.learner, algorithm.needs),
+        own_params=("score.weight",) if scores else (),
     )
 
 

@@ -23,14 +23,15 @@ from runnel.llm.learner import TokenLearnerConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.run.trust import runs_the_same
 from runnel.run.warm import MODEL
 from runnel.track.folder import RunFolder
+from runnel.track.status import has_ended, read_end
 
 PIPELINES = {
     "iterated_dpo": "runnel.recipes.iterated_dpo",
     "rlhf": "runnel.recipes.rlhf",
 }
-DONE = ("finished", "stopped")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def load_pipeline(name: str) -> Pipeline:
     return Pipeline(name, module, module.Config, module.stages)
 
 
-def run_pipeline(stages: Sequence[Stage], *, out: str | Path, live: bool = False) -> list[api.Run]:
+def run_pipeline(stages: Sequence[Stage], *, out: str | Path, progress: bool | None = None) -> list[api.Run]:
     """Run `stages` one after another under `out`; returns their runs. Ends early if one of them is interrupted. The settings
     of all of them are checked before the first one trains."""
     _check(stages)
@@ -110,10 +111,15 @@ def run_pipeline(stages: Sequence[Stage], *, out: str | Path, live: bool = False
         _check_stage(stage, stages, folders)
     runs: list[api.Run] = []
     for stage in stages:
-        runs.append(_stage(stage, folders, live=live))
-        if runs[-1].status not in DONE:
+        runs.append(_stage(stage, folders, progress=progress))
+        if not is_done(runs[-1]):
             break
     return runs
+
+
+def is_done(run: api.Run) -> bool:
+    """Whether the next stage may build on it."""
+    return run.status in ("finished", "solved", "stopped") and not run.interrupted
 
 
 def _check(stages: Sequence[Stage]) -> None:
@@ -194,15 +200,15 @@ def _names(text: str) -> list[str]:
     return re.findall(r"\{([\w.-]+)\}", text)
 
 
-def _stage(stage: Stage, folders: Mapping[str, Path], *, live: bool) -> api.Run:
+def _stage(stage: Stage, folders: Mapping[str, Path], *, progress: bool | None) -> api.Run:
     """The run of a stage: as it was left if it is done, resumed if it was begun, else from its start."""
     folder, config = folders[stage.name], _configured(stage, folders)
     if _begun(folder):
-        return _done(folder) or _resume(folder, live=live)
+        return _done(folder) or _resume(folder, progress=progress, trust=_is_stage(folder, stage, config))
     if folder.is_dir():
         with RunFolder(folder).held():  # not from under another process
             shutil.rmtree(folder)  # it ended before its first update, or its first checkpoint: nothing to go on from
-    return api.train_config(stage.recipe, config, live=live)
+    return api.train_config(stage.recipe, config, progress=progress)
 
 
 def _begun(folder: Path) -> bool:
@@ -221,8 +227,9 @@ def _over(folder: Path) -> bool:
 def _done(folder: Path) -> api.Run | None:
     """The run of a finished stage, from its files."""
     rows = RunFolder(folder).read_rows()[0]
-    ends = [r for r in rows if r["kind"] == "end" and r["status"] in DONE]
-    if not ends:
+    events = [r for r in rows if r["kind"] == "event"]
+    ends = [read_end(r, str(events[-1].get("text", "")) if events else "") for r in rows if r["kind"] == "end"]
+    if not ends or not has_ended(ends[-1]) or ends[-1]["status"] == "collapsed":
         return None
     evals = [r for r in rows if r["kind"] == "eval"]
     last = [r for r in rows if r["kind"] == "update"][-1]
@@ -231,14 +238,19 @@ def _done(folder: Path) -> api.Run | None:
     )
 
 
-def _resume(folder: Path, *, live: bool) -> api.Run:
+def _is_stage(folder: Path, stage: Stage, config: RunConfig) -> bool:
+    """Whether the run in `folder` runs code of this stage alone, which the user's pipeline names."""
+    return runs_the_same(RunFolder(folder), registry.load_recipe(stage.recipe).name, to_data(config))
+
+
+def _resume(folder: Path, *, progress: bool | None, trust: bool) -> api.Run:
     """Go on with a stage. One that was killed after its last update has spent its budget: only its model is written again."""
     try:
-        return api.resume(folder, live=live)
+        return api.resume(folder, progress=progress, trust=trust)
     except ConfigError as error:
         if error.field not in BUDGETS:
             raise
-    api.export(folder, folder / MODEL)
+    api.export(folder, folder / MODEL, trust=trust)
     version = Checkpoints(RunFolder(folder).checkpoints).newest_params().version
     return api.Run(folder, "finished", version, 0, 0, None, 0.0)
 

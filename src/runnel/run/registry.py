@@ -6,19 +6,26 @@ says what it trains. Ours are listed here; a user's own is the path of a file.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch.nn import Module
+
 from runnel.core.config import default_at, override
 from runnel.core.errors import ConfigError, UnusedSettingError
-from runnel.core.resolve import load_module, load_object, reference
+from runnel.core.resolve import called, load_module, load_object, reference
+from runnel.core.spaces import EnvSpec
 from runnel.llm.tasks.config import DataConfig
+from runnel.llm.tasks.text import TextTask
 from runnel.run.experiment import Experiment, RunConfig, one_budget
+from runnel.run.instances import is_env, remade
+from runnel.run.zoo import zoo_settings
 
 RECIPES = {
     "ppo": "runnel.recipes.ppo",
@@ -65,18 +72,29 @@ class Recipe:
         return (self.module.__doc__ or "").strip().partition("\n")[0]
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str | Path) -> Recipe:
     """The recipe called `name`, or the one in the file `name`."""
+    name = str(name) if isinstance(name, Path) else name
+    if not isinstance(name, str):
+        shown = getattr(name, "__name__", type(name).__name__)
+        fix = "give the name of a recipe ('ppo'), or the path of your own .py file, which has a Config and a build(config)"
+        raise ConfigError("recipe", shown, fix)
     if name.endswith(".py"):
         module = load_module(name, "recipe")
         name = str(Path(name).resolve())
     elif name in RECIPES:
         module = importlib.import_module(RECIPES[name])
     else:
-        raise ConfigError("recipe", name, f"unknown; use one of {', '.join(RECIPES)}, or the path of your own .py file")
+        close = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        fix = f"unknown; use one of {', '.join(RECIPES)}, or the path of your own .py file{hint}"
+        raise ConfigError("recipe", name, fix)
     for part in ("Config", "build"):
         if not hasattr(module, part):
             raise ConfigError("recipe", name, f"the file defines no {part}; see docs/add-an-algorithm.md")
+    if not (isinstance(module.Config, type) and issubclass(module.Config, RunConfig) and is_dataclass(module.Config)):
+        fix = "its Config must be a frozen dataclass that derives from rl.RunConfig (rl.EnvConfig, ...)"
+        raise ConfigError("recipe", name, fix)
     return Recipe(name, module, module.Config)
 
 
@@ -85,15 +103,22 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     changes: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
-        kind = "tensor:" if isinstance(value, str) and value.startswith("tensor:") else ""
-        path, _, name = value.removeprefix(kind).rpartition(":") if isinstance(value, str) else ("", "", "")
-        if path.endswith(".py") and not Path(path).is_absolute():
-            changes[f.name] = f"{kind}{Path(path).resolve()}:{name}"
+        if isinstance(value, str) and (found := _absolute_code(value)) != value:
+            changes[f.name] = found
+        elif isinstance(value, tuple) and all(isinstance(v, str) for v in value):
+            changes[f.name] = tuple(_absolute_code(v) for v in value)
         elif f.name in ("task", "model") and isinstance(value, str) and _is_path(value):
             changes[f.name] = str(Path(value).resolve())
         elif isinstance(value, DataConfig):
             changes[f.name] = value.absolute()
     return replace(config, **changes)
+
+
+def _absolute_code(value: str) -> str:
+    """`file.py:name` by its full path; anything else as it is."""
+    kind = "tensor:" if value.startswith("tensor:") else ""
+    path, _, name = value.removeprefix(kind).rpartition(":")
+    return f"{kind}{Path(path).resolve()}:{name}" if path.endswith(".py") and not Path(path).is_absolute() else value
 
 
 def _is_path(value: str) -> bool:
@@ -103,13 +128,30 @@ def _is_path(value: str) -> bool:
 
 def configure(recipe: Recipe, settings: Mapping[str, Any]) -> RunConfig:
     """The recipe's config with `settings` laid over it; a budget that is named replaces the recipe's own."""
-    return one_budget(override(recipe.Config(), settings), settings)
+    return one_budget(override(begin(recipe, settings), settings), settings)
+
+
+def begin(recipe: Recipe, settings: Mapping[str, Any]) -> RunConfig:
+    """What `settings` are laid over: the recipe's defaults, and over them what was measured on the environment that `settings`
+    name (`run/zoo.py`)."""
+    config = recipe.Config()
+    if not settings.get("zoo", True):
+        return config
+    return override(config, zoo_settings(recipe.name, settings.get("env", getattr(config, "env", None))))
 
 
 def build(recipe: str, config: RunConfig) -> Experiment:
     """The experiment of a recipe, checked."""
+    found = load_recipe(recipe)
+    if not isinstance(config, found.Config):
+        theirs = type(config).__module__
+        fix = f"is no config of the recipe {found.name!r}; give its own ({found.module.__name__}.Config)"
+        raise ConfigError("config", f"{theirs}.{type(config).__qualname__}", fix)
     config.check()
-    experiment: Experiment = load_recipe(recipe).module.build(absolute_paths(config))
+    made, how = found.module.build, "build(config)"
+    experiment: Experiment = called(made, absolute_paths(config), field="recipe", target=recipe, how=how)
+    if not isinstance(experiment, Experiment):
+        raise ConfigError("recipe", recipe, f"its build(config) gave a {type(experiment).__name__}; return an rl.Experiment")
     experiment.check()
     return experiment
 
@@ -129,17 +171,31 @@ def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> 
 
 def name_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replace classes and functions among `settings` by names. What has no name that another process could load (a lambda)
-    gets one that is good in this process only, and is returned beside."""
-    named, objects = {}, {}
+    gets one that is good in this process only, and is returned beside. An environment that is made already becomes what makes
+    it again."""
+    named: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
+    if is_env(settings.get("env")):
+        made, kwargs = remade(settings["env"], settings.get("env_kwargs") or {})
+        settings = {**settings, "env": made, "env_kwargs": kwargs}
+    if isinstance(task := settings.get("task"), TextTask):
+        settings = {**settings, "task": lambda: task}
     for key, value in settings.items():
-        if callable(value):
-            name = reference(value)
-            if name is None:
-                name = f"live:{key}"
-                objects[name] = value
-            value = name
-        named[key] = value
+        if isinstance(value, list | tuple) and any(map(callable, value)):
+            value = [_name_object(f"{key}[{i}]", one, objects) for i, one in enumerate(value)]
+        named[key] = _name_object(key, value, objects)
     return named, objects
+
+
+def _name_object(key: str, value: Any, objects: dict[str, Any]) -> Any:
+    """The name of a class or function; anything else as it is."""
+    if not callable(value):
+        return value
+    name = reference(value)
+    if name is None:
+        name = f"live:{key}"
+        objects[name] = value
+    return name
 
 
 @contextmanager
@@ -167,6 +223,15 @@ def resolve(target: str, field: str) -> Any:
     """The object behind `module:name`, `file.py:name`, or a name that stands for an in-process object."""
     found = resolve_live(target, field)
     return load_object(found, field) if isinstance(found, str) else found
+
+
+def make_network(target: str, env_spec: EnvSpec, seed: int) -> Any:
+    """The network of a user's own that `target` makes: it is called as `make(env_spec, seed)`."""
+    make = resolve(target, "network")
+    if isinstance(make, Module):
+        fix = "is made already; give the function that makes it: network=lambda env_spec, seed: ..., or path/to/file.py:make"
+        raise ConfigError("network", type(make).__name__, fix)
+    return called(make, env_spec, seed, field="network", target=target, how="make(env_spec, seed)")
 
 
 def resolve_live(target: str, field: str) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import shlex
 import signal
 import sys
 import threading
@@ -15,14 +16,21 @@ from typing import Any
 from torch import Tensor
 
 from runnel.core.clock import Clock
-from runnel.core.errors import CheckpointError
+from runnel.core.errors import CheckpointError, RunnelError
 from runnel.core.protocols import State
+from runnel.flow.params import Kept
+from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, fell_back, read_parts
 from runnel.run.experiment import Experiment
 from runnel.run.ledger import Ledger
+from runnel.run.restorable import check_restorable
 from runnel.track.folder import RunFolder
 
 ORDERS_S = 1.0
+IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Environment variable that Ray gives to whatever it runs as a job."""
+JOB_RUN = "run folder: "
+"""How a line begins with which a job says where its run lies; `runnel stop JOB` looks for it."""
 
 
 @dataclass
@@ -55,6 +63,8 @@ class Session:
     held: bool = False
     """Nothing is written into the folder yet: a resume that cannot start leaves the run as it was."""
     _later: list[Callable[[], None]] = field(default_factory=list)
+    _refused: dict[str, str] = field(default_factory=dict)
+    """Checkpoints that could not be restored, by name, and why."""
 
     def hold(self) -> None:
         """Write nothing into the run's folder before `begin`."""
@@ -69,7 +79,9 @@ class Session:
             self.ledger.cut()
             for do in self._later:
                 do()
+            self._later.clear()
             self.ledger.release()
+        self._refused.clear()  # they are set aside by now, and others may come under their names
 
     def when_started(self, do: Callable[[], None]) -> None:
         """Do something that changes the run's folder: now, or when its workers are set up."""
@@ -95,8 +107,10 @@ class Session:
         """Part of the run is lost: go on from the newest good checkpoint, or from the start if there is none."""
         problem = ""
         try:
-            self.restore(*self.checkpoints.newest())
+            self.restore(*self.checkpoints.newest(refused=self._refused))
         except CheckpointError as error:
+            if self._refused:
+                raise
             problem = str(error) if self.checkpoints.finished() else ""
             self._start_over()
         if problem:
@@ -104,6 +118,25 @@ class Session:
             print(f"runnel: warning: started again from version 0: {problem}", file=sys.stderr)
         self.ledger.lost(why, f"going on from version {self.ledger.version}")
         print(f"runnel: warning: {why}; going on from version {self.ledger.version}", file=sys.stderr)
+
+    def fall_back(self, error: Exception) -> None:
+        """The checkpoint that the run was to go on from could not be restored, for this `error`: go on from the one before.
+
+        If none is left, that is an error, and the run's folder stays as it is: all is not lost, as with damaged files, but may
+        be restored once its cause is mended.
+        """
+        if self.resume_from is None:
+            raise error
+        self._refused[self.resume_from.name] = _cause(error)
+        if not self.held:
+            self.hold()
+        try:
+            self.restore(*self.checkpoints.newest(refused=self._refused))
+        except CheckpointError as none:
+            if self.started:  # the rows of a run that was at work stay, and say why it ended
+                self.held = False
+                self.ledger.release()
+            raise none from error
 
     def _start_over(self) -> None:
         """From version 0, in the next epoch. Checkpoints that cannot be used are kept, under other names."""
@@ -162,15 +195,29 @@ class Session:
         whole = self.experiment.config.checkpoint.whole
         return [True, False] if whole and last else [whole]
 
-    def drop_checkpoint(self, path: Path, problem: str) -> None:
-        """There is no room for a checkpoint: take back what was written of it, say so, and go on."""
-        shutil.rmtree(path, ignore_errors=True)
-        self.ledger.note(problem, level="warning")
-        print(f"runnel: warning: {problem}", file=sys.stderr)
+    def tell_damage(self, told: Sequence[str]) -> None:
+        """Files of earlier checkpoints were found damaged while a new one was written."""
+        for text in told:
+            self.ledger.note(text, level="warning")
+            print(f"runnel: warning: {text}", file=sys.stderr)
 
-    def finish_checkpoint(self, path: Path, files: dict[str, str], *, left_out: list[str], whole: bool) -> Path:
-        """Add the manifest; tell the user."""
+    def drop_checkpoint(self, problem: str) -> None:
+        """There is no room for a checkpoint: take back what was written of it, say so, and go on."""
+        self.checkpoints.drop()
+        newest = self.checkpoints.newest_whole()
+        text = f"{problem}; {'there is none yet' if newest is None else f'checkpoint {newest.name} stands'}"
+        self.ledger.note(text, level="warning")
+        if self.ledger.view is None:
+            print(f"runnel: warning: {text}", file=sys.stderr)
+
+    def finish_checkpoint(
+        self, path: Path, files: dict[str, str], *, left_out: list[str], whole: bool, kept: Kept | None = None
+    ) -> Path:
+        """See that it can be restored, add the manifest, tell the user. `kept` are the versions of the parameter channels at
+        the barrier."""
         ledger = self.ledger
+        if whole:
+            check_restorable(path, files, needed=self._needed(), kept=kept or {})
         manifest: dict[str, Any] = {
             "version": ledger.version,
             "steps": ledger.steps,
@@ -181,10 +228,48 @@ class Session:
             "files": files,
         }
         done = self.checkpoints.finish(path, manifest)
+        BestParams(self.folder.best).prune(int(p.name.partition("-")[0]) for p in self.checkpoints.finished())
         if self.experiment.config.checkpoint.whole and not whole:
             ledger.note(f"{done} has the parameters alone, so that what was learned is not lost", level="warning")
         ledger.checkpoint(done, ledger.version, seconds=self.clock.now() - self._saving)
         return done
+
+    def _needed(self) -> list[str]:
+        """The parts without which the run could not go on; actors and policy workers may start afresh."""
+        e = self.experiment
+        workers = ["trainer", *([e.buffer.name] if e.buffer else [])]
+        parts = [f"worker-{name}" for name in workers] + [f"stream-{s.name}" for s in e.streams]
+        return ["ledger", *parts, *(f"channel-{name}" for name in e.channels)]
+
+    def how_to_go_on(self, raising: str = "") -> str:
+        """What a person does after a failure. `raising` names a limit that may have been too small."""
+        if not raising:
+            return how_to_go_on(self.folder)
+        section, _, name = raising.partition(".")
+        now = getattr(getattr(self.experiment.config, section), name)
+        more = f" --{raising.replace('_', '-')} {5 * now:g}"
+        return f"if it only needs longer, raise {raising}: {how_to_go_on(self.folder, more)}"
+
+
+def how_to_go_on(folder: RunFolder, flags: str = "") -> str:
+    """From which checkpoint a run can go on, and with which command."""
+    newest = Checkpoints(folder.checkpoints).newest_whole()
+    if newest is None:
+        return f"no checkpoint was written yet, so start it again{f' with{flags}' if flags else ''}"
+    return f"checkpoint {newest.name} stands; go on with `runnel resume {shlex.quote(str(folder.path))}{flags}`"
+
+
+def _cause(error: Exception) -> str:
+    """Why a restore failed; what is no error of ours comes from what the checkpoint is put into."""
+    if isinstance(error, RunnelError | OSError):
+        return str(error)
+    return f"the environment, the network or the data is not what it was ({type(error).__name__}: {error})"
+
+
+def tell_job(path: Path) -> None:
+    """In a job of a Ray cluster, print where the run lies: who is told of the job knows nothing but what it prints."""
+    if IN_A_JOB in os.environ:
+        print(f"{JOB_RUN}{path.resolve()}", flush=True)
 
 
 @contextmanager

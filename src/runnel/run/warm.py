@@ -1,4 +1,4 @@
-"""`init_from`: whether the parameters of another run mean the same here.
+"""`init_from`: the parameters that a run starts from, and whether they mean the same here.
 
 Shapes are compared when they are taken over (`Group.warm_start`). What a language model computes with them is in its config.
 """
@@ -11,15 +11,47 @@ from typing import Any
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
+from runnel.core.protocols import ParamSet
 from runnel.llm.tokenize import CharTokenizer
 from runnel.nets.architecture import differing, model_config, saved_config
 from runnel.nets.causal_lm import ModelConfig
+from runnel.nets.lora import SCALE
 from runnel.nets.pretrained import model_folder
-from runnel.run.experiment import RunConfig
+from runnel.run.checkpoint import Checkpoints
+from runnel.run.experiment import Experiment, RunConfig
 from runnel.track.folder import RunFolder
 
 MODEL = "model"
 """Where in its folder a run leaves a model that other programs load."""
+
+
+def warm_params(experiment: Experiment) -> tuple[ParamSet | None, list[str]]:
+    """What `init_from` starts a run with, and what to tell of it."""
+    config = experiment.config
+    if not config.init_from:
+        return None, []
+    source = RunFolder.open(config.init_from, field="init_from")
+    check_same_model(config, source)
+    told: list[str] = []
+    found = Checkpoints(source.checkpoints).newest_params(told)
+    if SCALE in found.params:
+        fix = f"its checkpoints hold adapters alone; start from its merged model: --model {source.path / MODEL}"
+        raise ConfigError("init_from", config.init_from, fix)
+    if missing := [name for name in experiment.own_params if name not in found.params]:
+        fix = f"that run did not train the same kind of model ({missing[0]!r} is missing); use --model {source.path / MODEL}"
+        raise ConfigError("init_from", config.init_from, fix)
+    if experiment.export is None:  # of a language model its config was compared
+        _check_fits(experiment, found)
+    return found, [f"init_from {config.init_from!r}: {text}" for text in told]
+
+
+def _check_fits(experiment: Experiment, found: ParamSet) -> None:
+    """Refuse parameters of another network while nothing of the run is there yet."""
+    try:
+        experiment.policy()[1].load_params(found)
+    except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
+        fix = f"that run has another network than this one; use the same ({str(error).strip().splitlines()[-1].strip()})"
+        raise ConfigError("init_from", experiment.config.init_from, fix) from error
 
 
 def check_same_model(config: RunConfig, source: RunFolder) -> None:

@@ -30,7 +30,7 @@ from runnel.flow.transports.shm import ShmTransport
 from runnel.flow.workers.actor import ActorWorker, SavedClient
 from runnel.flow.workers.base import Worker
 from runnel.flow.workers.buffer import BufferWorker
-from runnel.flow.workers.evaluator import EvaluatorWorker
+from runnel.flow.workers.evaluator import EvaluatorWorker, Keep
 from runnel.flow.workers.policy import PolicyWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
@@ -140,9 +140,11 @@ def wire(
     progress: Progress | None = None,
     incarnation: int = 0,
     recorder: Recorder | None = None,
+    keep: Keep | None = None,
 ) -> Group:
-    """Build the workers of `group`, and the ends of their streams; with a `recorder`, they leave marks there."""
-    return _Wiring(experiment, groups, group, clock, outer, progress, incarnation, recorder).build()
+    """Build the workers of `group`, and the ends of their streams; with a `recorder`, they leave marks there. `keep` is given
+    what was evaluated."""
+    return _Wiring(experiment, groups, group, clock, outer, progress, incarnation, recorder, keep).build()
 
 
 class _Wiring:
@@ -156,8 +158,9 @@ class _Wiring:
         progress: Progress | None,
         incarnation: int,
         recorder: Recorder | None,
+        keep: Keep | None,
     ) -> None:
-        self.recorder = recorder
+        self.recorder, self._keep = recorder, keep if experiment.config.checkpoint.best else None
         self._lane: Lane | None = None
         """Where the worker that is being built leaves its marks."""
         self.experiment, self.groups, self.group, self.clock = experiment, groups, group, clock
@@ -253,7 +256,7 @@ class _Wiring:
         assert spec is not None
         client = self._inline(spec.inferencer())
         config = self.experiment.config
-        rest: dict[str, Any] = {"every": config.eval.every, "progress": self.progress}
+        rest: dict[str, Any] = {"every": config.eval.every, "progress": self.progress, "keep": self._keep}
         if config.record.videos and spec.recorder is not None:
             rest |= {"recorder": spec.recorder(), "record_every": config.record.every}
         return EvaluatorWorker("evaluator", self.clock, evaluation=spec.make(), client=client, **rest)
@@ -334,7 +337,7 @@ def rank_collective(config: RunConfig, rank: int, host: str) -> TorchCollective:
                 "device", config.device, f"rank {rank} sees no GPU on its node; give `trainer*` one in cluster.place"
             )
         torch.cuda.set_device(rank % torch.cuda.device_count())  # a cluster shows each process its own GPU alone
-    timeout_s = 1.5 * config.placement.stage_timeout_s  # longer than a stage: the one that hangs is named, not who waits for it
+    timeout_s = 1.5 * config.placement.stage_timeout_s
     backend: Literal["gloo", "nccl"] = "nccl" if own else "gloo"
     return TorchCollective(rank, config.placement.trainers, host=host, backend=backend, timeout_s=timeout_s)
 

@@ -78,7 +78,7 @@ class Player:
         """A guarded reset."""
         try:
             result = self.env.reset(seed=seed)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             fix = "; its signature is reset(self, *, seed=None, options=None)" if isinstance(error, TypeError) else ""
             raise self.report.stop("reset", f"reset(seed=...) raised {type(error).__name__}: {error}{fix}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
@@ -97,7 +97,7 @@ class Player:
         self.report.num_steps += 1
         try:
             result = self.env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = f"in step {self._length} of an episode"
             text = f"step({action!r}) raised {type(error).__name__}: {error} ({where})"
             raise self.report.stop("step", text) from error

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from runnel.core.errors import ConfigError
-from runnel.envs.registry import Target, env_name, make_env
+from runnel.core.errors import ConfigError, DataError
+from runnel.envs.registry import Target, env_name, make_env, with_wrappers
 from runnel.envs.rewind import stateful_part
 from runnel.envs.spaces import env_spec
+from runnel.envs.wrapped import EnvWrapper
 from runnel.testing.env_play import SEED, Player, difference, step_seconds
 from runnel.testing.env_report import BrokenEnvError, EnvReport
 from runnel.testing.env_values import check_layout
@@ -30,8 +31,15 @@ _NOT_RESET = (
 )
 
 
-def check_env(target: Any, *, kwargs: Mapping[str, Any] | None = None, num_steps: int = 64, max_steps: int = 2000) -> EnvReport:
-    """What is wrong with an environment (an instance, or what `env=` takes): a list of errors, empty for a pass.
+def check_env(
+    target: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    num_steps: int = 64,
+    max_steps: int = 2000,
+    wrappers: Sequence[str | EnvWrapper] = (),
+) -> EnvReport:
+    """What is wrong with an environment (an instance, or what `env=` takes, in `wrappers`): a list of errors, empty for a pass.
 
     The report also has `warnings` and `hints`, and prints all of them as text. The environment is played with random actions:
     `num_steps` twice under one seed, to look at every value and to compare; then on, until a few episodes have ended, for at
@@ -41,6 +49,9 @@ def check_env(target: Any, *, kwargs: Mapping[str, Any] | None = None, num_steps
 
     report = EnvReport(_name(target))
     made = not isinstance(target, gym.Env)
+    if wrappers and not made:
+        raise ConfigError("wrappers", list(wrappers), "wrap the instance yourself, or give what `env=` takes")
+    target = with_wrappers(target, wrappers) if made else target
     try:
         env = _make(target, kwargs, report) if made else target
     except BrokenEnvError:
@@ -66,8 +77,8 @@ def _make(target: Any, kwargs: Mapping[str, Any] | None, report: EnvReport) -> A
         return make_env(target, kwargs=kwargs)
     except ConfigError:
         raise
-    except Exception as error:
-        raise report.stop("make", f"making it raised {type(error).__name__}: {error}; arguments go into kwargs") from error
+    except DataError as error:
+        raise report.stop("make", str(error)) from error
 
 
 def _close(env: Any, report: EnvReport) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from runnel.core.checks import name_of
+from runnel.core.errors import DataError
 from runnel.llm.rewards.components import RewardComponent, as_components
 from runnel.llm.rewards.judging import Outcome, RewardJob, judge
 
@@ -17,7 +19,7 @@ def check_reward(
     columns: Mapping[str, Sequence[Any]] | None = None,
     channels: Sequence[str] = ("reward",),
 ) -> None:
-    """Raise `AssertionError` with a reason if `fn(prompts, completions, **columns)` is not a reward function.
+    """Raise a `DataError` with a reason if `fn(prompts, completions, **columns)` is not a reward function.
 
     It must give one finite number (or a number for each of `channels`, or None for "does not apply") for each completion, the
     same when asked again, leave its arguments as they are, and survive empty and odd completions. A `RewardComponent` is
@@ -35,7 +37,8 @@ def check_reward(
     _ask(component, odd_prompts, odd, odd_columns)
     first = _ask(component, prompts, completions, columns or {})
     again = _ask(component, prompts, completions, columns or {})
-    assert first == again, "a reward function must answer the same when asked again"
+    if first != again:
+        raise _refusal(component, "a reward function must answer the same when asked again")
 
 
 def _ask(
@@ -50,6 +53,14 @@ def _ask(
 
     job = RewardJob(0, list(prompts), list(completions), dict(columns), [list(c.encode()) for c in completions])
     outcome = judge(watched, component, job)
-    assert given == [list(prompts), list(completions)], "a reward function must not change its arguments"
-    assert outcome.rewards is not None, f"{outcome.failure}; return one verdict for each completion"
+    if given and given != [list(prompts), list(completions)]:
+        raise _refusal(component, "a reward function must not change its arguments")
+    if outcome.rewards is None:
+        raised = f"failed with {outcome.failure}" if outcome.lines else outcome.failure
+        raise _refusal(component, f"{raised}; return one verdict for each completion, empty and odd ones too{outcome.lines}")
     return outcome
+
+
+def _refusal(component: RewardComponent, what: str) -> DataError:
+    who = component.fn if isinstance(component.fn, str) else name_of(component.fn)
+    return DataError(f"reward {component.name!r} ({who}): {what.removeprefix(f'{who}: ')}")

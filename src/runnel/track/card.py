@@ -13,21 +13,24 @@ from typing import Any
 
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
+from runnel.core.resolve import own_name
 from runnel.eval.aggregates import Interval, over_seeds
 from runnel.eval.reference import CLASSIC
 from runnel.eval.statistics import bootstrap_interval, few_seeds, iqm, summarise
-from runnel.track.collect import ENDED, is_run, method, seed_of, task_of
+from runnel.track.collect import is_run, method, seed_of, task_of
 from runnel.track.evals import read_evals
+from runnel.track.files import replace_file
 from runnel.track.folder import Row, RunFolder
 from runnel.track.history import History, is_number, load_history
 from runnel.track.judge import score_of
 from runnel.track.markdown import fence, md, md_table
 from runnel.track.numbers import seconds, short
+from runnel.track.status import has_ended
 from runnel.track.tables import Cell, Table
 from runnel.track.tuning import is_trial
 
 FEW_EPISODES = 100
-PER_RUN = ("seed", "out", "name", "tags", "track", "log_every")
+PER_RUN = ("seed", "out", "name", "tags", "track", "sinks", "log_every")
 
 
 def write_card(run: Path | str, defaults: Mapping[str, Any], out: Path | str | None = None) -> Path:
@@ -36,7 +39,7 @@ def write_card(run: Path | str, defaults: Mapping[str, Any], out: Path | str | N
     target = Path(out) if out is not None else Path(run) / "README.md"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(card(history, defaults, path=str(run)), encoding="utf-8", errors="replace")
+        replace_file(target, card(history, defaults).encode(errors="replace"))
     except OSError as error:
         raise ConfigError(
             "out", str(target), f"the card cannot be written there ({error.strerror}); give another path"
@@ -44,10 +47,10 @@ def write_card(run: Path | str, defaults: Mapping[str, Any], out: Path | str | N
     return target
 
 
-def card(run: History, defaults: Mapping[str, Any], *, path: str) -> str:
+def card(run: History, defaults: Mapping[str, Any]) -> str:
     """The card as text."""
     row = best_evidence(run)
-    recipe, task = str(run.info.get("recipe", "")), task_of(run)
+    recipe, task = own_name(str(run.info.get("recipe", ""))), task_of(run)
     trained = " and ".join(f"{run.last[k]:,} {unit}" for k, unit in _SPENT if is_number(run.last.get(k)) and run.last[k])
     return "\n".join(
         [
@@ -60,7 +63,7 @@ def card(run: History, defaults: Mapping[str, Any], *, path: str) -> str:
             "## Limits\n",
             "\n".join(f"- {line}" for line in limits(run, row)) + "\n",
             "## Load it\n",
-            fence(loading_code(run, path), "python"),
+            fence(loading_code(run), "python"),
             "## Settings\n",
             _settings(run, defaults),
             "## Train it again\n",
@@ -110,10 +113,13 @@ def limits(run: History, row: Row) -> list[str]:
     if row and row.get("source", "").startswith("the last"):
         found.append("The score is from the evaluation that watched training, not from a separate test.")
     found += [f"A collapse was told while it was trained: {md(line)}" for line in run.collapses]
-    if run.status not in ENDED:
+    if not has_ended(run.end):
         found.append(f"The run did not finish ({md(run.status)}).")
     if is_trial(run):
         found.append("It is a trial of a tuning study, chosen for its score: expect less on other seeds.")
+    base = run.config.get("model")
+    mind = f", and mind that of `{_code(base)}`, which it started from" if isinstance(base, str) and base else ""
+    found.append(f"No licence is given: whoever shares it adds one (`license:` in the first lines){mind}.")
     if _table(run.info.get("git")).get("dirty"):
         found.append("The code had uncommitted changes when it was trained.")
     if _is_language(run):
@@ -131,7 +137,7 @@ def same_method(run: History) -> list[History]:
     for path in sorted(run.folder.path.resolve().parent.iterdir()):
         if path != run.folder.path.resolve() and is_run(path) and _is_same(RunFolder(path), run):
             other = load_history(path)
-            if other.status in ENDED and task_of(other) == task_of(run):
+            if has_ended(other.end) and task_of(other) == task_of(run):
                 found.setdefault(seed_of(other), other)
     return [other for other in found.values() if other is not run]
 
@@ -145,9 +151,9 @@ def _is_same(folder: RunFolder, run: History) -> bool:
     return info.get("recipe") == run.info.get("recipe") and method(History(folder, config, info)) == method(run)
 
 
-def loading_code(run: History, path: str) -> str:
-    """Python that loads the policy and uses it."""
-    lines = ["import runnel as rl", "", f"policy = rl.load({path!r})"]
+def loading_code(run: History) -> str:
+    """Python that loads the policy and uses it. The path is the folder's name: where it was trained no reader has it."""
+    lines = ["import runnel as rl", "", f"policy = rl.load({run.name!r})  # the folder that this card belongs to"]
     env = run.config.get("env")
     if _is_language(run):
         prompt = next((str(s["prompt"]) for s in run.samples if isinstance(s.get("prompt"), str)), "Hello")
@@ -160,6 +166,7 @@ def loading_code(run: History, path: str) -> str:
             [*lines, f"# {env!r} is stepped as tensors; `runnel eval` plays it", "# action = policy.act(observation)"]
         )
     more = f", kwargs={run.config['env_kwargs']!r}" if run.config.get("env_kwargs") else ""
+    more += f", wrappers={run.config['wrappers']!r}" if run.config.get("wrappers") else ""
     stack = _table(run.config.get("vector")).get("frame_stack")
     more += f", frame_stack={int(stack)}" if is_number(stack) and stack else ""
     return "\n".join([*lines, f"print(rl.evaluate(policy, {plain!r}, episodes=5{more}).returns)"])
@@ -212,7 +219,7 @@ def _settings(run: History, defaults: Mapping[str, Any]) -> str:
     rows: list[list[Cell]] = [[name, json.dumps(new), json.dumps(old)] for name, (old, new) in kept.items()]
     table = md_table(Table("settings", "", ["changed from the recipe", "value", "recipe's own"], rows))
     none = "All settings are the recipe's own.\n" if defaults else ""
-    whole = fence(json.dumps(run.config, indent=2), "json")
+    whole = fence(json.dumps({k: v for k, v in run.config.items() if k != "out"}, indent=2), "json")
     return f"{table or none}\n<details><summary>all settings</summary>\n\n{whole}\n</details>\n"
 
 

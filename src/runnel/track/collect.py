@@ -15,8 +15,11 @@ from typing import Any
 
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
+from runnel.core.resolve import own_name
 from runnel.track.curves import PER_RUN
 from runnel.track.history import History, load_history
+from runnel.track.numbers import middle
+from runnel.track.status import has_ended
 from runnel.track.tuning import check_seeds, is_trial
 
 DEPTH = 3
@@ -24,8 +27,6 @@ DEPTH = 3
 NOT_LEARNED = (*PER_RUN, "track", "log_every", "checkpoint", "vector", "eval")
 """Settings by which runs of one method may differ: none of them changes what is learned."""
 OF_THE_TASK = ("env", "env_kwargs", "task")
-ENDED = ("finished", "stopped", "collapsed")
-"""How a run may have ended that counts. One that has collapsed does: to leave it out would flatter its method."""
 NAMED = 6
 """So many runs are named in a notice; the others are counted."""
 
@@ -70,7 +71,7 @@ class Collected:
 
 def task_of(run: History) -> str:
     """What a run was trained on."""
-    return str(run.info.get("subject") or run.config.get("env") or run.config.get("task") or run.name)
+    return own_name(str(run.info.get("subject") or run.config.get("env") or run.config.get("task") or run.name))
 
 
 def seed_of(run: History) -> int | None:
@@ -93,6 +94,7 @@ def collect(arguments: Sequence[str | Path], *, unfinished: bool = False, allow_
     found = found if unfinished else _without_unfinished(found, notices)
     if not found:
         raise ConfigError("runs", [str(a) for a in arguments], "; ".join(["no run is left to compare", *notices]))
+    notices += _one_name(found)
     notices += check_seeds([(run, task_of(run), seed_of(run)) for _, run in found], allow=allow_tuning_seeds)
     collapsed = [run.name for _, run in found if run.collapses]
     notices += [f"A collapse was told of {few(collapsed)}; what it was is in their own reports."] if collapsed else []
@@ -130,7 +132,7 @@ def runs_below(folder: Path) -> list[Path]:
     """The runs in a folder, and in folders of it."""
     found = {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "run.json")}
     found |= {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "metrics.jsonl")}
-    return sorted(found)
+    return sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())  # a link may lead to one again
 
 
 def few(names: Sequence[str]) -> str:
@@ -155,10 +157,25 @@ def _without_trials(found: list[tuple[Source, History]], notices: list[str]) -> 
 
 
 def _without_unfinished(found: list[tuple[Source, History]], notices: list[str]) -> list[tuple[Source, History]]:
-    open_ended = [f"{run.name} ({run.status})" for _, run in found if run.status not in ENDED]
+    """One that has collapsed counts: to leave it out would flatter its method."""
+    open_ended = [f"{run.name} ({run.status})" for _, run in found if not has_ended(run.end)]
     if open_ended:
         notices.append(f"Left out, as they did not finish: {few(open_ended)}. --unfinished keeps them.")
-    return [(source, run) for source, run in found if run.status in ENDED]
+    return [(source, run) for source, run in found if has_ended(run.end)]
+
+
+def _one_name(found: Sequence[tuple[Source, History]]) -> list[str]:
+    """Files of one name in several folders, which count as one task: another copy of it, or another one."""
+    places: dict[str, set[str]] = {}
+    for _, run in found:
+        env = run.config.get("env")
+        if isinstance(env, str) and own_name(env) != env:
+            places.setdefault(task_of(run), set()).add(env)
+    return [
+        f"{task} counts as one task, and is {len(files)} files: {few(sorted(files))}."
+        for task, files in places.items()
+        if len(files) > 1
+    ]
 
 
 def _groups(found: Sequence[tuple[Source, History]]) -> dict[str, list[History]]:
@@ -204,12 +221,13 @@ def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Se
         others = [other for other, by in zip(settings, recipes, strict=True) if by == recipe]
         varying = {name for other in others for name in differences(others[0], other)}
         told = ", ".join(f"{name}={_setting(settings[i], name)}" for name in sorted(varying))
-        if recipes.count(recipe) == 1 and recipe not in taken:
-            name = recipe
+        short = own_name(recipe)
+        if recipes.count(recipe) == 1 and short not in taken:
+            name = short
         elif folder and folders.count(folder) == 1:
             name = Path(folder).resolve().name
         else:
-            name = f"{recipe} ({told[:60]})" if told else recipe
+            name = f"{short} ({middle(told, 60)})" if told else short
         while name in (*names, *taken):
             name += "'"
         names.append(name or "runs")
@@ -220,7 +238,7 @@ def _setting(config: Mapping[str, Any], name: str) -> Any:
     value: Any = config
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    return own_name(value) if isinstance(value, str) else value
 
 
 def _once(group: str, runs: Sequence[History], notices: list[str]) -> list[History]:

@@ -12,14 +12,14 @@ from runnel.eval.aggregates import Interval
 from runnel.track.accounts import accounting, imbalances
 from runnel.track.collect import seed_of
 from runnel.track.curves import Charts, axis_label
-from runnel.track.history import History, is_number
+from runnel.track.history import History, is_number, newest_per_seed
 from runnel.track.judge import Judgement
 from runnel.track.numbers import seconds, seeds_words, short
 from runnel.track.page import fact, fold, notices, page, section, text, tree
 from runnel.track.page import table as html_table
 from runnel.track.tables import Cell, Table
 
-GOOD = {"finished": "good", "stopped": "good", "failed": "bad", "collapsed": "bad", "interrupted": "warn", "unfinished": "warn"}
+GOOD = {"finished": "good", "solved": "good", "failed": "bad", "collapsed": "bad"}
 MOST_CONFIGS = 20
 """Configurations that are written out; of runs that share one, only the first."""
 
@@ -35,7 +35,7 @@ def comparison_page(
     """The page of runs in groups, and what their comparison over seeds says."""
     title = next(iter(by_label)) if len(by_label) == 1 else "Comparison"
     problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
-    wrong = [f"{run.name}: {problem}" for run in runs for problem in (*run.collapses, *imbalances(run))]
+    wrong = [f"{run.name}: {problem}" for run in runs for problem in (*run.failures, *run.collapses, *imbalances(run))]
     facts = [_group_fact(label, members, lead=i == 0) for i, (label, members) in enumerate(by_label.items())]
     return page(
         f"{title} – runnel",
@@ -90,7 +90,8 @@ def _statistics(judged: Judgement) -> list[str]:
 
 
 def _group_fact(label: str, members: Sequence[History], *, lead: bool) -> str:
-    finals = [float(run.evals[-1]["mean"]) for run in members if run.evals and is_number(run.evals[-1].get("mean"))]
+    last = [run.evals[-1].get("mean") for run in newest_per_seed(members) if run.evals]
+    finals = [float(mean) for mean in last if mean is not None and is_number(mean)]
     if not finals:
         return fact("–", f"{label}: no evaluation yet", lead=lead)
     number, words = seeds_words(finals)

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from runnel.eval.statistics import FEWEST_SEEDS
 from runnel.track.frame import RETURN_KEYS
-from runnel.track.history import Curve, History, across
+from runnel.track.history import Curve, History, across, newest_per_seed
 from runnel.track.page import fold
 from runnel.track.plots import NUM_COLORS, Series, smoothed
 from runnel.track.tables import Figure
@@ -28,8 +29,9 @@ STALENESS = {
     "staleness/in_flight": "mean in flight",
     "staleness/in_queue": "mean in queue",
 }
-PER_RUN = ("seed", "seeds", "out", "name", "tags", "track", "record", "trace", "control", "checkpoint", "stop_on")
+PER_RUN = ("seed", "seeds", "out", "name", "tags", "track", "sinks", "record", "trace", "control", "checkpoint", "stop_on")
 MOST_FAINT = 30
+MEANS = "Means over seeds. Bands: their 95 % interval by Student's t, of at least 3 seeds, cut to the lines."
 By = Mapping[str, Sequence[History]]
 """Groups of runs, by label."""
 RATES = {"steps_per_s": "Steps/s", "tokens_per_s": "Tokens/s"}
@@ -61,14 +63,16 @@ def axis_label(runs: Sequence[History]) -> str:
 
 def score_figure(runs: Sequence[History], by: By | None = None) -> Figure:
     """Return and evaluation in one large picture."""
-    name = return_name(runs[0])
+    name, note = return_name(runs[0]), ""
     if len(runs) == 1:
         series, title = _score_series(runs[0], name), name.capitalize()
     elif all(run.evals for run in runs):
         series, title = overlay(runs, lambda run: run.evaluation(), by=by, smooth=False), "Evaluation"
     else:
         series, title = overlay(runs, lambda run: run.curve(name), by=by), name.capitalize()
-    return Figure("score", title, series, axis_label(runs))
+    if len(runs) > 1 and any(s.low is not None for s in series):
+        note = MEANS
+    return Figure("score", title, series, axis_label(runs), note=note)
 
 
 @dataclass(frozen=True)
@@ -122,14 +126,18 @@ def overlay(
     for number, (label, members) in enumerate((by or groups(runs)).items()):
         color = number % NUM_COLORS
         curves = [curve(run) for run in members]
+        once = newest_per_seed(members)
         if len(members) == 1:
             series.append(Series(label, *curves[0], smooth=smooth, color=color))
             continue
         if len(runs) <= MOST_FAINT:
             curves = [(x, smoothed(y)) for x, y in curves] if smooth else curves
             series += [Series(run.name, *points, faint=True, color=color) for run, points in zip(members, curves, strict=True)]
-        x, mean, low, high = across(curves)
-        series.append(Series(f"{label}, mean of {len(members)}", x, mean, low=low, high=high, color=color))
+        counted = [points for run, points in zip(members, curves, strict=True) if any(run is found for found in once)]
+        x, mean, low, high = across(counted)
+        name = f"{label}, mean of {len(once)}" if len(once) > 1 else label
+        band = (low, high) if len(once) >= FEWEST_SEEDS else (None, None)
+        series.append(Series(name, x, mean, low=band[0], high=band[1], color=color))
     return series
 
 
@@ -137,7 +145,9 @@ def _score_series(run: History, name: str) -> list[Series]:
     series = [Series(f"training {name}", *run.curve(name), smooth=True, color=0)]
     if run.evals:
         low, high = run.evaluation("low")[1], run.evaluation("high")[1]
-        series.append(Series("evaluation, 95 % interval", *run.evaluation(), low=low, high=high, marks=True, color=1))
+        series.append(
+            Series("evaluation, 95 % interval over episodes", *run.evaluation(), low=low, high=high, marks=True, color=1)
+        )
     return series
 
 

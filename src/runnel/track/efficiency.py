@@ -11,10 +11,10 @@ from runnel.eval.reference import Range
 from runnel.track.curves import axis_label, return_name
 from runnel.track.history import Curve, Floats, History
 from runnel.track.plots import NUM_COLORS, smoothed
-from runnel.track.tables import Figure, as_series
+from runnel.track.tables import BANDS, Figure, as_series
 
 GRID = 60
-EARLY = ("stopped", "collapsed")
+EARLY = ("solved", "stopped", "collapsed")
 Runs = Mapping[str, Sequence[History]]
 """By task."""
 
@@ -36,10 +36,9 @@ def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], 
     series = []
     for i, (name, tasks) in enumerate(groups):
         rows = [np.stack([_at(grid, curves[id(run)], ranges.get(task)) for run in members]) for task, members in tasks.items()]
-        band = efficiency_curve(rows, grid)
-        series.append(as_series(name, grid, band.value, band.low, band.high, i % NUM_COLORS))
+        series.append(as_series(name, efficiency_curve(rows, grid), rows, i % NUM_COLORS))
     what = "evaluations" if evaluated else "training returns, smoothed; not every run has several evaluations"
-    note = f"IQM over tasks and seeds of {what}, with 95 % bands."
+    note = f"IQM over tasks and seeds of {what}. {BANDS}"
     if any(run.status in EARLY for run in runs):
         note += " A run that stopped at its goal, or by a collapse, keeps its last score."
     return Figure("efficiency", "Sample efficiency", series, axis_label(runs), f"IQM of {unit}", note)

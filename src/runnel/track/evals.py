@@ -1,7 +1,8 @@
 """evals.jsonl: what `runnel eval` measured on a finished run, a row each time, for reports and model cards.
 
 A row: `version` of the parameters, `episodes`, `seed`, every return, per-episode numbers (`extra`), and when. These evaluations
-play other episodes than training and its own evaluations, so a score from here is a fresh one.
+play other episodes than training and its own evaluations, so a score from here is a fresh one. `best`: of the version with the
+best evaluation. `elsewhere`: on another environment than the run's own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.eval.statistics import bootstrap_interval, iqm, median, share_interval, summarise
+from runnel.track.files import open_append
 from runnel.track.folder import Row, read_rows
 
 FILE = "evals.jsonl"
@@ -41,16 +43,18 @@ def append_eval(run: Path | str, row: Mapping[str, Any]) -> Path:
     """Add a row to a run's evals.jsonl."""
     path = Path(run) / FILE
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(dict(row)) + "\n")
+        with open_append(path) as file:
+            file.write(json.dumps(dict(row)).encode() + b"\n")
     except OSError as error:
         raise ConfigError(
-            "run", str(run), f"{FILE} cannot be written ({error.strerror}); use --json to see the result"
+            "run", str(run), f"{FILE} cannot be written ({error.strerror or error}); use --json to see the result"
         ) from error
     return path
 
 
 def read_evals(run: Path | str) -> tuple[list[Row], list[str]]:
-    """The rows, oldest first, and what was wrong with the file."""
+    """The rows, oldest first, and what was wrong with the file. Those of the best version, or on another environment, are left
+    out: a report compares the newest policies on their own tasks."""
     path = Path(run) / FILE
-    return read_rows(path) if path.is_file() else ([], [])
+    rows, problems = read_rows(path) if path.is_symlink() or path.exists() else ([], [])
+    return [row for row in rows if not row.get("best") and not row.get("elsewhere")], problems

@@ -1,16 +1,16 @@
 """The run folder: what lies where, who made it, and how to read it back even after a kill.
 
-config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  report.html  log.txt
-report_csv/  evals.jsonl  orders.jsonl  control.json
+config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  best/  report.html
+log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import secrets
@@ -21,10 +21,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError
+from runnel.track.files import MAX_JSON, NotRegularError, open_append, open_regular, read_regular, replace_file, size_of
+from runnel.track.locks import Holder, holder_of, locked, locked_files
 
 Row = dict[str, Any]
 ORDERS = ("stop", "scale", "checkpoint")
+WRITTEN = (
+    *("config.json", "run.json", "metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl"),
+    *("control.json", "log.txt"),
+)
+"""Files of a run that are written on in their place."""
 LONGEST_NAME = 200
 """Bytes of a folder's name: file systems allow 255, and files beside a run have its name and more."""
 
@@ -74,6 +82,10 @@ def check_run_name(name: str) -> None:
         raise ConfigError("name", name[:40] + "...", f"is longer than {LONGEST_NAME} bytes, and folders have a limit")
 
 
+CAME_LATER = {"a2c.normalise_reward": False, "impala.normalise_reward": False}
+"""Settings that are on by default today, and what runs did that were made before there were such settings."""
+
+
 class RunFolder:
     """Names of the parts of a run folder, and their reading and writing. Building one touches nothing on disk."""
 
@@ -87,6 +99,7 @@ class RunFolder:
         self.episodes = self.path / "episodes"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
+        self.best = self.path / "best"
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
         self.orders = self.path / "orders.jsonl"
@@ -101,25 +114,36 @@ class RunFolder:
             path = Path(root) / (name if number == 1 else f"{name}-{number}")
             try:
                 path.mkdir(parents=True)
+                cls(path).checkpoints.mkdir()
             except FileExistsError:
                 number += 1
                 continue
             except OSError as error:
                 fix = f"no folder can be made there ({error.strerror}); give a place that you may write to"
                 raise ConfigError("out", str(root), fix) from error
-            folder = cls(path)
-            folder.checkpoints.mkdir()
-            return folder
+            return cls(path)
 
     @classmethod
-    def open(cls, path: Path | str) -> RunFolder:
-        """An existing run, or a `ConfigError` that says what is missing."""
+    def open(cls, path: Path | str, *, field: str = "run") -> RunFolder:
+        """An existing run, or a `ConfigError` of `field` that says what is missing."""
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(field, path, "give the path of a run's folder")
         folder = cls(path)
         if not folder.path.is_dir():
-            raise ConfigError("run", str(path), "there is no such folder; give the path that `runnel train` printed")
+            raise ConfigError(field, str(path), "there is no such folder; give the path that `runnel train` printed")
         if not (folder.info.is_file() or folder.metrics.is_file()):
-            raise ConfigError("run", str(path), "this folder holds no run (no run.json, no metrics.jsonl); give a run's folder")
+            raise ConfigError(field, str(path), "this folder holds no run (no run.json, no metrics.jsonl); give a run's folder")
         return folder
+
+    def check_files(self) -> None:
+        """Raise a `ConfigError` for a link, a pipe or a device in the place of a file: to write there would write elsewhere."""
+        for name in WRITTEN:
+            try:
+                size_of(self.path / name)
+            except FileNotFoundError:
+                continue
+            except NotRegularError as error:
+                raise ConfigError("run", str(self.path), f"{error}; put the file itself there, or remove it") from error
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -129,8 +153,8 @@ class RunFolder:
 
     def add_order(self, order: Mapping[str, Any]) -> None:
         """Ask the process that trains the run for something: `{"op": "stop"}`, `{"op": "scale", "numbers": {"actor": 4}}`."""
-        with self.orders.open("a") as file:
-            file.write(json.dumps(dict(order)) + "\n")
+        with told_if_refused(self.path, what=f"the order {order.get('op')!r} was not given"), open_append(self.orders) as file:
+            file.write(json.dumps(dict(order)).encode() + b"\n")
 
     def read_orders(self, start: int) -> tuple[list[dict[str, Any]], int]:
         """Orders from byte `start` on, and where the next begins; -1 skips what was there before."""
@@ -138,7 +162,7 @@ class RunFolder:
             return [], max(start, 0)
         if start < 0:
             return [], self.orders.stat().st_size
-        with self.orders.open("rb") as file:
+        with open_regular(self.orders) as file:
             file.seek(start)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
@@ -173,20 +197,33 @@ class RunFolder:
             return False
         return hmac.compare_digest(_hash(salt, token).encode(), known.encode())
 
+    def holder(self) -> Holder:
+        """Who trains the run now, as far as this machine can see. Takes no lock, so it gets in nobody's way."""
+        return holder_of(self.path, locked_files())
+
     def is_held(self) -> bool:
-        """Whether a process is training the run now."""
+        """Whether a process on this machine is training the run now."""
+        return self.holder().state == "here"
+
+    def changed(self) -> float:
+        """When its metrics were last written, in seconds since 1970; 0.0 if never."""
         try:
-            with self.held():
-                return False
-        except ConfigError:
-            return True
+            return self.metrics.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The resolved configuration, as plain data."""
         _write_json(self.config, config)
 
     def read_config(self) -> dict[str, Any]:
-        return _read_json(self.config)
+        """The settings of the run, with those that it was made before (`CAME_LATER`)."""
+        config = _read_json(self.config)
+        for name, before in CAME_LATER.items():
+            group, _, field = name.partition(".")
+            if isinstance(config.get(group), dict):
+                config[group].setdefault(field, before)
+        return config
 
     def write_run_info(
         self,
@@ -240,17 +277,6 @@ def _hash(salt: str, token: str) -> str:
     return hashlib.sha256(f"{salt}:{token}".encode(errors="surrogatepass")).hexdigest()
 
 
-@contextmanager
-def locked(folder: Path, field: str, fix: str) -> Iterator[None]:
-    """While the block lasts, this process alone has the lock of `folder`; where another has it, a `ConfigError` says `fix`."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(field, str(folder), fix) from error
-        yield
-
-
 def _is_order(order: Mapping[str, Any]) -> bool:
     """Whether a run can do what is asked; anyone who may write into its folder may have written it."""
     if order.get("op") != "scale":
@@ -265,11 +291,14 @@ def read_rows(path: Path | str) -> tuple[list[Row], list[str]]:
     A run that was killed may leave half a line; a damaged disk may leave worse. Neither may cost the rest of the file.
     """
     path = Path(path)
-    if not path.is_file():
+    try:
+        lines = read_regular(path).split(b"\n")
+    except FileNotFoundError:
         return [], [f"{path.name} is missing"]
+    except NotRegularError as error:
+        return [], [str(error)]
     rows: list[Row] = []
     problems: list[str] = []
-    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -321,20 +350,20 @@ def _size(path: Path) -> int:
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with told_if_refused(path.parent):
+        replace_file(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in `path`; empty if it is not there, a `ConfigError` if it is damaged."""
-    if not path.is_file():
-        return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        data = json.loads(read_regular(path, most=MAX_JSON))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
         raise ConfigError("run", str(path), f"this file is damaged ({error}); restore it") from error
+    except NotRegularError as error:
+        raise ConfigError("run", str(path), f"{error}; put the file itself there") from error
     if not isinstance(data, dict):
         raise ConfigError("run", str(path), "this file must hold a JSON object; restore it")
     return data

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runnel.core.user_code import brief
 from runnel.track.folder import Row
 from runnel.track.numbers import bar, seconds, short, sparkline
 
@@ -57,6 +58,7 @@ class Picture:
         kind = row.get("kind")
         if kind == "update":
             self.update = row
+            self.left_s = row.get("time", {}).get("left_s")
             self.mismatch = row if "mismatch/kl" in row.get("metrics", {}) else self.mismatch
             value = leading(row.get("metrics", {}))[1]
             if value is not None and value == value:
@@ -71,7 +73,7 @@ class Picture:
             if not row.get("over"):
                 self.collapses[str(row.get("collapse"))] = str(row.get("text", ""))
         elif kind == "event":
-            self.messages.append((str(row.get("level", "info")), str(row.get("text", ""))))
+            self.messages.append((str(row.get("level", "info")), brief(str(row.get("text", "")))))
         elif kind == "end":
             self.status, self.note = str(row.get("status", "")), ""
 
@@ -123,6 +125,16 @@ def one_line(picture: Picture) -> str:
         picture.status or f"{seconds(picture.left_s)} left",
     ]
     return "  ".join(parts) + (f"  ({clean(picture.note)})" if picture.note else "")
+
+
+def few_lines(picture: Picture) -> list[str]:
+    """The picture in a few plain lines, as a notebook shows it."""
+    lines = [one_line(picture)]
+    if picture.evaluation:
+        row = picture.evaluation
+        lines.append(f"evaluation at {row.get('steps') or row.get('version') or 0:,}: {describe_eval(row)}")
+    lines += [f"warning: {clean(text)}" for text in picture.collapses.values()]
+    return lines + [f"{level}: {clean(text)}" for level, text in picture.messages if level != "info"]
 
 
 def describe_eval(row: Row) -> str:

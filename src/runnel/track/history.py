@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
+from runnel.core.resolve import own_name
 from runnel.eval.statistics import mean_interval
 from runnel.track.collapse import told
 from runnel.track.folder import Row, RunFolder, read_rows
+from runnel.track.status import failure_of, read_end, status_of
 
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]
@@ -36,6 +38,8 @@ class History:
     end: Row = field(default_factory=dict)
     samples: list[Row] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    drawn_over: str = ""
+    """The axis that it shares with others in a picture; empty for its own."""
 
     @property
     def name(self) -> str:
@@ -43,8 +47,15 @@ class History:
 
     @property
     def status(self) -> str:
-        """How it ended; `unfinished` is still running, or killed so that nobody could write the end."""
-        return str(self.end.get("status", "unfinished"))
+        """One of `runnel.track.status.STATUSES`. (A run that writes its own report is still held, and has its end.)"""
+        word = str(self.end.get("status") or "")
+        return word or status_of({}, held=self.folder.is_held(), changed=self.folder.changed())
+
+    @property
+    def failures(self) -> list[str]:
+        """Why it failed; nothing for a run that did not."""
+        why = failure_of(self.end, self.events)
+        return [why] if why else []
 
     @property
     def collapses(self) -> list[str]:
@@ -54,13 +65,14 @@ class History:
     @property
     def label(self) -> str:
         """What was trained on what; runs that differ only in their seed share it."""
-        parts = [str(self.info.get(key) or "") for key in ("recipe", "subject")]
+        parts = [own_name(str(self.info.get(key) or "")) for key in ("recipe", "subject")]
         return " ".join(part for part in parts if part) or self.name
 
     @property
     def axis(self) -> str:
         """The key of the horizontal axis: steps where the run counts them, else its version."""
-        return "steps" if any(row.get("steps") for row in self.updates + self.evals) else "version"
+        counts = any(row.get("steps") for row in self.updates + self.evals)
+        return self.drawn_over or ("steps" if counts else "version")
 
     @property
     def last(self) -> Row:
@@ -113,13 +125,16 @@ class History:
         return out
 
     def idle_shares(self) -> dict[str, float]:
-        """Mean share of time that each worker spent waiting."""
-        values: dict[str, list[float]] = {}
-        for row in self.updates:
+        """The share of its time that each worker spent waiting, over the whole run (`waiting_share`)."""
+        wall = np.array([_number(row.get("time", {}).get("wall_s")) for row in self.updates])
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for number, row in enumerate(self.updates):
             for worker, share in row.get("time", {}).get("idle", {}).items():
                 if is_number(share):
-                    values.setdefault(str(worker), []).append(share)
-        return {worker: sum(shares) / len(shares) for worker, shares in values.items()}
+                    at, shares = found.setdefault(str(worker), ([], []))
+                    at.append(number)
+                    shares.append(share)
+        return {worker: waiting_share(wall, np.array(at), np.array(shares)) for worker, (at, shares) in found.items()}
 
     def streams(self) -> dict[str, Any]:
         """The last accounting of each stream."""
@@ -136,6 +151,19 @@ class History:
         x = np.array([row.get(axis) or 0 for row, _ in points], dtype=np.float64)
         y = np.array([value if is_number(value) else np.nan for _, value in points], dtype=np.float64)
         return x, y
+
+
+def waiting_share(wall: Floats, rows: NDArray[Any], shares: Floats) -> float:
+    """The one share of waiting that reports and the board show: the mean of what rows say, each for as long as it stands for.
+
+    `wall` are the wall times of all rows `[n]`, `rows` the numbers of those that tell of the worker, `shares` what they say.
+
+    >>> waiting_share(np.array([1.0, 2.0, 10.0]), np.array([0, 1, 2]), np.array([1.0, 1.0, 0.0]))
+    0.2
+    """
+    spans = np.clip(np.diff(wall, prepend=0.0), 0.0, None)[rows]
+    spans = np.where(np.isfinite(spans), spans, 0.0)
+    return float((shares * spans).sum() / spans.sum()) if spans.sum() > 0 else float(shares.mean())
 
 
 def is_number(value: Any) -> bool:
@@ -163,11 +191,11 @@ def load_history(path: Path | str) -> History:
             continue
         kind = row["kind"]
         if kind == "end":
-            history.end = row
+            history.end = read_end(row, str(history.events[-1].get("text", "")) if history.events else "")
         else:
             {"update": history.updates, "eval": history.evals, "event": history.events}[kind].append(row)
             history.end = history.end if kind == "event" else {}
-    if folder.samples.is_file():
+    if folder.samples.is_symlink() or folder.samples.exists():
         history.samples, damage = read_rows(folder.samples)
         problems.extend(damage)
     return history
@@ -187,17 +215,36 @@ def is_sound(row: Row) -> bool:
     tables = [row.get("metrics", {}), row.get("streams", {}), time]
     tables += [time.get(part, {}) for part in ("stages", "idle", "ranks", "system")] if isinstance(time, dict) else []
     counts = [row.get("steps") or 0, row.get("version") or 0, row.get("tokens") or 0]
+    scores = [row.get(name) for name in ("mean", "low", "high", "num")] if row.get("kind") == "eval" else []
     return (
         row.get("kind") in ("update", "eval", "event", "end")
         and all(isinstance(table, dict) for table in tables)
         and all(isinstance(gpu, dict) for gpu in _as_list(time.get("system", {}).get("gpus")))
         and all(is_number(count) for count in counts)
+        and all(score is None or type(score) in (int, float) for score in scores)
         and isinstance(row.get("samples", []), list)
     )
 
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def share_axis(runs: Sequence[History]) -> None:
+    """Draw all of them over one axis: steps if each counts them, else updates. No picture has two kinds of numbers below it."""
+    if len({run.axis for run in runs}) > 1:
+        for run in runs:
+            run.drawn_over = "version"
+            run.__dict__.pop("_positions", None)  # what was computed for another axis
+
+
+def newest_per_seed(runs: Sequence[History]) -> list[History]:
+    """Each seed once, by its newest run: a second run of the same seed is no second observation."""
+    kept: dict[Any, History] = {}
+    for run in sorted(runs, key=lambda run: (str(run.info.get("created", "")), run.name)):
+        seed = run.info.get("seed", run.config.get("seed"))
+        kept[run.name if seed is None else ("seed", str(seed))] = run
+    return [run for run in runs if any(run is found for found in kept.values())]
 
 
 def across(curves: Sequence[Curve], num_points: int = 200) -> tuple[Floats, Floats, Floats, Floats]:

@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 
 from runnel.core.errors import ConfigError
-from runnel.eval.aggregates import aggregate
+from runnel.eval.aggregates import aggregate, plain_means
 from runnel.eval.compare import Comparison, compare_all
 from runnel.eval.profiles import performance_profile
 from runnel.eval.reference import Range, find_ranges
-from runnel.eval.statistics import FEW_SEEDS, Array, few_seeds, iqm
+from runnel.eval.statistics import FEW_SEEDS, Array, few_seeds, iqm, resamples
+from runnel.track.budgets import short_of, unequal
 from runnel.track.collect import Collected, few, seed_of, task_of
 from runnel.track.curves import return_name
 from runnel.track.efficiency import efficiency
@@ -26,7 +27,7 @@ from runnel.track.history import History, is_number
 from runnel.track.numbers import short
 from runnel.track.plots import NUM_COLORS
 from runnel.track.sentences import sentence
-from runnel.track.tables import Cell, Figure, Table, as_series
+from runnel.track.tables import BANDS, Cell, Figure, Table, as_series
 
 How = Literal["last", "eval", "mean", "train"]
 HOWS: dict[str, str] = {
@@ -81,6 +82,8 @@ def judge(
     known = find_ranges(sorted({t for g in groups for t in g.raw}), normalise or "auto", ranges)
     scaled, unit = _scale(groups, tasks, known, normalise, notices)
     notices += _seed_notices(groups)
+    ended_early = [text for group in groups for runs in group.runs.values() for text in short_of(runs)]
+    notices += [f"These runs did not spend their budget: {few(ended_early)}."] if ended_early else []
     found = _comparisons(groups, scaled)
     judged = Judgement([g.name for g in groups], tasks or sorted({t for g in groups for t in g.raw}), unit, [], notices, [], [])
     judged.comparisons = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
@@ -193,6 +196,8 @@ def _seed_notices(groups: Sequence[Scored]) -> list[str]:
             notices.append(f"{group.name} has one seed only: it has no interval, and decides nothing. Run at least 4.")
         elif min(counts) < FEW_SEEDS:
             narrow = "those of a bootstrap (IQM, differences, bands) are too narrow"
+            if not resamples(counts):
+                narrow = "of a bootstrap (IQM, differences, bands) there is none: it would be their minimum and maximum"
             notices.append(f"{group.name} has {min(counts)} seeds, {few_seeds(min(counts))}; {narrow}.")
         if min(counts) != max(counts):
             span = f"{min(counts)} to {max(counts)}"
@@ -224,9 +229,8 @@ def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int,
                 lines.append(f"{first.name} and {second.name} cannot be compared: no task has runs of both.")
                 continue
             ends = [float(iqm(np.concatenate(scale.of(group, shared)))) for group in (first, second)]
-            lines.append(
-                sentence(first.name, second.name, found[i, j], ends=(ends[0], ends[1]), unit=unit, num_tasks=len(shared))
-            )
+            said = sentence(first.name, second.name, found[i, j], ends=(ends[0], ends[1]), unit=unit, num_tasks=len(shared))
+            lines.append(" ".join(filter(None, [said, unequal(first.name, second.name, (first.runs, second.runs))])))
     return lines
 
 
@@ -249,7 +253,8 @@ def _aggregates(groups: Sequence[Scored], scale: Scale, known: Mapping[str, Rang
         if gap:
             found |= aggregate(Scale(known).of(group, own), ["optimality_gap"])
         counts = [len(group.raw[task]) for task in own]
-        cells = [interval if min(counts) > 1 else interval.value for interval in found.values()]
+        sure = found if resamples(counts) else plain_means(scale.of(group, own))
+        cells = [interval if name in sure else interval.value for name, interval in found.items()]
         rows.append([group.name, len(own), sum(counts), *cells])
     head = ["group", "tasks", "runs", "IQM", "median", "mean", *(["optimality gap"] if gap else [])]
     note = f"{unit.capitalize()}; in brackets the 95 % interval: of a stratified bootstrap over seeds"
@@ -262,8 +267,8 @@ def _aggregates(groups: Sequence[Scored], scale: Scale, known: Mapping[str, Rang
 def _pairs(found: Mapping[tuple[str, str], Comparison]) -> Table:
     rows: list[list[Cell]] = []
     for (first, second), c in found.items():
-        one = min(c.num_seeds) == 1
-        cells: list[Cell] = [c.difference.value if one else c.difference, c.probability.value if one else c.probability]
+        both = (c.difference, c.probability)
+        cells: list[Cell] = [i if c.has_intervals else i.value for i in both]
         rows.append([first, second, *cells, c.p_value, "yes" if c.decided else "no", c.seeds_needed])
     head = ["first", "second", "difference of IQM", "probability of improvement", "p", "decided", "seeds needed"]
     corrected = ", corrected by Holm for all pairs" if len(rows) > 1 else ""
@@ -308,7 +313,6 @@ def _profile(groups: Sequence[Scored], scale: Scale, tasks: Sequence[str], unit:
     at = np.linspace(low - margin, high + margin, NUM_THRESHOLDS)
     series = []
     for i, (group, rows) in enumerate(zip(groups, own, strict=True)):
-        band = performance_profile(rows, at)
-        series.append(as_series(group.name, at, band.value, band.low, band.high, i % NUM_COLORS))
-    note = "For each score the share of runs above it, with 95 % bands. A line above another everywhere is better throughout."
+        series.append(as_series(group.name, performance_profile(rows, at), rows, i % NUM_COLORS))
+    note = f"For each score the share of runs above it. {BANDS} A line above another everywhere is better throughout."
     return Figure("profile", "Performance profile", series, unit, "share of runs above", note)

@@ -1,4 +1,4 @@
-"""The view of a running run: a picture that redraws itself in a terminal, a line every few seconds in a log.
+"""The view of a running run: a picture that redraws itself in a terminal and in a notebook, a line every few seconds in a log.
 
 All work is done on the caller's thread, and only when a redraw is due: at hundreds of updates a second, each pays a clock
 read and a few assignments.
@@ -6,22 +6,39 @@ read and a few assignments.
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections import deque
+import sys
 from typing import TYPE_CHECKING, Any
 
 from runnel.core.clock import Clock, WallClock
+from runnel.core.user_code import brief
 from runnel.track.folder import Row
-from runnel.track.frame import Line, Picture, clean, describe_eval, frame, one_line
+from runnel.track.frame import Line, Picture, clean, describe_eval, few_lines, frame, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 REDRAW_S = 0.125
 PLAIN_S = 5.0
+NOTEBOOK_S = 0.5
+"""Each picture in a notebook is a message to the browser."""
 SHARE = 0.01
 """The view may cost this share of the run's time: a slow terminal is drawn to less often."""
 ASCII = str.maketrans("━▁▂▃▄▅▆▇█▏▎▍▌▋▊▉●–∞", "=.,:;-=+#|||||||*-8")
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at what this process prints: a terminal or a notebook, not a file or a pipe."""
+    from rich.console import Console as RichConsole
+
+    console = RichConsole()
+    return console.is_jupyter or (sys.stdout.isatty() and _is_screen(console))
+
+
+def _is_screen(console: Console) -> bool:
+    """Whether a picture can be drawn again and again."""
+    return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
 
 
 class LiveView:
@@ -42,9 +59,9 @@ class LiveView:
         self._clock = clock or WallClock()
         self._start = self._clock.now()
         self._due = self._start
-        self._past: deque[tuple[float, float]] = deque(maxlen=120)
         self.picture = Picture(title=title, total=total, unit=unit)
-        self.animated = self._console.is_terminal and not self._console.is_dumb_terminal and not os.environ.get("CI")
+        self.animated = self._console.is_jupyter or _is_screen(self._console)
+        self._redraw_s = NOTEBOOK_S if self._console.is_jupyter else REDRAW_S
         self._live: Any = self._start_live() if self.animated else None
         self._closed = False
 
@@ -81,7 +98,7 @@ class LiveView:
         if self.animated:
             self._draw(now)
             cost = self._clock.now() - now
-            self._due = now + max(REDRAW_S, cost / SHARE)
+            self._due = now + max(self._redraw_s, cost / SHARE)
         elif self.picture.update:
             self._measure(now)
             self._print(one_line(self.picture))
@@ -92,18 +109,12 @@ class LiveView:
         self._live.refresh()
 
     def _measure(self, now: float) -> None:
-        """Time so far, and time left at the pace of the last redraws."""
+        """Time so far; what is left the run says itself."""
         self.picture.elapsed_s = now - self._start
-        if not self.picture.update:
-            return
-        progress = self.picture.progress
-        if not self._past or progress > self._past[-1][1]:
-            self._past.append((now, progress))
-        then, before = self._past[0]
-        pace = (progress - before) / (now - then) if now > then else 0.0
-        self.picture.left_s = (1.0 - progress) / pace if pace > 0 else None
 
     def _start_live(self) -> Any:
+        if self._console.is_jupyter:
+            return _Cell(self.picture)
         from rich.live import Live
 
         live = Live(_Drawing(self.picture), console=self._console, auto_refresh=False, vertical_overflow="crop")
@@ -115,11 +126,29 @@ class LiveView:
             at = row.get("steps") or row.get("version") or 0
             self._print(f"{self.picture.title}  evaluation at {at:,}: {describe_eval(row)}")
         elif row.get("kind") == "event":
-            self._print(f"{self.picture.title}  {row.get('level', 'info')}: {clean(str(row.get('text', '')))}")
+            self._print(f"{self.picture.title}  {row.get('level', 'info')}: {clean(brief(str(row.get('text', ''))))}")
 
     def _print(self, text: str) -> None:
         shown = text.translate(ASCII) if self._console.options.ascii_only else text
         self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Cell:
+    """The picture in the output of a notebook's cell: a few lines that are written anew, not one below the other. Plain text,
+    which every front end shows and a saved notebook keeps."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        self._output = importlib.import_module("IPython.display").display(self._data(), raw=True, display_id=True)
+
+    def refresh(self) -> None:
+        self._output.update(self._data(), raw=True)
+
+    def stop(self) -> None:
+        """The last picture stays."""
+
+    def _data(self) -> dict[str, str]:
+        return {"text/plain": "\n".join(few_lines(self._picture))}
 
 
 class _Drawing:

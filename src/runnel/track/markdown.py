@@ -10,6 +10,7 @@ import numpy as np
 
 from runnel.core.errors import ConfigError
 from runnel.track.comparison import run_rows
+from runnel.track.files import replace_file
 from runnel.track.history import History, load_history
 from runnel.track.judge import Judgement
 from runnel.track.numbers import sparkline
@@ -58,7 +59,7 @@ def write_markdown(target: Path, *, judged: Judgement | None = None, runs: Seque
     """Write what a comparison says, or a line for each run, and return the path."""
     text = judgement_markdown(judged) if judged is not None else runs_markdown([load_history(run) for run in runs])
     try:
-        target.write_text(text, encoding="utf-8", errors="replace")
+        replace_file(target, text.encode(errors="replace"))
     except OSError as error:
         raise ConfigError("out", str(target), f"it cannot be written there ({error.strerror}); give another path") from error
     return target

@@ -48,7 +48,7 @@ def seeds_words(scores: Sequence[float]) -> tuple[str, str]:
     return short(found.value), f"mean over {num} seeds, 95 % interval {short(found.low)} to {short(found.high)}{caution}"
 
 
-def compact(value: float) -> str:
+def compact(value: float, digits: int = 4) -> str:
     """A number for an axis.
 
     >>> compact(250000), compact(1500000), compact(0.25), compact(0), compact(-2000), compact(0.00002)
@@ -56,8 +56,8 @@ def compact(value: float) -> str:
     """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
+            return f"{value / size:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
 
 
 def seconds(value: float | None) -> str:
@@ -76,6 +76,31 @@ def seconds(value: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def labels(ticks: Sequence[float]) -> list[str]:
+    """Numbers along an axis, with as many digits as tell them apart.
+
+    >>> labels([0.0, 250000.0, 500000.0]), labels([0.99998, 0.99999, 1.0, 1.00001])
+    (['0', '250k', '500k'], ['0.99998', '0.99999', '1', '1.00001'])
+    """
+    for digits in range(4, 17):
+        found = [compact(tick, digits) for tick in ticks]
+        if len(set(found)) == len(set(ticks)):
+            break
+    return found if ticks else []
+
+
+def middle(text: str, most: int) -> str:
+    """At most `most` characters: names that begin alike differ at their ends, so the cut is in the middle.
+
+    >>> middle("ppo CartPole-v1 lr 0.001", 16), middle("short", 16)
+    ('ppo Cart…r 0.001', 'short')
+    """
+    if len(text) <= most:
+        return text
+    head = (most - 1) // 2
+    return f"{text[: most - 1 - head]}…{text[len(text) - head :]}"
 
 
 def num_bytes(value: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import DataError
-from runnel.track.numbers import compact, short
+from runnel.track.numbers import compact, labels, middle, short
 
 Floats = NDArray[np.float64]
 
@@ -173,14 +173,11 @@ def curve_svg(
 
 
 def _box(series: Sequence[Series], *, width: int, height: int, top: float, label: bool) -> Box:
-    """The range of the lines, and of their bands as far as those leave the lines readable."""
+    """The range of the lines; bands are cut to it: one of few seeds would hide the lines, and reach where no value can be."""
     x = _range([np.asarray(s.x, dtype=np.float64) for s in series])
-    lines = _range([np.asarray(s.y, dtype=np.float64) for s in series])
-    bands = _range([np.asarray(v, dtype=np.float64) for s in series for v in (s.y, s.low, s.high) if v is not None])
-    span = lines[1] - lines[0]
-    low, high = max(bands[0], lines[0] - span), min(bands[1], lines[1] + span)
+    low, high = _range([np.asarray(s.y, dtype=np.float64) for s in series])
     y = (low - 0.05 * (high - low), high + 0.05 * (high - low))
-    widest = max((len(compact(t)) for t in nice_ticks(*y, 4)), default=1)
+    widest = max(map(len, labels(nice_ticks(*y, 4))), default=1)
     return Box(width, height, left=18 + 7.2 * widest, right=18, top=top, bottom=38 if label else 24, x=x, y=y)
 
 
@@ -197,14 +194,16 @@ def _range(arrays: Sequence[Floats]) -> tuple[float, float]:
 
 def _axes(box: Box, x_label: str) -> Iterator[str]:
     base, end = box.height - box.bottom, box.width - box.right
-    for tick in nice_ticks(*box.y, 4):
+    ticks = nice_ticks(*box.y, 4)
+    for tick, label in zip(ticks, labels(ticks), strict=True):
         y = float(box.py(tick))
         yield f'<line class="grid" x1="{box.left:g}" x2="{end:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="muted" x="{box.left - 7:g}" y="{y + 4:.1f}" text-anchor="end">{compact(tick)}</text>'
+        yield f'<text class="muted" x="{box.left - 7:g}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     yield f'<line class="axis" x1="{box.left:g}" x2="{end:g}" y1="{base:g}" y2="{base:g}"/>'
-    for tick in nice_ticks(*box.x, max(2, int(box.width / 110))):
+    ticks = nice_ticks(*box.x, max(2, int(box.width / 110)))
+    for tick, label in zip(ticks, labels(ticks), strict=True):
         x = float(box.px(tick))
-        yield f'<text class="muted" x="{x:.1f}" y="{base + 16:g}" text-anchor="middle">{compact(tick)}</text>'
+        yield f'<text class="muted" x="{x:.1f}" y="{base + 16:g}" text-anchor="middle">{label}</text>'
     if x_label:
         yield f'<text class="muted" x="{end:g}" y="{box.height - 6:g}" text-anchor="end">{escape(x_label)}</text>'
 
@@ -213,7 +212,7 @@ def _legend(named: Sequence[tuple[str, int]], *, width: float, y: float) -> tupl
     """Keys and names in as many lines as they need, and the height of those."""
     x, line, parts, most = 2.0, 0, [], max(int(width / 9), 8)
     for name, color in named:
-        shown = name if len(name) <= most else name[: most - 1] + "…"
+        shown = middle(name, most)
         room = 19 + 6.8 * len(shown)
         if x > 2.0 and x + room > width:
             x, line = 2.0, line + 1

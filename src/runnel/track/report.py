@@ -14,7 +14,8 @@ from runnel.track.accounts import accounting, accounting_table, imbalances
 from runnel.track.collect import Collected
 from runnel.track.comparison import GOOD, comparison_page, csv_folder, run_rows
 from runnel.track.curves import Charts, groups, make_charts, return_name
-from runnel.track.history import History, is_number, load_history
+from runnel.track.files import replace_file
+from runnel.track.history import History, is_number, load_history, share_axis
 from runnel.track.judge import How, Judgement, judge
 from runnel.track.numbers import num_bytes, seconds, short
 from runnel.track.page import definitions, fact, fold, notices, page, section, text, tree
@@ -37,6 +38,7 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) 
     default = first.report if len(runs) == 1 else first.path.resolve().parent / "comparison.html"
     target = Path(out) if out is not None else default
     by = groups(runs)
+    share_axis(runs)
     charts = make_charts(runs, by)
     html = _single(runs[0], target, charts) if len(runs) == 1 else comparison_page(runs, target, charts, by_label=by)
     _write(target, html)
@@ -56,6 +58,7 @@ def write_comparison(
     judged = judge(collected, scores=scores, normalise=normalise, ranges=ranges)
     by = collected.lines()
     runs = [run for members in by.values() for run in members]
+    share_axis(runs)
     target, charts = Path(out), make_charts(runs, by)
     _write(target, comparison_page(runs, target, charts, by_label=by, judged=judged))
     _write_numbers(runs, charts, csv_folder(target))
@@ -67,11 +70,9 @@ def write_comparison(
 
 
 def _write(target: Path, html: str) -> None:
-    temporary = target.with_name(target.name + ".new")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(html, encoding="utf-8", errors="replace")
-        temporary.replace(target)
+        replace_file(target, html.encode(errors="replace"))
     except OSError as error:
         raise ConfigError(
             "out", str(target), f"the report cannot be written there ({error.strerror}); give another path"
@@ -124,7 +125,7 @@ def _header(run: History) -> str:
     return (
         f'<header><h1>{text(run.label)}<span class="status {GOOD.get(run.status, "warn")}">{text(run.status)}</span></h1>'
         f'<p class="soft">{text(seed)}{text(run.info.get("created", ""))}</p>'
-        f'<div class="facts">{"".join(facts)}</div>{notices(run.collapses, bad=True)}{notices(run.problems)}'
+        f'<div class="facts">{"".join(facts)}</div>{notices([*run.failures, *run.collapses], bad=True)}{notices(run.problems)}'
         f"{notices(imbalances(run), bad=True)}</header>"
     )
 
@@ -172,7 +173,7 @@ def _time(run: History) -> str:
     longest = max((sum(stages.values()) for stages in workers.values()), default=0.0)
     idle = run.idle_shares()
     parts = [_worker_bar(worker, stages, longest, idle.get(worker)) for worker, stages in sorted(workers.items())]
-    rest = {worker: f"{share:.0%} idle" for worker, share in sorted(idle.items()) if worker not in workers}
+    rest = {worker: f"waits {share:.0%}" for worker, share in sorted(idle.items()) if worker not in workers}
     return "".join(parts) + definitions(rest)
 
 
@@ -185,7 +186,7 @@ def _worker_bar(worker: str, stages: Mapping[str, float], longest: float, idle: 
             f'<i style="{style};width:{100 * spent / max(longest, 1e-12):.2f}%" title="{text(stage)} {spent:.2f} s"></i>'
         )
         keys.append(f'<span><i style="{style}"></i>{text(stage)} {spent / max(total, 1e-12):.0%} · {_span(spent)}</span>')
-    waiting = f'<br><span class="soft small">idle {idle:.0%}</span>' if idle is not None else ""
+    waiting = f'<br><span class="soft small">waits {idle:.0%}</span>' if idle is not None else ""
     return (
         f'<div class="worker chart"><div>{text(worker)}{waiting}</div><div class="stack">{"".join(bars)}</div>'
         f'<div class="keys">{"".join(keys)}</div></div>'

@@ -21,10 +21,12 @@ def sentence(first: str, second: str, found: Comparison, *, ends: tuple[float, f
             f"{better} looks better than {worse} ({what}), but the data cannot tell: with one seed in a group nothing is "
             "known of how much seeds differ. Run at least 4 seeds of each."
         )
-    much = f"a difference of {short(difference.value)} (95 % interval {_bounds(difference)})"
-    sure = f"a run of {better} beats one of {worse} with probability {probability.value:.2f} ({_shares(probability)})"
+    enough = found.has_intervals
+    much = f"a difference of {short(difference.value)} ({_bounds(difference) if enough else 'two seeds give no interval'})"
+    shares = f" ({_shares(probability)})" if enough else ""
+    sure = f"a run of {better} beats one of {worse} with probability {probability.value:.2f}{shares}"
     if found.decided:
-        doubt = "" if difference.low > 0 else " How much better is open: the interval of the difference holds 0."
+        doubt = "" if difference.low > 0 or not enough else " How much better is open: the interval of the difference holds 0."
         return f"{better} is better than {worse}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}.{doubt}"
     open_end = f"{better} looks better than {worse}, but it is not decided"
     return f"{open_end}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}. {_more(first, second, found)}"
@@ -60,7 +62,7 @@ def _turned(found: Comparison) -> tuple[Interval, Interval]:
 
 
 def _bounds(interval: Interval) -> str:
-    return f"{short(interval.low)} to {short(interval.high)}"
+    return f"95 % interval {short(interval.low)} to {short(interval.high)}"
 
 
 def _shares(interval: Interval) -> str:

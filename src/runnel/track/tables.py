@@ -6,17 +6,23 @@ A report's numbers lie beside it as CSV, one file for each table and figure, so 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import Interval
+from runnel.eval.profiles import Band
+from runnel.eval.statistics import resamples
+from runnel.track.files import replace_file
 from runnel.track.numbers import short
 from runnel.track.page import figure, text
 from runnel.track.page import table as html_table
 from runnel.track.plots import MAX_POINTS, Floats, Series, decimate, line_chart
 
+BANDS = "Bands: 95 % of a bootstrap over seeds, where there are at least 3."
 Cell = str | float | int | Interval | None
 
 
@@ -86,9 +92,14 @@ def shown(cell: Cell) -> str:
 
 def write_csv(folder: Path, name: str, rows: Iterable[Sequence[str]]) -> None:
     """One file. A cell that a spreadsheet would take for a formula gets a quotation mark before it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.csv").open("w", encoding="utf-8", errors="replace", newline="") as file:
-        csv.writer(file).writerows([[_plain(cell) for cell in row] for row in rows])
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([[_plain(cell) for cell in row] for row in rows])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / f"{name}.csv", text.getvalue().encode(errors="replace"))
+    except OSError as error:
+        fix = f"its tables cannot be written there ({error.strerror or error}); give another path"
+        raise ConfigError("out", str(folder), fix) from error
 
 
 def _plain(cell: str) -> str:
@@ -119,6 +130,8 @@ def _points(s: Series) -> list[list[str]]:
     return [["" if c is None else _full(float(c[i])) for c in columns] for i in kept]
 
 
-def as_series(name: str, x: Floats, value: Floats, low: Floats, high: Floats, color: int) -> Series:
-    """A curve with its band."""
-    return Series(name, x, value, low=low, high=high, color=color)
+def as_series(name: str, band: Band, runs: Sequence[Floats], color: int) -> Series:
+    """A curve with its band; without one where a task of `runs` [tasks][seeds, ...] has too few seeds for it."""
+    enough = resamples([len(task) for task in runs])
+    low, high = (band.low, band.high) if enough else (None, None)
+    return Series(name, band.x, band.value, low=low, high=high, color=color)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError
+from runnel.core.resolve import own_name
+from runnel.track.files import MAX_JSON, read_regular
 from runnel.track.history import History
 
 TAG, STUDY = "tuning", "study.json"
@@ -32,7 +34,7 @@ class Study:
     subject: str
 
     def is_about(self, recipe: str, subject: str) -> bool:
-        return self.recipe in ("", recipe) and self.subject in ("", subject)
+        return self.recipe in ("", recipe) and own_name(self.subject) in ("", own_name(subject))
 
 
 def is_trial(run: History) -> bool:
@@ -105,7 +107,7 @@ def _fresh(known: dict[Path, list[Study]]) -> int:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError):
+        data = json.loads(read_regular(path, most=MAX_JSON))
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

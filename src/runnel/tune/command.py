@@ -12,15 +12,16 @@ from typing import Any
 
 from runnel.core.config import to_data
 from runnel.run.experiment import BUDGETS, RunConfig
-from runnel.run.registry import Recipe
+from runnel.run.registry import Recipe, begin
 
-SKIPPED = ("out", "name", "tags", "track")
+SKIPPED = ("out", "name", "tags", "track", "sinks")
 
 
 def train_command(recipe: Recipe, config: RunConfig) -> str:
-    """The command that trains `config`; only what differs from the recipe's own is said."""
+    """The command that trains `config`; only what differs from what the recipe begins with there is said."""
     words = ["runnel", "train", recipe.name]
-    for flag in flags(recipe.Config(), config):
+    begins = begin(recipe, {name: getattr(config, name) for name in ("env", "zoo") if hasattr(config, name)})
+    for flag in flags(begins, config):
         words += flag
     return shlex.join(words)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError
-from runnel.track.folder import locked
+from runnel.track.files import MAX_JSON, read_regular
+from runnel.track.locks import locked
 from runnel.tune.settings import Setup
 
 Trial = dict[str, Any]
@@ -80,7 +81,7 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 1) -
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`; a `ConfigError` if it is missing or damaged."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path, most=MAX_JSON))
     except FileNotFoundError as error:
         raise ConfigError("study", str(path.parent), f"holds no study (no {path.name})") from error
     except (OSError, ValueError) as error:

@@ -15,17 +15,18 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from runnel.core.config import override, refuse_unused
-from runnel.core.errors import CheckpointError, RunnelError, UnusedSettingError
+from runnel.core.errors import CheckpointError, ConfigError, RunnelError, UnusedSettingError
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.experiment import BUDGETS, RunConfig
 from runnel.run.ledger import Callbacks
+from runnel.run.trust import check_named, runs_the_same
 from runnel.track.folder import RunFolder
+from runnel.track.status import has_ended, read_end
 from runnel.tune.objective import NoMetric, Points, compared_by, last_value, score
 
 Message = dict[str, Any]
 Row = Mapping[str, Any]
-DONE = ("finished", "stopped", "collapsed")
 TINY = 1e-9
 UNITS = {"total_steps": "steps", "total_updates": "version", "total_tokens": "tokens"}
 
@@ -74,7 +75,8 @@ def work(order: Message, talk: Talk) -> None:
         talk.send({"kind": "done", "status": "interrupted", "values": [], "at": 0})
     except Exception as error:  # whatever a recipe raises fails its trial, not the study
         text = str(error) if isinstance(error, RunnelError) else f"{type(error).__name__}: {error}"
-        talk.send({"kind": "failed", "error": text, "fatal": isinstance(error, NoMetric)})
+        refused = isinstance(error, ConfigError)  # settings that cannot stand together: nothing is broken
+        talk.send({"kind": "failed", "error": text, "fatal": isinstance(error, NoMetric), "refused": refused})
 
 
 def _play(order: Message, talk: Talk) -> dict[str, Any]:
@@ -103,6 +105,10 @@ class _Sitting:
         self._folder, self._before = RunFolder(run["path"]), before
         self._recipe = registry.load_recipe(order["recipe"])
         self._config = trial_config(self._recipe, order["config"], run, segment["settings"])
+        known = {**order["config"], "space": order["space"]}
+        check_named(self._config, order["recipe"], known)
+        begun = self._folder.config.is_file() and self._folder.info.is_file()
+        self._trust = begun and runs_the_same(self._folder, order["recipe"], known)
         total = int(order["total"])
         self.metric = compared_by(order["metric"], evaluates=self._config.eval.every > 0)
         self._points = Points(self.metric, total=total, offset=len(before) * total, after=order["after"])
@@ -119,17 +125,17 @@ class _Sitting:
         if self._talk.interrupted.is_set():
             return "interrupted"
         if manifest is not None:
-            done = api.resume(self._folder.path, on_update=self._on_update, on_eval=self._on_eval, **self._segment["settings"])
+            told: dict[str, Any] = {"on_update": self._on_update, "on_eval": self._on_eval, "trust": self._trust}
+            done = api.resume(self._folder.path, progress=False, **told, **self._segment["settings"])
         else:
             if self._folder.path.is_dir():
                 shutil.rmtree(self._folder.path)  # it ended before its first checkpoint: there is nothing to go on from
-            done = api.train_config(
-                self._recipe.name, self._config, callbacks=Callbacks(on_update=self._on_update, on_eval=self._on_eval)
-            )
+            own = Callbacks(on_update=self._on_update, on_eval=self._on_eval)
+            done = api.train_config(self._recipe.name, self._config, callbacks=own, progress=False)
         self.at = getattr(done, self._order["unit"])
         if self._pruned:
             return "pruned"
-        return "finished" if done.status in DONE else "interrupted"
+        return "interrupted" if done.interrupted else "finished"
 
     def _newest(self) -> dict[str, Any] | None:
         """The manifest of the checkpoint to go on from. Of no use is one whose budget is spent and that was never
@@ -148,7 +154,7 @@ class _Sitting:
         judged = self._order["metric"] != "eval" or any(
             r["kind"] == "eval" and r["version"] == manifest["version"] for r in rows
         )
-        ended = bool(rows) and rows[-1]["kind"] == "end" and rows[-1]["status"] in DONE
+        ended = bool(rows) and rows[-1]["kind"] == "end" and has_ended(read_end(rows[-1]))
         alone = len(self._run["segments"]) == 1 and self._segment["until"] >= 1.0 and not self._order["population"]
         return judged and (spent(self._config, manifest) >= self._segment["until"] - TINY or (ended and alone))
 

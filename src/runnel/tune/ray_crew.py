@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -15,11 +16,9 @@ import ray
 from ray.exceptions import RayError
 
 from runnel.core.errors import ConfigError
-from runnel.flow.transports.ray import NAMESPACE
 from runnel.run.launchers.line import Message
-from runnel.run.launchers.ray import LOOPBACK, attach
 from runnel.run.launchers.ray_actors import enter
-from runnel.run.wiring import available_cores
+from runnel.run.launchers.ray_head import joined, made
 from runnel.tune.crew import Seat
 from runnel.tune.folder import StudyFolder
 from runnel.tune.job import Talk, work
@@ -105,16 +104,11 @@ class RayHost:
         self._study = folder.study
         config = setup.config
         self._needs = {"num_cpus": config.placement.threads, "num_gpus": 1 if config.device.startswith("cuda") else 0}
-        self._ours = not ray.is_initialized()
-        if self._ours:
-            self._connect(config.cluster.address or os.environ.get("RAY_ADDRESS", ""), setup.options.workers)
-
-    def _connect(self, address: str, workers: int) -> None:
-        quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
-        if address:
-            return attach(address, quiet)
-        cores = max(available_cores(), workers * self._needs["num_cpus"])
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+        self._cluster = ExitStack()
+        if not ray.is_initialized():
+            address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
+            cores = setup.options.workers * config.placement.threads
+            self._cluster.enter_context(joined(address) if address else made(cores))
 
     def start(self, order: Message) -> RaySeat:
         more = {"study": str(self._study), "cwd": os.getcwd(), "sys_path": [p for p in sys.path if p]}
@@ -127,5 +121,4 @@ class RayHost:
             ray.wait(calls, num_returns=1, timeout=timeout_s)
 
     def close(self) -> None:
-        if self._ours:
-            ray.shutdown()
+        self._cluster.close()

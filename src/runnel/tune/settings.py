@@ -118,6 +118,12 @@ class Setup:
         return [FIRST_SEED + i for i in range(num)]
 
     @property
+    def fresh_seed(self) -> int:
+        """The first seed that the study neither tunes nor tests on: what the printed winner trains with, so that a report takes
+        that run, and as one more seed."""
+        return self.options.test_seeds + 1
+
+    @property
     def interval(self) -> int:
         return self.options.interval or -(-self.total // 10)
 
@@ -126,6 +132,7 @@ class Setup:
         return {
             "recipe": self.recipe.name,
             "config": to_data(self.config),
+            "space": self._space(),
             "runs": runs,
             "metric": self.options.metric,
             "summary": self.options.summary,
@@ -141,14 +148,16 @@ class Setup:
         """For tune.json."""
         own = {f.name for f in dataclasses.fields(TuneConfig)} - {"search"}
         options = {k: v for k, v in to_data(self.options).items() if k in own}
-        space = {name: p.to_data() for name, p in self.space.items()}
         return {
             "recipe": self.recipe.name,
             "subject": self.subject,
             "config": to_data(self.config),
             "options": options,
-            "space": space,
+            "space": self._space(),
         }
+
+    def _space(self) -> dict[str, Any]:
+        return {name: p.to_data() for name, p in self.space.items()}
 
 
 def make_setup(recipe: str, config: RunConfig | Mapping[str, Any], options: TuneConfig) -> Setup:
@@ -164,6 +173,11 @@ def make_setup(recipe: str, config: RunConfig | Mapping[str, Any], options: Tune
     space = read_space(options.search, config) if options.search else default_space(found)
     _check_unset(space, found, config)
     return _checked(found, config, options, space)
+
+
+def named_in(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a study (of tune.json, or an order) that may name code: what all trials share, and what is tried."""
+    return {**data["config"], "space": data["space"]}
 
 
 def read_setup(data: Mapping[str, Any], changes: Mapping[str, Any]) -> Setup:
@@ -199,14 +213,15 @@ def _check_free(recipe: registry.Recipe, config: RunConfig) -> None:
 
 
 def _check_unset(space: Mapping[str, Param], recipe: registry.Recipe, config: RunConfig) -> None:
-    changed = differences(to_data(recipe.Config()), to_data(config))
+    begins = registry.begin(recipe, {name: getattr(config, name) for name in ("env", "zoo") if hasattr(config, name)})
+    changed = differences(to_data(begins), to_data(config))
     for name in space:
         if name in changed:
             raise ConfigError(name, changed[name][1], "is searched, and set too; do one of them")
 
 
 def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, space: dict[str, Param]) -> Setup:
-    """Build what each end of each range gives, so that what can never work is refused now."""
+    """Build what the values of each range give, so that what can never work is refused now."""
     config.check()
     if options.metric == "eval" and not config.eval.episodes:
         raise ConfigError("metric", "eval", "evaluation is off (eval.episodes 0); turn it on, or use --metric return")
@@ -221,6 +236,8 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
         raise ConfigError("metric", "eval", "this recipe has no evaluation; use --metric return, or a number that it logs")
     all_of = list(space.values())
     fixed = [p.name for p in all_of if not _all_fit(p, recipe, config, base, all_of) and options.scheduler == "pbt"]
+    for param in all_of:
+        _check_inside(param, recipe, config, all_of)
     if fixed and options.search:
         rule = rule_at(config, fixed[0])
         why = "changes what a checkpoint holds" if rule.may_change else f"stays as it is in a run ({rule.text})"
@@ -233,6 +250,22 @@ def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Exp
     others = [p for p in space if p is not param]
     same = [_build_at(param, value, recipe, config, others).streams == base.streams for value in param.ends()]
     return all(same) and param.name.partition(".")[0] not in SHARED and rule_at(config, param.name).may_change
+
+
+def _check_inside(param: Param, recipe: registry.Recipe, config: RunConfig, space: Sequence[Param]) -> None:
+    """Refuse a range in which some numbers cannot work (they do not divide a batch), and name those that do."""
+    works, refused, why = [param.ends()[0]], [], ""
+    for value in param.inside():
+        try:
+            _build_at(param, value, recipe, config, [p for p in space if p is not param])
+            works.append(value)
+        except ConfigError as error:
+            refused.append(value)
+            why = why or str(error)
+    if refused:
+        fix = f"{param.name} cannot be {', '.join(map(str, refused))} ({why}); search what works: "
+        choices = ", ".join(map(str, [*works, param.ends()[-1]]))
+        raise ConfigError("search", f"{param.name}=int({param.low}, {param.high})", f"{fix}{param.name}={{{choices}}}")
 
 
 def _build_at(param: Param, value: Any, recipe: registry.Recipe, config: RunConfig, others: Sequence[Param] = ()) -> Experiment:

@@ -46,6 +46,13 @@ class Param:
         """The values at which a setting that cannot work would show."""
         return list(self.choices) if self.kind == "choice" else [self._number(self.low), self._number(self.high)]
 
+    def inside(self, most: int = 32) -> list[Any]:
+        """Whole numbers between the ends, at which a setting may not work though both ends do: all, or `most` of them."""
+        if self.kind != "int":
+            return []
+        between = list(range(int(self.low) + 1, int(self.high)))
+        return between if len(between) <= most else self.grid(most + 2)[1:-1]
+
     def labels(self) -> list[Any]:
         """The choices as plain scalars: a list is its text."""
         return [json.dumps(c) if isinstance(c, list) else c for c in self.choices]

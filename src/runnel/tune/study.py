@@ -15,14 +15,17 @@ from runnel.core.config import override
 from runnel.core.errors import ConfigError, RunnelError
 from runnel.eval.aggregates import over_seeds
 from runnel.run import registry
+from runnel.run.launchers import check_ray
 from runnel.run.session import catch_signals
+from runnel.run.trust import check_code, remember
 from runnel.track.folder import RunFolder
+from runnel.track.status import make_end
 from runnel.tune.command import train_command
 from runnel.tune.crew import Crew, Host, LocalHost
 from runnel.tune.folder import Book, StudyFolder, Trial, read_json, study_name, write_json
 from runnel.tune.job import trial_config
 from runnel.tune.pbt import Population
-from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, read_setup
+from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, named_in, read_setup
 from runnel.tune.show import View
 from runnel.tune.trials import TrialSearch
 
@@ -32,7 +35,7 @@ RELEASE_S = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A study that has ended, or was interrupted: where it lies, how it ended, who won."""
+    """A study that has ended, or was stopped: where it lies, how it ended (`finished`, `stopped`), who won."""
 
     path: Path
     status: str
@@ -74,23 +77,30 @@ def search(
     return start(make_setup(recipe, named, chosen), out, live=live)
 
 
-def resume(folder: str | Path, *, live: bool = False, **options: Any) -> Study:
-    """Go on with a study; `trials`, `workers`, `test_seeds` and `on` may be others than before."""
+def resume(folder: str | Path, *, live: bool = False, trust: bool = False, **options: Any) -> Study:
+    """Go on with a study; `trials`, `workers`, `test_seeds` and `on` may be others than before. `trust=True` lets a study that
+    you did not begin here run the code that its folder names."""
     where = StudyFolder(folder)
     data = read_json(where.settings)
+    own = check_code(where.path, str(data["recipe"]), named_in(data), trust=trust, training=True)
     setup = read_setup(data, options)
     check_same(data, setup, where.path)
-    return start(setup, where.path, live=live)
+    return start(setup, where.path, live=live, own=own)
 
 
-def start(setup: Setup, out: str | Path, *, live: bool = False) -> Study:
-    """Run a study in `out` (a new folder under runs/ if empty), from where it stands."""
+def start(setup: Setup, out: str | Path, *, live: bool = False, own: bool = True) -> Study:
+    """Run a study in `out` (a new folder under runs/ if empty), from where it stands. `own`: its code was named by the user, or
+    is known to be his."""
+    if setup.options.on == "ray":
+        check_ray("on")
     folder = StudyFolder(out or Path("runs") / study_name(setup, datetime.now()))
     folder.make()
     with folder.held():
         if folder.exists():
             check_same(read_json(folder.settings), setup, folder.path)
         write_json(folder.settings, setup.to_data())
+        if own:
+            remember(folder.path, setup.recipe.name, named_in(setup.to_data()))
         _await_orphans(folder)
         return _Sitting(setup, folder, live=live).run()
 
@@ -108,10 +118,8 @@ def _await_orphans(folder: StudyFolder) -> None:
 def _make_host(setup: Setup, folder: StudyFolder) -> Host:
     if setup.options.on == "local":
         return LocalHost(folder.log, threads=setup.config.placement.threads)
-    try:
-        from runnel.tune.ray_crew import RayHost
-    except ImportError as error:
-        raise ConfigError("on", "ray", f"needs Ray: pip install 'runnel[ray]' ({error})") from error
+    from runnel.tune.ray_crew import RayHost
+
     return RayHost(setup, folder)
 
 
@@ -138,9 +146,10 @@ class _Sitting:
         except KeyboardInterrupt:
             status = "interrupted"
         finally:
-            self._book.write(status)
+            word = make_end(status)["status"]
+            self._book.write(word)
         best = read_json(self._folder.best) if self._folder.best.is_file() else None
-        return Study(self._folder.path, status, best)
+        return Study(self._folder.path, word, best)
 
     def _search(self, crew: Crew) -> str:
         kind: Callable[..., Any] = Population if self._setup.options.scheduler == "pbt" else TrialSearch
@@ -164,7 +173,7 @@ class _Sitting:
     def _write_best(self, winner: Trial, segments: list[dict[str, Any]] | None) -> None:
         """best.json. What a population found is a schedule, which no single command says: its run can be resumed or loaded."""
         setup, seed = self._setup, self._setup.seeds[winner["number"] if segments else 0]
-        run = {"path": str(self._folder.path / "x"), "seed": seed, "tags": []}
+        run = {"path": str(self._folder.path / "x"), "seed": setup.fresh_seed, "tags": []}
         config = trial_config(setup.recipe, setup.order([], log=self._folder.log)["config"], run, winner["params"])
         best = {k: winner[k] for k in ("number", "value", "params", "run", "runs")}
         best |= {"metric": setup.options.metric, "seeds": [seed] if segments else setup.seeds, "test": self._book.data["test"]}

@@ -119,7 +119,7 @@ class TrialSearch:
         self._began.pop(number)
         if message["kind"] == "failed":
             trial.set_user_attr("error", message["error"])
-            self._study.tell(number, state=states.FAIL)
+            self._study.tell(number, state=states.PRUNED if message.get("refused") else states.FAIL)
             self._give_up_if_hopeless(at_once=bool(message.get("fatal")))
         elif message["status"] == "finished":
             self._study.tell(number, sum(message["values"]) / len(message["values"]))
@@ -129,7 +129,7 @@ class TrialSearch:
 
     def _give_up_if_hopeless(self, *, at_once: bool) -> None:
         trials = [t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished()]
-        failed = [t for t in trials if t.state == self._optuna.trial.TrialState.FAIL]
+        failed = [t for t in trials if "error" in t.user_attrs]
         if len(failed) == len(trials) and (at_once or len(failed) >= min(MAX_FAILURES, self._setup.options.trials)):
             self._write()
             raise RunnelError(f"{len(failed)} trials failed and none worked; the first: {failed[0].user_attrs.get('error')}")

@@ -66,7 +66,8 @@ def numpy_step(learner, a):
     y = reward + discount * mean(after)
     if c.head == "value":
         e = np.abs(out[:, 0] - y)
-        return (weight * np.where(e <= 1, e**2 / 2, e - 0.5)).mean(), e, out[:, 0].mean()
+        far = np.inf if c.huber is None else c.huber
+        return (weight * np.where(e <= far, e**2 / 2, e - 0.5)).mean(), e, out[:, 0].mean()
     wanted, width = np.zeros_like(out), z[1] - z[0]
     for i in rows:
         if c.head == "c51":
@@ -84,9 +85,9 @@ def numpy_step(learner, a):
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
-@pytest.mark.parametrize("head", ["value", "c51", "hl_gauss"])
-def test_an_update_is_that_of_an_independent_computation(head, dueling, double):
-    learner = make(double=double, dueling=dueling, head=head, target_every=1000, lr=0.05, **ATOMS)
+@pytest.mark.parametrize(("head", "huber"), [("value", None), ("value", 1.0), ("c51", None), ("hl_gauss", None)])
+def test_an_update_is_that_of_an_independent_computation(head, huber, dueling, double):
+    learner = make(double=double, dueling=dueling, head=head, huber=huber, target_every=1000, lr=0.05, **ATOMS)
     step(learner, segment(5))
     data = segment(0)
     loss, priority, q = numpy_step(learner, data.arrays)

@@ -131,9 +131,10 @@ def test_the_temperature_rises_while_the_entropy_is_below_its_target(target, sig
     assert sign * (metrics[-1]["temperature"] - 1.0) > 0.0
 
 
-def test_the_default_target_entropy_is_that_of_the_papers():
+def test_the_default_target_entropy_is_the_papers_but_for_discrete_actions_which_it_would_keep_near_random_play():
     assert make().target_entropy == -2.0
-    assert make(spec=CHOICE).target_entropy == pytest.approx(0.98 * math.log(3.0))
+    assert make(spec=CHOICE).target_entropy == pytest.approx(0.3 * math.log(3.0))
+    assert make(SACConfig(entropy_share=0.98), CHOICE).target_entropy == pytest.approx(0.98 * math.log(3.0))
     assert make(SACConfig(target_entropy=-0.5)).target_entropy == -0.5
     fixed = make(SACConfig(auto_temperature=False, temperature=0.2))
     for i in range(3):
@@ -220,7 +221,7 @@ def test_where_there_is_no_choice_the_temperature_stays():
 def test_masks_do_not_make_the_temperature_run_away():
     """A bandit of 8 arms, 4 of them open: arm a pays a / 7. All its states together have half the entropy of all arms."""
     spec = EnvSpec({"obs": ArraySpec((1,))}, ActionSpec("discrete", num_actions=8), has_mask=True)
-    learner, rng = make(SACConfig(actor_lr=3e-3, critic_lr=1e-2), spec), make_rng(0, "bandit")
+    learner, rng = make(SACConfig(actor_lr=3e-3, critic_lr=1e-2, entropy_share=0.98), spec), make_rng(0, "bandit")
     stream = replay_stream(spec, batch_size=64)
     for _ in range(400):
         arrays = stream.allocate()

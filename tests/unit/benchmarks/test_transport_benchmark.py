@@ -24,17 +24,24 @@ def test_the_table_of_recoveries_counts_by_fault() -> None:
     from benchmarks.faults import chaos
 
     counts = {"dispatched": 9, "consumed": 4, "dropped": 2, "cancelled": 2, "in_flight": 1, "left_over": 0}
-    clean = {"duplicates": 0, "orphans": 0, "segments_left": 0, "wrong": []}
+    clean = {
+        "duplicates": 0,
+        "orphans": 0,
+        "segments_left": 0,
+        "wrong": [],
+        "audit": {"checkpoints": ["000000005", "000000009"]},
+    }
     common = {"streams": {"s": counts}, "return": 200.0, "threshold": 195.0, "version": 9, **clean}
     rows = [
         {"name": "ppo", "faults": [["a", 2.0], ["b", None], ["a", 4.0]], **common},
         {"name": "appo", "faults": [["a", 9.0]], **common},
     ]
-    settings = {"seed": 0, "drop": 0.0, "delay": 0.0}
+    settings = {"seed": [0, 1], "drop": 0.0, "delay": 0.7, "calm": 0.0}
     result = {"rows": rows, "made": "today", "machine": {"cores": 2, "cpu": "one"}, "settings": settings, "command": "it"}
     text = chaos.markdown(result)
     assert "| a | 3 | 4.0 | 9.0 | 2.0, 4.0 | 9.0 |" in text
-    assert "| ppo | 9 | 3 | 9 | 4 | 2 | 2 | 1 | 0 |" in text
+    assert "| ppo | 9 | 3 | 9 | 4 | 2 | 2 | 1 | 0 | 0 | 0 | 0 | 2 |" in text
+    assert "each up to 700 ms late" in text
     assert "All versions once" in text
     rows[0]["wrong"] = ["a sample was trained on twice"]
     text = chaos.markdown(result)

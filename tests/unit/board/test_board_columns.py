@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from runnel.board import library as library_module
 from runnel.board.columns import Columns, index_file, mark_of, preview
 from runnel.board.detail import detail
-from runnel.board.library import Library, RunView, group_labels, locked_inodes
+from runnel.board.labels import group_labels
+from runnel.board.library import Library, RunView, locked_files
 from runnel.track.folder import RunFolder
 from runnel.track.sinks import encode
 
@@ -227,14 +228,14 @@ def test_the_status_of_a_run(tmp_path):
     assert run.status(set()) == "finished"
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        held = locked_inodes()
+        held = locked_files()
         assert run.status(held) == "running"  # it was resumed
     (folder / "metrics.jsonl").write_bytes(lines(update(1, a=1.0)))
     library.refresh()
-    assert run.status(locked_inodes()) == "running"  # written a moment ago, perhaps on another machine
+    assert run.status(locked_files()) == "running"  # written a moment ago, perhaps on another machine
     os.utime(folder / "metrics.jsonl", (1e9, 1e9))
     library.refresh()
-    assert run.status(locked_inodes()) == "unfinished"
+    assert run.status(locked_files()) == "killed"
     library.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,27 @@ def test_a_refused_command_changes_nothing(line: str, out: Path, capsys: pytest.
         code = int(error.code or 0)
     assert code != 0
     assert "Traceback" not in capsys.readouterr().err
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "resume {run} --total-updates 9 --launcher ray",
+        TRAIN + " --name run --launcher ray",
+        TRAIN + " --name run --launcher ray --dry-run",
+        "tune ppo --out {out} --name study --on ray --search ppo.clip=0.1..0.3 --total-updates 2",
+    ],
+)
+def test_without_ray_nothing_is_made(
+    line: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("runnel.run.launchers.ray", "runnel.tune.ray"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    before = contents(out)
+    assert main([word.format(out=out, run=out / "run") for word in line.split()]) == 2
+    assert "needs Ray: pip install 'runnel[ray]'" in capsys.readouterr().err
     assert contents(out) == before
 
 

@@ -64,6 +64,12 @@ def test_dashes_of_the_command_line_are_underscores() -> None:
     assert override(Dashed(), {"num-envs": 4}).num_envs == 4
 
 
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    found = override(Outer(), {"seed": 1e5, "limit": 2e3, "inner.sizes": [8.0]})
+    assert (found.seed, found.limit, found.inner.sizes) == (100_000, 2_000, (8,))
+    assert [type(n) for n in (found.seed, found.limit, *found.inner.sizes)] == [int, int, int]
+
+
 @pytest.mark.parametrize(
     ("changes", "field_name", "fix"),
     [
@@ -84,7 +90,9 @@ def test_an_unknown_field_names_a_near_one(changes: dict[str, Any], field_name: 
     ("changes", "text"),
     [
         ({"seed": "2"}, "seed = '2': expected int, got str"),
-        ({"seed": 2.0}, "seed = 2.0: expected int, got float"),
+        ({"seed": 2.5}, "seed = 2.5: expected a whole number; it has a fraction, or is not finite"),
+        ({"seed": float("inf")}, "seed = inf: expected a whole number; it has a fraction, or is not finite"),
+        ({"limit": 2.5}, "limit = 2.5: expected a whole number; it has a fraction, or is not finite"),
         ({"seed": True}, "seed = True: expected int, got bool"),
         ({"flag": 1}, "flag = 1: expected bool, got int"),
         ({"name": None}, "name = None: expected str, got NoneType"),

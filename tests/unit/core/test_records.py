@@ -146,12 +146,14 @@ def test_a_stage_that_raises_is_counted_and_left() -> None:
     assert timer.current[0] == "idle"
 
 
-def test_touch_starts_the_deadline_anew() -> None:
+def test_a_stage_is_known_once_it_has_ended_and_who_waits_for_others_says_since_when() -> None:
     clock = ManualClock()
     timer = StageTimer(clock)
-    with timer.stage("evaluate"):
+    with timer.stage("update"):
         clock.advance(5.0)
-        timer.touch()
-        assert timer.current == ("evaluate", 5.0)
-        clock.advance(1.0)
-    assert timer.drain() == {"evaluate": 6.0}
+        assert (timer.knows("update"), timer.held) == (False, None)
+        with timer.wait():
+            clock.advance(1.0)
+            assert (timer.current[0], timer.held) == ("idle", 5.0)
+    assert (timer.knows("update"), timer.held) == (True, None)
+    assert timer.drain() == {"update": 5.0}

@@ -80,8 +80,9 @@ def test_errors_name_the_field_and_what_is_missing(target: str, text: str) -> No
 def test_a_file_that_fails_raises_its_own_error_and_can_be_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise ValueError('inside')\n")
-    with pytest.raises(ValueError, match="inside"):
+    with pytest.raises(ConfigError, match=r"(?s)ValueError: inside.*broken.py:1\n    raise ValueError") as raised:
         load_object(f"{path}:x", "env")
+    assert isinstance(raised.value.__cause__, ValueError)
     path.write_text("x = 1\n")
     assert load_object(f"{path}:x", "env") == 1
 

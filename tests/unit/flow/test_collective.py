@@ -131,7 +131,7 @@ def test_a_rank_that_is_late_is_named() -> None:
     ranks = TorchCollective(0, 2, timeout_s=30.0)
     with others(ranks.listen(), 2, {1: 1}):
         ranks.all_reduce(torch.ones(3))
-        ranks._gloo._set_default_timeout(timedelta(seconds=0.5))
+        ranks._sum.timeout = timedelta(seconds=0.5)
         with pytest.raises(RankError, match="rank 1"):
             ranks.all_reduce(torch.ones(3))
     ranks.close()

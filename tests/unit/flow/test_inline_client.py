@@ -7,7 +7,7 @@ import torch
 from fakes_flow import FakeInferencer, channel_of
 
 from runnel.core.batch import Batch
-from runnel.core.errors import ConfigError
+from runnel.core.errors import CheckpointError
 from runnel.flow.inference import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 
@@ -122,5 +122,17 @@ def test_shared_parameters_that_moved_on_are_not_saved() -> None:
 def test_a_version_that_nobody_has_is_an_error() -> None:
     client = client_of(channel_of(0))
     client.sync()
-    with pytest.raises(ConfigError, match="holds no parameters of the version"):
+    with pytest.raises(CheckpointError, match=r"holds no parameters of the version .*: version 0 of 'policy'; it has 1$"):
         client_of(channel_of(1)).restore(client.snapshot())
+
+
+def test_what_the_saved_channel_lacks_is_saved_though_the_channel_here_has_it() -> None:
+    """On several nodes the channel of an actor's node may be behind the trainer's, which is the one that is saved."""
+    here, saved = channel_of(0, 1), channel_of(0, 1, 2, 3, 4)
+    client = client_of(here)
+    client.sync(1)
+    assert client.snapshot()["params"] is None, "alone, the channel here counts"
+    state = client.snapshot({"policy": [*saved.stamps()]})
+    twin = client_of(saved)
+    twin.restore(state)
+    assert (twin.version, value_of(twin, twin.submit(rows(0.0)))) == (1, 1000.0)

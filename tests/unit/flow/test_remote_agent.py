@@ -14,6 +14,7 @@ from remote_ends import Faulty, Remote, RemoteStream, board_map
 
 from runnel.core.batch import Batch
 from runnel.core.errors import DataError
+from runnel.core.progress import num_progressed
 from runnel.core.records import FieldSpec
 from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec, packed, unpack
 from runnel.flow.params import ChannelSubscriber, LocalChannel, checksum
@@ -309,8 +310,10 @@ def test_a_call_to_a_node_that_is_gone_says_so_in_time(nodes: Remote) -> None:
     writer = RemoteWriter(lambda: nodes.net.peer("nowhere"), spec, 0, wake=lambda: None)
     assert writer.reserve() is None
     assert writer._asked is not None
+    before = num_progressed()
     with pytest.raises(PeerLost, match=r"reserve of 'check' was not answered in 0\.3 s"):
         writer._asked.wait(0.3)
+    assert num_progressed() > before, "it has a deadline of its own: who waits does not hang"
 
 
 def test_a_node_that_comes_back_is_asked_again(nodes: Remote) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.progress import num_progressed
 from runnel.core.protocols import ParamSet, Sampler
 from runnel.llm.demos import DemoSampler
 from runnel.llm.engines.native import NativeEngine
@@ -328,6 +329,9 @@ def test_a_reward_that_hangs_does_not_hold_up_generation():
         if len(stream.committed) == 5:
             break
     assert len(stream.committed) == 5
+    before = num_progressed()
+    assert sampler.step({"policy": client}, {"rollouts": stream}) == 0
+    assert num_progressed() > before, "the reward has a deadline of its own: who waits for it does not stand still"
     release.set()
     for _ in range(2000):
         run(sampler, client, stream, 1)

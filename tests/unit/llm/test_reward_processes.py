@@ -54,7 +54,7 @@ def test_each_way_to_fail_is_told_apart_and_the_next_job_is_judged():
         "die": "its worker process ended with exit code 4",
         "crash": "its worker process was killed by SIGSEGV",
         "nan": "reward is nan",
-        "hang": "timeout after 1 s",
+        "hang": "timeout after 1 s (timeout_s of reward 'reward')",
     }
     assert verdicts[words.index("light")].rewards == {"reward": [0.0]}, "a worker must start without torch"
     assert time.perf_counter() - began < 30

@@ -90,7 +90,7 @@ def test_a_job_that_hangs_is_given_up_and_the_next_one_runs():
     clock.advance(6.0)
     verdicts = pool.collect(block=True)
     assert [v.key for v in verdicts] == [0, 1]
-    assert verdicts[0].failure == "timeout after 5 s"
+    assert verdicts[0].failure == "timeout after 5 s (data.reward_timeout_s)"
     assert verdicts[1].rewards == {"reward": [1.0]}
     release.set()
     pool.close()
@@ -98,14 +98,14 @@ def test_a_job_that_hangs_is_given_up_and_the_next_one_runs():
 
 def test_check_reward():
     check_reward(lengths)
-    with pytest.raises(AssertionError, match="1 rewards for 7 completions; return one verdict for each"):
+    with pytest.raises(DataError, match="1 rewards for 7 completions; return one verdict for each"):
         check_reward(lambda p, c: [1.0])
     calls = iter(range(100))
-    with pytest.raises(AssertionError, match="the same when asked again"):
+    with pytest.raises(DataError, match="the same when asked again"):
         check_reward(lambda p, c: [float(next(calls)) for _ in c])
-    with pytest.raises(AssertionError, match="is nan"):
+    with pytest.raises(DataError, match="is nan"):
         check_reward(lambda p, c: [float("nan") for _ in c])
-    with pytest.raises(AssertionError, match="must not change its arguments"):
+    with pytest.raises(DataError, match="must not change its arguments"):
         check_reward(lambda p, c: [0.0 for _ in range(len(c))] if c.append("x") else [0.0] * (len(c) - 1))
     check_reward("exact", columns={"answer": ["a", None]})
     check_reward(part(lambda p, c, completion_ids: [[0.0] * len(i) for i in completion_ids], level="token"))

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.progress import num_progressed
 from runnel.core.protocols import ParamSet
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.evaluation import TextEvaluation, pass_at_k
+from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
 from runnel.nets.causal_lm import ModelConfig, build_model, model_params
@@ -45,6 +48,21 @@ def test_the_estimator_is_the_mean_over_all_subsets():
         passed = [1] * c + [0] * (n - c)
         subsets = list(itertools.combinations(passed, k))
         assert pass_at_k(n, c, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
+
+
+def test_every_reward_that_an_evaluation_waits_for_is_progress(client):
+    """Hundreds of slow rewards take longer than a stage may go without a sign of life; each has a deadline of its own."""
+    seen = []
+
+    def slow(prompts, completions):
+        seen.append(num_progressed())
+        time.sleep(0.12)
+        return [1.0]
+
+    evaluation = evaluation_of(task_of([RewardComponent("r", slow, run="thread")]))
+    evaluation.run(client, round_index=0)
+    evaluation.close()
+    assert seen == sorted(set(seen)), "between two rewards something came back"
 
 
 def test_pass_at_k_counts_samples_beside_the_greedy_answer(client):

@@ -12,6 +12,7 @@ from made_tokens import VOCAB, demos, group, pairs
 
 import runnel.llm.learner as learner_module
 from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
+from runnel.core.progress import num_progressed
 from runnel.core.protocols import Learner, OneProcess
 from runnel.llm.algorithms.base import POLICY, SFT
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
@@ -120,6 +121,17 @@ def test_gradient_equals_a_plain_row_by_row_loss():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # the head's softmax is in float32
 
 
+def test_every_micro_batch_is_progress():
+    rng = np.random.default_rng(0)
+    segments = {"rollouts": [group(rng, [0.0, 1.0, 2.0, 0.0])], "demos": [demos(rng, 2)]}
+    counts = []
+    for budget in (1_000_000, 1):
+        before = num_progressed()
+        gradient_of(segments, micro_batch_tokens=budget)
+        counts.append(num_progressed() - before)
+    assert counts[1] >= counts[0] + 5, "a row each"
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 200), st.sampled_from([0.0, 0.1]))
 def test_any_split_into_micro_batches_gives_the_same_gradient(seed, budget, kl_coef):
@@ -191,6 +203,20 @@ def test_groups_without_signal_leave_the_weights_alone():
     assert update.metrics["groups_zero_signal"] == 1.0
     assert "grad_norm" not in update.metrics
     assert learner.version == 1
+
+
+def test_what_was_not_computed_is_left_out():
+    """A reward channel that judged no row has no mean: 0 would say that it found all of them wrong."""
+    learner, segment = learner_of(), group(np.random.default_rng(0), [1.0, 0.0])
+    segment.arrays["rewards/style"] = torch.full_like(segment.arrays["rewards/exact"], float("nan"))
+    metrics = learner.update(learner.prepare({"rollouts": [segment]}, progress=0.0)).metrics
+    assert metrics["reward/exact"] == 0.5
+    assert "reward/style" not in metrics
+    segment.arrays["rewards/exact"].fill_(1.0)
+    metrics = learner.update(learner.prepare({"rollouts": [segment]}, progress=0.0)).metrics
+    assert metrics["groups_zero_signal"] == 1.0
+    assert metrics["entropy"] > 0.0, "rows without signal have an entropy too"
+    assert {"reward/style", "grad_norm", "kl"}.isdisjoint(metrics)
 
 
 def plain_statistics(segments):

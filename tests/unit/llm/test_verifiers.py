@@ -198,7 +198,7 @@ def judged(component, *completions, **columns):
 
 def test_a_regex_that_backtracks_for_ever_is_stopped():
     component = RewardComponent("r", "regex", options={"pattern": "(a+)+$"}, timeout_s=0.5)
-    assert judged(component, "a" * 40 + "b").failure == "timeout after 0.5 s"
+    assert judged(component, "a" * 40 + "b").failure == "timeout after 0.5 s (timeout_s of reward 'r')"
 
 
 def test_mathematics_where_no_answer_is_expected():

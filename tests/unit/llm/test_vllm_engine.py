@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runnel.core.errors import ConfigError, DataError, NonFiniteError, WorkerFailure
+from runnel.core.errors import ConfigError, DataError, EngineLost, NonFiniteError, WorkerFailure
 from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.hf import draw as draw_one
@@ -131,6 +132,59 @@ def test_a_child_that_dies_is_told_with_its_last_lines(tmp_path: Path) -> None:
         engine.load_params(params())
 
 
+SPEAKS = """
+import json, socket, struct, sys
+orders = json.loads(sys.argv[-1])
+wire = socket.socket(fileno=orders["socket"])
+for message in MESSAGES:
+    data = json.dumps(message).encode()
+    wire.sendall(struct.pack("<Q", len(data)) + data)
+print("Traceback (most recent call last):\\nRuntimeError: told")
+print("(MainProcess pid=7) INFO 11-18 07:26:10 [core.py:402] harmless", flush=True)
+END
+"""
+
+
+def speaking(folder: Path, messages: Sequence[Mapping[str, Any]], end: str = "sys.exit(1)") -> str:
+    """A stand-in that says something over its socket, then ends."""
+    (folder / "child.py").write_text(SPEAKS.replace("MESSAGES", repr(list(messages))).replace("END", end))
+    return script(folder, f'exec {sys.executable} {folder / "child.py"} "$@"')
+
+
+HEAD_SIZE = {"error": "RuntimeError: Unsupported CPU attention configuration: head_dim=12 isa=1 kv_cache_idx=0"}
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIG{})"
+
+
+@pytest.mark.parametrize(
+    ("messages", "end", "kind", "text"),
+    [
+        (
+            [HEAD_SIZE],
+            "sys.exit(1)",
+            WorkerFailure,
+            r"failed with RuntimeError: Unsupp.*no attention for heads of size 12",
+        ),
+        ([{"ready": True}, HEAD_SIZE], "sys.exit(1)", WorkerFailure, "no attention for heads of size 12"),
+        ([], KILLED.format("SEGV"), WorkerFailure, "was killed by signal SIGSEGV"),
+        ([], KILLED.format("KILL"), EngineLost, "was killed by signal SIGKILL: if memory ran out, .*cpu_cache_gib"),
+        ([{"ready": True}], KILLED.format("SEGV"), EngineLost, "was killed by signal SIGSEGV"),
+        ([{"ready": True}], "sys.exit(1)", EngineLost, r"exit code 1 \(RuntimeError: told\)"),
+        ([{"error": "OutOfMemoryError: CUDA out of memory"}], "sys.exit(1)", WorkerFailure, "engine.vllm.memory_share"),
+    ],
+)
+def test_the_first_line_of_an_error_is_its_cause(
+    messages: list[dict[str, Any]], end: str, kind: type[WorkerFailure], text: str, tmp_path: Path
+) -> None:
+    """One that dies without a word is lost, and may be started again; one that says what is wrong would say it again."""
+    engine = make_engine(make_folder(tmp_path), python=speaking(tmp_path, messages, end))
+    with pytest.raises(WorkerFailure) as caught:
+        engine.load_params(params())
+    assert type(caught.value) is kind
+    first, _, rest = str(caught.value).partition("\n")
+    assert re.search(text, first)
+    assert "harmless" not in rest
+
+
 def test_an_engine_that_nobody_holds_ends_its_child(tmp_path: Path) -> None:
     engine = make_engine(make_folder(tmp_path), python=script(tmp_path, "exec sleep 60"))
     pid = engine.process.pid
@@ -143,7 +197,9 @@ def test_a_child_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
     stuck = script(tmp_path, "echo waiting for nothing\nexec sleep 60")
     engine = make_engine(make_folder(tmp_path), python=stuck, start_timeout_s=0.5)
     pid = engine.process.pid
-    with pytest.raises(WorkerFailure, match=r"(?s)did not answer within . s.*waiting for nothing"):
+    with pytest.raises(
+        WorkerFailure, match=r"(?s)did not answer within . s \(engine.vllm.start_timeout_s\).*waiting for nothing"
+    ):
         engine.load_params(params())
     assert not alive(pid)
 

@@ -102,3 +102,10 @@ def model_folder(*, scores: bool = False) -> str:
     params = model_params(ScalarModel(model) if scores else model)
     (save_scorer if scores else save_policy)(model, params, tokenizer, path)
     return str(path)
+
+
+class Half(gym.ObservationWrapper):  # type: ignore[misc]
+    """Shows half of every number."""
+
+    def observation(self, observation: Any) -> Any:
+        return (observation * 0.5).astype(observation.dtype)

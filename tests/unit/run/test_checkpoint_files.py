@@ -13,7 +13,8 @@ from torch import Tensor
 
 from runnel.core.errors import CheckpointError
 from runnel.core.rng import make_rng, rng_state
-from runnel.run.checkpoint import Checkpoints, decode, encode, read_params, read_part, read_parts, verify, write_parts
+from runnel.run.checkpoint import Checkpoints, read_params, read_part, read_parts, verify, write_parts
+from runnel.run.codec import decode, encode
 
 
 def through_files(folder: Path, state: Any) -> Any:

@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {
     "num_steps": 8,
     "total_updates": 3,
     "track": (),
-    "ppo": {"num_minibatches": 1, "num_epochs": 1},
+    "ppo": {"num_minibatches": 1, "num_epochs": 1, "normalise_obs": False},
     "eval": {"episodes": 1},
 }
 
@@ -45,7 +45,12 @@ def test_a_run_that_never_saves_leaves_parameters_that_can_be_used_and_nothing_t
     assert len(evaluate_run(run.path, episodes=2).returns) == 2
     with pytest.raises(CheckpointError, match="holds parameters alone; start a new run from them with init_from"):
         rl.resume(run.path, total_updates=6)
-    after = rl.train("ppo", out=str(tmp_path), init_from=str(run.path), **{**TINY, "total_updates": 1, "ppo": {"lr": 0.0}})
+    after = rl.train(
+        "ppo",
+        out=str(tmp_path),
+        init_from=str(run.path),
+        **{**TINY, "total_updates": 1, "ppo": {"lr": 0.0, "normalise_obs": False}},
+    )
     kept = Checkpoints(run.path / "checkpoints").newest_params().params
     assert all(torch.equal(v, kept[k]) for k, v in Checkpoints(after.path / "checkpoints").newest_params().params.items())
 
@@ -101,7 +106,7 @@ def test_at_the_end_the_parameters_are_kept_where_the_whole_run_finds_no_room(
 def test_a_disk_without_room_for_anything_ends_the_run_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     break_disk(monkeypatch, lambda path: "000000020" in path.parent.name)
     s = session(tmp_path, 16)
-    with pytest.raises(DiskFullError, match=r"is full .* lower --checkpoint.keep, or use --checkpoint.every never"):
+    with pytest.raises(DiskFullError, match=r"disk full at .* lower --checkpoint.keep, or use --checkpoint.every never"):
         inproc.launch(s)
     assert s.checkpoints.newest()[0].name == "000000016"
 
@@ -176,11 +181,13 @@ def test_how_many_checkpoints_lie_side_by_side() -> None:
     assert copies(total_steps=1000, checkpoint={"every": 0}) == 1
 
 
-def test_replay_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"env": "CartPole-v1", "replay.capacity": 4096, "total_steps": 1 << 20}
+@pytest.mark.parametrize(("keep", "copies"), [(1, 1), (3, 2)])
+def test_replay_counts_as_often_as_there_are_copies(keep: int, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each checkpoint: they share it."""
+    settings = {"env": "CartPole-v1", "replay.capacity": 4096, "total_steps": 1 << 20, "checkpoint.keep": keep}
     e = build("dqn", configure(load_recipe("dqn"), settings))
     assert e.disk is not None
-    assert 4096 * 16 <= e.disk().once <= 2 * 4096 * 16
+    assert 4096 * 16 <= e.disk().once / copies <= 2 * 4096 * 16
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 50, 0, 4096))
     with pytest.raises(ConfigError, match="for replay or the exported model"):
         check_disk(e)

@@ -7,8 +7,9 @@ from typing import Any
 
 from fakes_run import experiment
 
+from runnel.run import registry
 from runnel.run.dataflow import dataflow
-from runnel.run.experiment import Experiment, PlacementConfig
+from runnel.run.experiment import Experiment, PlacementConfig, describe
 from runnel.run.wiring import place
 
 
@@ -50,3 +51,12 @@ def test_edges_between_processes_say_what_they_are_made_of() -> None:
     assert {s["transport"] for s in found["streams"]} == {"shm"}
     far = replace(e, config=replace(e.config, launcher="ray"))
     assert {s["transport"] for s in graph(far)["streams"]} == {"ray"}
+
+
+def test_workers_that_only_a_scaling_starts_are_marked() -> None:
+    recipe = registry.load_recipe("ppo")
+    config = registry.configure(recipe, {"launcher": "local", "num_actors": 1, "placement.max_actors": 2})
+    e = registry.build("ppo", config)
+    lines = describe(e, place(e)).splitlines()
+    assert "  process actor-1: actor-1   (room for it; runnel scale starts it)" in lines
+    assert "  process actor-0: actor-0" in lines

@@ -75,6 +75,12 @@ IMAGES = {"env": "field_tasks:Frame", "env_kwargs": {"stack": 2}, "net.hidden": 
 ONE = {"ppo.num_epochs": 1, "ppo.num_minibatches": 1}
 TOGETHER: list[tuple[str, dict[str, Any], str, Any]] = [
     ("ppo", {}, "total_tokens", 1000),
+    ("ppo", {}, "sinks.project", "mine"),
+    ("ppo", {"eval.episodes": 0}, "checkpoint.best", False),
+    ("ppo", {"env": "tensor:CartPole-v1", "vector.backend": "auto"}, "wrappers", ("field_tasks:Half",)),
+    ("grpo", {"track": ("csv",)}, "sinks.name", "mine"),
+    ("ppo", {"track": ("mlflow",)}, "sinks.entity", "us"),
+    ("ppo", {"track": ("trackio",)}, "sinks.group", "mine"),
     ("ppo", {}, "eval.stop_return", 475.0),
     ("ppo", {"eval.every": 1, "eval.episodes": 0}, "eval.every", 1),
     ("ppo", {"eval.episodes": 0}, "eval.stop_return", 475.0),
@@ -82,7 +88,7 @@ TOGETHER: list[tuple[str, dict[str, Any], str, Any]] = [
     ("make_pairs", {}, "eval.pass_reward", 0.5),
     ("ppo", {"staleness.mode": "one_step"}, "staleness.max_lag", 2),
     ("dqn", {}, "net.shared", True),
-    ("ppo", IMAGES, "ppo.normalise_obs", True),
+    ("ppo", IMAGES, "ppo.normalise_obs", False),
     ("a2c", {"env": "FrozenLake-v1", "net.conv": "none"}, "net.conv", "none"),
     ("ppo", IMAGES, "compiled", True),
     ("ppo", {"net.hidden": (8, 8), "net.core": "gru"}, "compiled", True),
@@ -122,6 +128,8 @@ def test_a_setting_that_another_puts_out_of_use_is_refused(recipe: str, given: d
 def test_what_does_count_there_is_taken() -> None:
     for recipe, settings in [
         ("ppo", {"eval.every": 1, "eval.stop_return": 475.0}),
+        ("ppo", {"track": ("wandb",), "sinks.project": "mine", "sinks.entity": "us", "sinks.group": "g", "sinks.name": "n"}),
+        ("ppo", {"track": ("mine.py:Sink",), "sinks.group": "g"}),
         ("ppo", {"net.hidden": (8, 8), "compiled": True}),
         ("ppo", {"net.hidden": (8, 8), "compiled": False, "ppo.target_kl": 0.1}),
         ("dqn", {"net.hidden": (8, 8), "compiled": True}),

@@ -38,6 +38,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "stop_on": ("collapse", {"ppo.lr": 10.0, "total_updates": 22}),
     "checkpoint.every": (1, {}),
     "checkpoint.keep": (1, {"checkpoint.every": 1}),
+    "checkpoint.best": (False, {}),
     "record.keep": (1, VIDEOS),
 }
 SHOWN = {"out", "init_from", "trace_mb", "control", "placement.threads"}

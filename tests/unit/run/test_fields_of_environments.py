@@ -30,7 +30,14 @@ BASE: dict[str, dict[str, Any]] = {
     "a2c": ENV,
     "impala": ENV,
     "appo": {**ENV, "appo.num_minibatches": 2, "appo.num_epochs": 2, "appo.lr": 0.05},
-    "dqn": {**REPLAY, "dqn.batch_size": 8, "dqn.target_every": 2, "update_ratio": 0.5, "dqn.lr": 0.05},
+    "dqn": {
+        **REPLAY,
+        "dqn.batch_size": 8,
+        "dqn.target_every": 2,
+        "update_ratio": 0.5,
+        "dqn.lr": 0.05,
+        "replay.prioritised": True,
+    },
     "sac": {**REPLAY, "env": "Pendulum-v1", "sac.batch_size": 8, "update_ratio": 0.5},
     "td3": {**REPLAY, "env": "Pendulum-v1", "td3.batch_size": 8, "update_ratio": 0.5, "td3.tau": 0.5, "td3.actor_delay": 1},
     "ddpg": {**REPLAY, "env": "Pendulum-v1", "ddpg.batch_size": 8, "update_ratio": 0.5, "ddpg.tau": 0.5},
@@ -62,6 +69,7 @@ TRIES: dict[str, Try] = {
     "placement.max_policy_workers": Try(3, {**LOCAL, "placement.policy_workers": 1}, seen="placed"),
     "env": Try("Acrobot-v1"),
     "env_kwargs": Try({"sutton_barto_reward": True}),
+    "wrappers": Try(("field_tasks:Half",)),
     "vector.backend": Try("gymnasium", seen="wired"),
     "vector.on_error": Try(seen="wired"),
     "vector.frame_stack": Try(2, IMAGES),
@@ -120,10 +128,11 @@ REFUSED = {"a2c": {"staleness.mode": "it does not correct for older data"}}
 
 IN_FOLDERS = (
     *("out", "name", "tags", "init_from", "log_every", "track", "trace", "trace_mb", "control", "stop_on"),
-    *("eval.stop_return", "checkpoint.every", "checkpoint.keep", "record.keep", "placement.threads"),
+    *("eval.stop_return", "checkpoint.every", "checkpoint.keep", "checkpoint.best", "record.keep", "placement.threads"),
 )
 """What files, the console or the process show: `test_fields_in_folders.py`. None of it is the recipe's own."""
 ELSEWHERE = {
+    **dict.fromkeys(("sinks.project", "sinks.entity", "sinks.group", "sinks.name"), "unit/track/test_track_sinks.py"),
     "placement.stage_timeout_s": "system/test_restarts.py",
     "placement.max_restarts": "system/test_restarts.py",
     "placement.stall_timeout_s": "system/test_rough_handling.py",
@@ -132,6 +141,7 @@ ELSEWHERE = {
     "vector.num_workers": "unit/envs/test_vector_choice.py",
     "vector.threads": "unit/envs/test_vector_choice.py",
     "vector.step_timeout_s": "contract/test_vectors.py",
+    "zoo": "unit/run/test_zoo.py",
 }
 """What only other processes, or a disk, show."""
 

@@ -109,6 +109,9 @@ def test_a_part_that_the_manifest_does_not_name_is_not_read(tmp_path: Path) -> N
 
 
 # ------------------------------------------------------------------------------------------------------------- supervisor
+SAVED = ("worker-trainer", "stream-play", "channel-policy")
+
+
 class ScriptedSeat:
     """A process that answers every order at once, until it is told to die at one."""
 
@@ -128,7 +131,15 @@ class ScriptedSeat:
         answers = {"start": "started", "pause": "paused", "save": "saved"}
         if not self.gone and message["op"] in answers:
             full = self.full.pop(0) if message["op"] == "save" else ""
-            self.words.append({"op": answers[message["op"]], "files": {}, "streams": {}, "full": full})
+            files = self.save(message) if message["op"] == "save" else {}
+            self.words.append(
+                {"op": answers[message["op"]], "files": files, "streams": {}, "full": full, "kept": {}, "told": []}
+            )
+
+    def save(self, message: Message) -> dict[str, str]:
+        """The parts that no checkpoint may lack."""
+        names = [*SAVED, "params"] if self.group == "trainer" else []
+        return write_parts(Path(message["path"]), {name: {} for name in names if message["whole"] or name == "params"})
 
     def receive(self) -> list[Message]:
         found, self.words = self.words, []
@@ -153,6 +164,9 @@ class ScriptedHost:
         self.dies_at = {name.replace("_", "-"): order for name, order in dies_at.items()}
         self.seats: list[ScriptedSeat] = []
         self.failure: WorkerFailure | None = None
+
+    def lost(self) -> str:
+        return ""
 
     def open(self, groups: Collection[str]) -> None:
         if self.failure is not None:
@@ -240,7 +254,7 @@ def test_a_group_without_room_for_its_part_costs_the_checkpoint_and_not_the_run(
     supervisor._barrier()
     assert [p.name for p in session.checkpoints.finished()] == ["000000000"]
     assert [p.name for p in session.checkpoints.folder.glob(".writing-*")] == []
-    assert "the disk is full" in told(session)
+    assert "the disk is full; checkpoint 000000000 stands" in told(session)
     supervisor._barrier(last=True)
     assert [o["whole"] for o in trainer.orders if o["op"] == "save"] == [True, True, True, False]
     assert session.checkpoints.newest(("params",))[1]["whole"] is False

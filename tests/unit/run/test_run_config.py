@@ -99,7 +99,13 @@ def test_a_return_that_no_segment_can_hold_is_refused(recipe: str) -> None:
 @pytest.mark.parametrize(("budget", "beta"), [({"total_updates": 4}, 0.5), ({"total_steps": 1024}, 1 / 32)])
 def test_the_exponent_of_replay_weights_moves_with_the_budget_that_is_set(budget: dict[str, int], beta: float) -> None:
     """One segment of 32 steps, and two draws."""
-    settings = {"replay": {"beta": "linear(0, 1)"}, "vector": {"backend": "serial"}, "total_steps": None, **budget}
+    settings = {
+        "replay": {"prioritised": True, "beta": "linear(0, 1)"},
+        "vector": {"backend": "serial"},
+        "num_steps": 32,
+        "total_steps": None,
+        **budget,
+    }
     experiment = build("dqn", configure(load_recipe("dqn"), settings))
     assert experiment.buffer is not None
     store: Any = experiment.buffer.make()

@@ -148,6 +148,7 @@ def test_an_evaluation_becomes_a_row_with_its_interval(tmp_path: Path) -> None:
     assert ledger.stop_reason is None
     ledger.add([update(4, steps=40), evaluation(4, 9.0, 11.0)])
     assert ledger.stop_reason == "evaluation reached 10 (stop_return is 10)"
+    assert ledger.stop_status == "solved"
 
 
 def test_failures_samples_and_notes_have_their_places(tmp_path: Path) -> None:

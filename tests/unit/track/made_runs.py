@@ -1,6 +1,7 @@
 """Runs on disk without training: a score, a task, a seed, some settings."""
 
 import json
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def made_run(
     if status:
         rows.append({"kind": "end", "status": status, "time": {"wall_s": 9.0}})
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.utime(folder.metrics, (1e9, 1e9))  # long ago: nobody trains it on another machine
     return folder
 
 

@@ -45,7 +45,9 @@ def test_a_real_run_is_measured_described_and_loaded(tmp_path, capsys):
     assert "Evaluated on 5 episodes only" in body
     code = re.search(r"```python\n(.*?)```", body, re.S)[1]
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    assert str(tmp_path) not in code, "no reader has it where it was trained"
+    assert str(tmp_path) not in body.partition("## Train it again")[0]
+    with contextlib.redirect_stdout(out), contextlib.chdir(tmp_path):
         exec(code, {})
     assert len(json.loads(out.getvalue())) == 5
 
@@ -72,20 +74,21 @@ def test_what_it_says_about_seeds_and_trials(tmp_path):
     trial = made_run(tmp_path / "t", 1.0, tags=["tuning"], status="", num_evals=0)
     history = load_history(trial.path)
     said = " ".join(limits(history, {}))
-    for part in ("One seed only", "never evaluated", "did not finish (unfinished)", "trial of a tuning study"):
+    assert "No licence is given" in said
+    for part in ("One seed only", "never evaluated", "did not finish (killed)", "trial of a tuning study"):
         assert part in said
     assert "was never evaluated" in write_card(trial.path, {}).read_text()
 
 
 def test_the_code_that_loads_it(tmp_path):
-    stacked = made_run(tmp_path, 1.0, env_kwargs={"a": 1}, vector={"frame_stack": 4})
-    code = loading_code(load_history(stacked.path), "p'q")
+    stacked = made_run(tmp_path, 1.0, name="p'q", env_kwargs={"a": 1}, vector={"frame_stack": 4})
+    code = loading_code(load_history(stacked.path))
     assert 'rl.load("p\'q")' in code
     assert "rl.evaluate(policy, 'CartPole-v1', episodes=5, kwargs={'a': 1}, frame_stack=4)" in code
     tensor = made_run(tmp_path, 1.0, task="tensor:CartPole-v1", seed=2)
-    assert "rl.evaluate(policy, 'CartPole-v1'" in loading_code(load_history(tensor.path), "p")
+    assert "rl.evaluate(policy, 'CartPole-v1'" in loading_code(load_history(tensor.path))
     rooms = made_run(tmp_path, 1.0, task="tensor:FourRooms", seed=3)
-    assert "rl.evaluate" not in loading_code(load_history(rooms.path), "p")
+    assert "rl.evaluate" not in loading_code(load_history(rooms.path))
 
 
 def test_pass_at_k_has_an_interval_over_prompts(tmp_path):

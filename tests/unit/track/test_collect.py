@@ -67,7 +67,7 @@ def test_runs_that_did_not_finish_are_named_and_left_out(tmp_path):
     found = collect([tmp_path])
     assert names(found) == {"ppo": [1]}
     assert found.notices == [
-        "Left out, as they did not finish: ppo-CartPole-v1-2 (failed), ppo-CartPole-v1-3 (unfinished). --unfinished keeps them."
+        "Left out, as they did not finish: ppo-CartPole-v1-2 (failed), ppo-CartPole-v1-3 (killed). --unfinished keeps them."
     ]
     assert names(collect([tmp_path], unfinished=True)) == {"ppo": [1, 2, 3]}
     with pytest.raises(ConfigError, match="no run is left"):
@@ -128,3 +128,12 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch, argument):
 def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
     run = made_run(tmp_path / "lr=1", 1.0)
     assert [source.name for source in find_runs(str(run.path))] == [""]
+
+
+def test_names_of_groups_differ_where_their_settings_begin_alike(tmp_path):
+    long = {f"a_setting_with_a_long_name_{i}": i for i in range(3)}
+    for last in (1, 2):
+        made_run(tmp_path, 1.0, seed=last, ppo={**{k: v * last for k, v in long.items()}, "z": last})
+    first, second = names(collect([tmp_path]))
+    assert first.endswith("ppo.z=1)")
+    assert second.endswith("ppo.z=2)")

@@ -101,12 +101,12 @@ def test_several_tasks_are_normalised_by_what_is_known(tmp_path):
     found = judged(tmp_path / "a", tmp_path / "b")
     assert found.unit == "normalised score"
     expected = [[(s - 22.1) / 477.9 for s in (100, 150)], [(s + 1240.9) / 1240.9 for s in (-100, -150)]]
-    assert found.tables[0].rows[0][5].value == pytest.approx(aggregate(expected, ["mean"])["mean"].value)
+    assert found.tables[0].rows[0][5] == pytest.approx(aggregate(expected, ["mean"])["mean"].value)
     own = judged(tmp_path / "a", tmp_path / "b", ranges={"CartPole-v1": (0.0, 100.0), "Pendulum-v1": (-200.0, 0.0)})
-    assert own.tables[0].rows[0][5].value == pytest.approx((1.25 + 0.375) / 2)
+    assert own.tables[0].rows[0][5] == pytest.approx((1.25 + 0.375) / 2)
     plain = judged(tmp_path / "a", tmp_path / "b", normalise="none")
     assert plain.unit == "return"
-    assert plain.tables[0].rows[0][5].value == 0.0
+    assert plain.tables[0].rows[0][5] == 0.0
     with pytest.raises(ConfigError, match="does not know"):
         judged(tmp_path / "a", normalise="atari")
 
@@ -117,7 +117,7 @@ def test_unknown_tasks_are_scaled_by_what_was_seen_and_it_is_said(tmp_path):
     found = judged(tmp_path / "a")
     assert found.unit == "score between the lowest and highest seen"
     assert "mean nothing outside this comparison" in found.notices[0]
-    assert found.tables[0].rows[0][3].value == 0.5
+    assert found.tables[0].rows[0][3] == 0.5
 
 
 def test_groups_without_a_task_in_common(tmp_path):
@@ -231,3 +231,43 @@ def test_files_that_hold_anything_give_a_message_or_a_report(tmp_path, junk, cap
     assert main(["report", str(runs[2].path), *out]) == 0
     assert [main(["card", str(run.path)]) for run in runs] == [0, 0, 0, 0]
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_verdict_on_unequal_budgets_says_so(tmp_path):
+    made_group(tmp_path / "a", [1.0, 2.0, 3.0], total_steps=1000)
+    made_group(tmp_path / "b", [2.0, 3.0, 4.0], recipe="dqn", total_steps=2000)
+    made_group(tmp_path / "c", [2.0, 3.0, 4.0], recipe="sac", total_steps=1010)
+    told = "Their budgets differ: ppo was given 1,000 steps, dqn 2,000 steps."
+    (sentence,) = judged(tmp_path / "a", tmp_path / "b").sentences
+    assert sentence.endswith(told)
+    (sentence,) = judged(tmp_path / "a", tmp_path / "c").sentences
+    assert "budgets" not in sentence, "rounded up to whole updates"
+    write_comparison(collect([tmp_path / "a", tmp_path / "b"]), tmp_path / "page.html")
+    assert told in (tmp_path / "page.html").read_text()
+
+
+def test_runs_that_did_not_spend_their_budget_are_named(tmp_path):
+    runs = made_group(tmp_path, [1.0, 2.0, 3.0])
+    for run, (status, progress) in zip(runs, [("stopped", 0.4), ("solved", 0.4), ("finished", 1.0)], strict=True):
+        rows = [json.loads(line) | {"progress": progress} for line in run.metrics.read_text().splitlines()]
+        rows[-1] |= {"status": status, "interrupted": False}
+        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "These runs did not spend their budget: ppo-CartPole-v1-1 (stopped at 40%)." in judged(tmp_path).notices
+
+
+def test_two_seeds_have_no_interval_that_is_their_minimum_and_maximum(tmp_path):
+    made_group(tmp_path / "a", [10.0, 20.0])
+    made_group(tmp_path / "b", [12.0, 40.0], recipe="dqn")
+    found = judged(tmp_path / "a", tmp_path / "b")
+    assert "a difference of 11 (two seeds give no interval)" in found.sentences[0]
+    assert "with probability 0.75, rank test" in found.sentences[0]
+    iqm, median, mean = found.tables[0].rows[0][3:6]
+    assert (median, mean.value) == (15.0, 15.0)
+    assert mean.high - mean.low > 100, "that of Student's t"
+    assert iqm == mean, "of fewer than four values it is the mean"
+    assert found.tables[1].rows[0][2:4] == [-11.0, 0.25]
+    assert all(s.low is None for figure in found.figures for s in figure.series)
+    assert "it would be their minimum and maximum" in found.notices[0]
+    made_run(tmp_path / "a", 30.0, seed=3)
+    made_run(tmp_path / "b", 30.0, seed=3, recipe="dqn")
+    assert all(s.low is not None for figure in judged(tmp_path / "a", tmp_path / "b").figures for s in figure.series)

@@ -1,5 +1,7 @@
 import io
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
@@ -8,6 +10,7 @@ from rich.console import Console
 from runnel.core.clock import ManualClock
 from runnel.track.frame import Picture, frame, one_line
 from runnel.track.live import LiveView
+from runnel.track.pace import Pace
 
 
 @pytest.fixture(autouse=True)
@@ -228,8 +231,10 @@ def test_an_evaluation_is_shown_at_once():
 def test_a_log_gets_a_line_every_five_seconds():
     clock, console = ManualClock(), log()
     view = LiveView(title="ppo", total=2000, unit="steps", console=console, clock=clock)
+    pace = Pace()
     for version in range(1, 13):
-        view.row(update(version))
+        time = {"left_s": pace.left_s(clock.now(), version / 20)}
+        view.row(update(version, time=time))
         clock.advance(1.0)
     lines = text_of(console).splitlines()
     assert [line.split()[1] for line in lines] == ["5%", "30%", "55%"]
@@ -246,3 +251,41 @@ def test_a_log_gets_a_line_every_five_seconds():
 def test_ci_gets_plain_lines_even_on_a_terminal(monkeypatch):
     monkeypatch.setenv("CI", "true")
     assert not LiveView(title="x", total=1, unit="steps", console=terminal()).animated
+
+
+class Cell:
+    """What IPython gives for an output that can be written anew."""
+
+    def __init__(self, data, *, raw, display_id):
+        assert (raw, display_id) == (True, True)
+        self.shown = [data]
+
+    def update(self, data, *, raw):
+        assert raw
+        self.shown.append(data)
+
+
+def test_a_notebook_shows_one_output_that_is_written_anew(monkeypatch):
+    made: list[Cell] = []
+
+    def display(data, **how):
+        made.append(Cell(data, **how))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    clock, console = ManualClock(), Console(file=io.StringIO(), force_jupyter=True)
+    view = LiveView(title="ppo", total=2000, unit="steps", console=console, clock=clock)
+    for version in range(1, 21):
+        clock.advance(0.1)
+        view.row(update(version))
+    view.row({"kind": "eval", "steps": 1000, "mean": 487.26, "low": 480.0, "high": 494.5, "num": 100})
+    view.row({"kind": "event", "level": "warning", "text": "something odd"})
+    view.close()
+    (cell,) = made
+    assert 5 <= len(cell.shown) <= 8, "not one message to the browser for each update"
+    assert {tuple(data) for data in cell.shown} == {("text/plain",)}
+    last = cell.shown[-1]["text/plain"]
+    assert last.startswith("ppo  100%  2,000 of 2,000 steps")
+    assert "evaluation at 1,000: 487.3  95% interval 480 to 494.5  (100 episodes)" in last
+    assert last.endswith("warning: something odd")
+    assert text_of(console) == ""

@@ -120,3 +120,26 @@ def test_a_file_stands_alone_in_light_and_dark(tmp_path):
 def test_lengths_must_agree():
     with pytest.raises(DataError, match="'a'"):
         Series("a", [0, 1], [0])
+
+
+def test_ticks_that_lie_close_have_labels_that_differ():
+    chart = line_chart([Series("a", [0, 1, 2], [0.999995, 1.0, 1.000005])])
+    found = re.findall(r'text-anchor="end">([^<]+)</text>', chart)
+    assert len(found) > 2
+    assert len(set(found)) == len(found)
+
+
+def test_a_wide_band_does_not_stretch_the_axis_and_is_cut_to_it():
+    """Two seeds of a task whose return is never negative and at most 500: their t-interval is thirteen times as wide."""
+    chart = line_chart([Series("a", [0, 1], [400.0, 480.0], low=[-900.0, -900.0], high=[1900.0, 1900.0])])
+    found = [float(label) for label in re.findall(r'text-anchor="end">([^<]+)</text>', chart)]
+    assert 390 < min(found) <= max(found) < 500
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ (-?[\d.]+)", re.search(r'class="band[^>]* d="([^"]+)"', chart)[1])]
+    assert all(0 <= y <= 260 for y in heights)
+
+
+def test_names_of_a_legend_are_cut_in_the_middle():
+    names = [f"ppo CartPole-v1 with a very long name and {'x' * 80} lr {lr}" for lr in (0.1, 0.2)]
+    chart = line_chart([Series(name, [0, 1], [1.0, 2.0]) for name in names])
+    assert "lr 0.1</text>" in chart
+    assert "lr 0.2</text>" in chart

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_the_report_of_one_run(tmp_path):
     learning = page.section("Learning")
     assert all(part in learning for part in ("Return", "loss/policy", "KL to the behaviour policy", "Staleness", "Steps/s"))
     assert "update 75% · 12 s|prepare 25% · 4 s" in page.section("Where the time goes")
-    assert "idle 25%" in page.section("Where the time goes")
+    assert "waits 25%" in page.section("Where the time goes")
     assert page.section("Sample accounting").endswith("trajectories|50|40|5|stale 5|3|lost 3|2|4,000|✓ yes")
     assert "000040|2.5 kB" in page.section("How to run it again")
     assert "a ──▶ b" in page.section("How to run it again")
@@ -183,6 +184,7 @@ def test_a_damaged_metrics_file_costs_only_its_damaged_lines(tmp_path):
     lines[6] = b'{"kind": "update", "version": "seven", "metrics": [1]}\n'
     lines[7] = b'{"kind": "update", "version": 8, "metrics": {"kl": "high"}, "streams": {"s": 3}}\n'
     folder.metrics.write_bytes(b"".join(lines) + b'{"kind": "upd')
+    os.utime(folder.metrics, (1e9, 1e9))
     history = load_history(folder.path)
     assert len(history.updates) == 38
     page = report(folder)
@@ -190,7 +192,7 @@ def test_a_damaged_metrics_file_costs_only_its_damaged_lines(tmp_path):
     assert "metrics.jsonl line 6 is not readable; skipped" in head
     assert "line 43 is not readable (cut off" in head
     assert "has the wrong shape" in head
-    assert "unfinished" in head
+    assert "killed" in head
     assert "481" in head
 
 
@@ -256,3 +258,21 @@ def test_one_run_has_no_interval():
     mean, half = mean_interval(np.array([[4.0, 5.0]]))
     assert mean.tolist() == [4.0, 5.0]
     assert half.tolist() == [0.0, 0.0]
+
+
+def test_runs_that_count_steps_and_updates_are_drawn_over_updates(tmp_path):
+    """A language model counts tokens and updates: its version is not a step."""
+    folders = []
+    for name, steps in (("env", 100), ("words", 0)):
+        folder = RunFolder.create(tmp_path, name)
+        folder.info.write_text(json.dumps({"recipe": name}))
+        rows = [{"kind": "update", "version": v, "steps": v * steps, "metrics": {"return": float(v)}} for v in (1, 2, 3)]
+        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        folders.append(folder.path)
+    for order in (folders, folders[::-1]):
+        page = write_report(order, tmp_path / "page.html").read_text()
+        assert ">updates</text>" in page
+        assert ">steps</text>" not in page
+        with (tmp_path / "page_csv" / "curves.csv").open() as file:
+            positions = {float(line.split(",")[2]) for line in file.read().splitlines()[1:]}
+        assert positions <= {1.0, 2.0, 3.0}

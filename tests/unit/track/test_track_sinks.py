@@ -250,3 +250,64 @@ def test_wandb_online_is_sent_no_step_that_it_has(tmp_path, monkeypatch):
     sink.row(update(3, kl=0.125))
     sink.close()
     assert runs[0].logged == [(10, {"kl": 0.5}), (30, {"kl": 0.125})]
+
+
+NAMES = {"sinks": {"project": "mine", "entity": "us", "group": "first", "name": "a run"}}
+
+
+def test_wandb_is_told_project_entity_group_and_name(tmp_path, monkeypatch):
+    runs = fake_wandb(monkeypatch)
+    monkeypatch.setenv("WANDB_PROJECT", "of the environment")
+    told = ("project", "entity", "group", "name")
+    (tmp_path / "usual").mkdir()
+    WandbSink(tmp_path / "usual", {})
+    assert [runs[0].arguments[k] for k in told] == ["of the environment", None, None, "usual"]
+    monkeypatch.delenv("WANDB_PROJECT")
+    WandbSink(tmp_path, {})
+    assert runs[1].arguments["project"] == "runnel"
+    WandbSink(tmp_path, NAMES)
+    assert [runs[2].arguments[k] for k in told] == ["mine", "us", "first", "a run"]
+
+
+def test_a_project_that_has_nothing_of_the_run_gets_all_of_it(tmp_path, monkeypatch):
+    runs = fake_wandb(monkeypatch)
+    (tmp_path / "metrics.jsonl").write_text("".join(encode(update(v, kl=0.5)) + "\n" for v in (1, 2)))
+    for config in ({}, NAMES, NAMES):
+        WandbSink(tmp_path, config).close()
+    assert [[step for step, _ in run.logged] for run in runs] == [[10, 20], [10, 20], []]
+    ids = [run.arguments["id"] for run in runs]
+    assert ids[0] != ids[1] == ids[2]
+
+
+class FakeStore:
+    """An MLflow client that keeps what it is given (a real store takes seconds to make; the contract tests have one)."""
+
+    def __init__(self, tracking_uri):
+        self.made = []
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_experiment(self, name, artifact_location):
+        self.made.append(name)
+        return "7"
+
+    def create_run(self, experiment, run_name):
+        self.made.append((experiment, run_name))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r"))
+
+    def log_batch(self, run, **what): ...
+
+
+def test_mlflow_and_trackio_take_the_same_names(tmp_path, monkeypatch):
+    for variable in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", types.SimpleNamespace(MlflowClient=FakeStore))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", types.SimpleNamespace(Metric=tuple, Param=lambda name, value: name))
+    assert make_sink("mlflow", tmp_path, NAMES)._client.made == ["mine", ("7", "a run")]
+    sink = make_sink("trackio", tmp_path, NAMES)
+    sink.row(update(1, kl=0.5))
+    sink.close()
+    with sink._here() as storage:
+        assert storage.get_projects() == ["mine"]
+        assert storage.get_runs("mine") == ["a run"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,10 @@ from runnel.core.errors import ConfigError
 from runnel.run import registry
 from runnel.tune.command import train_command
 from runnel.tune.folder import Book, StudyFolder, read_json
+from runnel.tune.job import Talk, work
 from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, read_setup
+from runnel.tune.show import View
+from runnel.tune.trials import TrialSearch
 
 CHANGES = {
     "total_updates": 5,
@@ -74,6 +80,7 @@ def test_settings_are_kept() -> None:
         ({}, {"ppo.lr": 1e-3}, "ppo.lr"),
         ({"search": ["ppo.gamma=0.9..1.5"]}, {}, "ppo.gamma"),
         ({"search": ["ppo.num_minibatches={3, 4}"]}, {}, "ppo.num_minibatches"),
+        ({"search": ["ppo.num_minibatches=int(1, 8)"]}, {}, "search"),
     ],
 )
 def test_refused_before_anything_starts(options: dict[str, object], settings: dict[str, object], field: str) -> None:
@@ -81,6 +88,63 @@ def test_refused_before_anything_starts(options: dict[str, object], settings: di
     with pytest.raises(ConfigError) as caught:
         make_setup("ppo", settings, override(TuneConfig(), {**base, **options}))
     assert caught.value.field == field
+
+
+def test_numbers_inside_a_range_that_cannot_work_are_named_before_the_study_starts() -> None:
+    with pytest.raises(ConfigError) as caught:
+        setup(search=["ppo.num_minibatches=int(1, 8)"])
+    assert "ppo.num_minibatches cannot be 3, 5, 6, 7" in caught.value.fix
+    assert "must divide the batch" in caught.value.fix
+    assert caught.value.fix.endswith("search what works: ppo.num_minibatches={1, 2, 4, 8}")
+    found = setup(search=["ppo.num_minibatches={1, 2, 4, 8}", "ppo.num_epochs=int(1, 200)"])
+    assert list(found.space) == ["ppo.num_minibatches", "ppo.num_epochs"]
+
+
+class Refusing:
+    """A crew whose trials with several environments are refused, as settings that cannot stand together are."""
+
+    def __init__(self) -> None:
+        self.seats: dict[int, dict[str, Any]] = {}
+
+    def start(self, number: int, order: dict[str, Any]) -> None:
+        self.seats[number] = order
+
+    def events(self, wait_s: float) -> list[tuple[int, dict[str, Any]]]:
+        orders, self.seats = self.seats, {}
+        told = []
+        for number, order in orders.items():
+            if order["runs"][0]["segments"][0]["settings"]["num_envs"] > 2:
+                told.append((number, {"kind": "failed", "error": "num_envs = 3: use 2", "refused": True}))
+            else:
+                told.append((number, {"kind": "done", "status": "finished", "values": [1.0], "at": 9}))
+        return told
+
+
+def test_a_trial_whose_settings_cannot_stand_together_is_pruned_with_its_reason(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    settings = setup(search=["num_envs={1, 2, 4, 8}"], sampler="grid", trials=4)
+    folder = StudyFolder(tmp_path)
+    book = Book(folder, settings)
+    search = TrialSearch(settings, folder, Refusing(), book, View("", 4, live=False))
+    assert search.run(threading.Event()) == "finished"
+    by = {t["params"]["num_envs"]: (t["state"], t["error"]) for t in book.trials}
+    assert by[1] == by[2] == ("complete", None)
+    assert by[4] == by[8] == ("pruned", "num_envs = 3: use 2")
+
+
+def test_a_job_says_that_its_settings_were_refused(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    run = {
+        "path": str(tmp_path / "x"),
+        "seed": 1,
+        "tags": [],
+        "segments": [{"until": 1.0, "settings": {"ppo.num_minibatches": 3}}],
+    }
+    out = SimpleNamespace(send=told.append)
+    work(setup().order([run], log=tmp_path / "log.txt"), Talk(out))
+    (message,) = told
+    assert (message["kind"], message["refused"]) == ("failed", True)
+    assert "must divide the batch" in message["error"]
 
 
 def test_a_default_population_searches_only_what_members_can_exchange() -> None:

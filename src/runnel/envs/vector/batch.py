@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runnel.core.actions import env_action, final_mask, flat_mask, read_masks
 from runnel.core.checks import check_rewards
-from runnel.core.errors import DataError, RunnelError
+from runnel.core.errors import DataError
 from runnel.core.protocols import State
 from runnel.core.rng import make_seed
 from runnel.core.spaces import EnvSpec
@@ -26,10 +26,19 @@ class BatchVector(HostVector):
     """Turns batches into a `StepOut`: observations by leaf, masks, final observations, episode records."""
 
     def __init__(
-        self, spec: EnvSpec, space: Any, num_envs: int, *, seed: int, index0: int, name: str, bounded: bool = False
+        self,
+        spec: EnvSpec,
+        space: Any,
+        num_envs: int,
+        *,
+        seed: int,
+        index0: int,
+        name: str,
+        bounded: bool = False,
+        check: str = "",
     ) -> None:
         """`bounded`: whether it is held to the bounds of its observation space; a library's own may leave them."""
-        super().__init__(spec, num_envs, seed=seed, index0=index0, name=name)
+        super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, check=check)
         self._leaves: list[ObsLeaf] = obs_leaves(space)
         self._bounds = Bounds(self._leaves if bounded else [])
         self._mask_in_obs = mask_in_obs(space)
@@ -66,10 +75,10 @@ class BatchVector(HostVector):
         if (found := self._bounds.outside(arrays, rows)) is not None:
             raise DataError(f"{found[1]} [its row {found[0]}]")
 
-    def _failure(self, error: Exception) -> DataError:
-        """An error with the name of the environment, and when it was."""
+    def _failure(self, error: Exception, env: Any = None) -> DataError:
+        """An error with the name of the environment, and when it was; `env` is the user's own vector."""
         where = f"environment {self.name!r} (one of {self.num_envs} from index {self.index0} on, step {self._clock})"
-        return DataError(f"{where} {error if isinstance(error, RunnelError) else f'raised {type(error).__name__}: {error}'}")
+        return self._told(where, error, env)
 
     def _outcome(self, reward: Any, terminated: Any, truncated: Any) -> Rows:
         """Record rewards and flags; returns the rows whose episodes ended."""

@@ -37,11 +37,11 @@ def build_vector(source: Source, num_envs: int, config: VectorConfig, *, seed: i
         _only(source, config, "gymnasium")
     if config.backend == "gymnasium":
         return _gymnasium(source, num_envs, config, **place)
-    restart = config.on_error == "restart"
+    place |= {"name": source.name, "check": source.check, "restart": config.on_error == "restart"}
     if config.backend == "processes":
         limits: dict[str, Any] = {"num_workers": config.num_workers, "step_timeout_s": config.step_timeout_s}
-        return ProcessVector(source.make, num_envs, spec=source.spec, name=source.name, restart=restart, **limits, **place)
-    return SerialVector(source.make, num_envs, name=source.name, restart=restart, **place)
+        return ProcessVector(source.make, num_envs, spec=source.spec, **limits, **place)
+    return SerialVector(source.make, num_envs, **place)
 
 
 def _only(source: Source, config: VectorConfig, backend: str) -> None:
@@ -60,7 +60,7 @@ def _gymnasium(source: Source, num_envs: int, config: VectorConfig, *, seed: int
         raise ConfigError("vector.frame_stack", config.frame_stack, "serial and processes stack frames; use one of them")
     _check_layout(source, source.make_vec(1))
     resets = choose_resets(source.make_vec, num_envs, name=source.name, index0=index0)
-    return GymVector(resets, seed=seed, index0=index0, name=source.name, has_mask=source.spec.has_mask)
+    return GymVector(resets, seed=seed, index0=index0, name=source.name, has_mask=source.spec.has_mask, check=source.check)
 
 
 def _check_layout(source: Source, vec: Any) -> None:

@@ -273,7 +273,15 @@ class GymVector(BatchVector):
     """A `gymnasium.vector.VectorEnv` as a vector of ours; `resets` says how its episodes begin."""
 
     def __init__(
-        self, resets: Resets, *, seed: int, index0: int = 0, name: str = "", has_mask: bool | None = None, stack: int = 0
+        self,
+        resets: Resets,
+        *,
+        seed: int,
+        index0: int = 0,
+        name: str = "",
+        has_mask: bool | None = None,
+        stack: int = 0,
+        check: str = "",
     ) -> None:
         """`has_mask` None asks a reset whether masks come in `info`."""
         vec = self._vec = trusting_vector(resets.vec)
@@ -282,7 +290,7 @@ class GymVector(BatchVector):
         space = vec.single_observation_space
         spec = mark_stack(env_spec(space, vec.single_action_space, has_mask=has_mask), stack)
         bounded = not (stack or of_gymnasium(vec))
-        super().__init__(spec, space, vec.num_envs, seed=seed, index0=index0, name=name, bounded=bounded)
+        super().__init__(spec, space, vec.num_envs, seed=seed, index0=index0, name=name, bounded=bounded, check=check)
 
     def reset(self, seed: int | None = None) -> StepOut:
         self._seed = self._seed if seed is None else seed
@@ -290,7 +298,7 @@ class GymVector(BatchVector):
         try:
             self._begin(*self._resets.begin(self._seed))
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._failure(error, self._vec) from error
         return self.out
 
     def send(self, actions: Tensor) -> None:
@@ -303,7 +311,7 @@ class GymVector(BatchVector):
             else:
                 self._step(played)
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._failure(error, self._vec) from error
 
     def _step(self, played: NDArray[Any]) -> None:
         obs, reward, terminated, truncated, info = self._vec.step(self._env_actions(played))

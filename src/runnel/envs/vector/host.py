@@ -10,12 +10,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.errors import DataError
+from runnel.core.errors import DataError, RunnelError
 from runnel.core.protocols import State
 from runnel.core.spaces import EnvSpec
+from runnel.core.user_code import called_wrongly, frames, place_of, summary
 from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 from runnel.envs.vector.memory import check_memory
+
+
+def explained_by(check: str, method: Any, error: BaseException | None = None) -> str:
+    """Points at the `method` of an environment that broke the contract (none of its own lines raised `error`), and at the
+    command `check`, which explains how."""
+    if error is not None and not called_wrongly(error):
+        return ""
+    place = place_of(method)
+    found = [f"see {place}"] if place else []
+    found += [f"`{check}` explains what is wrong"] if check else []
+    return f"\n  {'; '.join(found)}" if found else ""
+
+
+def _step_of(env: Any) -> Any:
+    return getattr(type(getattr(env, "unwrapped", env)), "step", None)
 
 
 class HostVector:
@@ -24,7 +40,19 @@ class HostVector:
     name: str
     out: StepOut
 
-    def __init__(self, spec: EnvSpec, num_envs: int, *, seed: int, index0: int, name: str, out: StepOut | None = None) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        *,
+        seed: int,
+        index0: int,
+        name: str,
+        out: StepOut | None = None,
+        check: str = "",
+    ) -> None:
+        """`check` is the command that says what is wrong with such an environment."""
+        self.check = check
         check_memory(spec, num_envs, num_steps=0, num_segments=0)
         self.spec, self.num_envs, self.index0, self.name = spec, num_envs, index0, name
         self._seed, self._clock = seed, 0
@@ -61,6 +89,12 @@ class HostVector:
                 f"environment {self.name!r} (index {self.index0 + row}) was given action {chosen[row]}, outside of its "
                 f"space: there are {self._num_actions} actions, counted from 0"
             )
+
+    def _told(self, where: str, error: BaseException, env: Any, after: str = "") -> DataError:
+        """What went wrong in an environment: where, what, and the lines of its own code. Where it breaks the contract, the
+        command that explains it."""
+        what = str(error) if isinstance(error, RunnelError) else f"raised {summary(error)}"
+        return DataError(f"{where} {what}{after}{frames(error)}{explained_by(self.check, _step_of(env), error)}")
 
     def ready(self) -> bool:
         return True

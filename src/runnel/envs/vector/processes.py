@@ -30,6 +30,8 @@ from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, Job, Worker
 
 SPIN_S = 50e-6
 CLOSE_S = 5.0
+LOOKS = 8
+"""How often, within the time of a step, it is looked at which environment of a worker is at work."""
 
 
 def num_cores() -> int:
@@ -52,12 +54,13 @@ class ProcessVector(HostVector):
         num_workers: int = 0,
         restart: bool = False,
         step_timeout_s: float = 0.0,
+        check: str = "",
     ) -> None:
         if not hasattr(os, "fork"):
             raise ConfigError("vector.backend", "processes", "this system cannot fork processes; use serial")
         num_workers = min(num_workers or num_cores(), num_envs)
         check_memory(spec, num_envs, num_steps=0, num_segments=0, num_workers=num_workers)
-        super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, out=shared_out(spec, num_envs))
+        super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, out=shared_out(spec, num_envs), check=check)
         self._make, self._restart, self._timeout_s = make, restart, step_timeout_s or None
         self._allocate(num_workers)
         self._episode, self._start, self._failures = (np.zeros(num_envs, np.int64) for _ in range(3))
@@ -103,6 +106,7 @@ class ProcessVector(HostVector):
             self.index0,
             self.name,
             self._restart,
+            self.check,
             spin_s=SPIN_S if len(self._runs) < num_cores() else 0.0,
         )
         return Worker(job)
@@ -147,9 +151,9 @@ class ProcessVector(HostVector):
 
     def _finish(self, worker: Worker) -> str:
         """Wait for a worker's step; what went wrong with its process, or nothing."""
-        if not worker.wait(None if self._deadline is None else self._deadline - time.monotonic()):
+        if not self._await(worker):
             worker.end()
-            return f"hung: a step took more than {self._timeout_s:g} s"
+            return f"hung: a step took more than {self._timeout_s:g} s (vector.step_timeout_s)"
         try:
             token = os.read(worker.answers, 1)
             if token == FAULTS:
@@ -161,6 +165,18 @@ class ProcessVector(HostVector):
         except EOFError:
             pass
         return f"died: its process {worker.end(patience_s=1.0)}"
+
+    def _await(self, worker: Worker) -> bool:
+        """Whether a worker has answered; each of its environments in turn has `step_timeout_s` for its own step."""
+        if self._timeout_s is None or self._deadline is None:
+            return worker.wait(None)
+        row, deadline = worker.job.rows.start, self._deadline
+        while not worker.wait(min(deadline - time.monotonic(), self._timeout_s / LOOKS)):
+            if (now := int(self._shared["at_row"][worker.job.number])) != row:
+                row, deadline = now, time.monotonic() + self._timeout_s
+            elif time.monotonic() >= deadline:
+                return False
+        return True
 
     def _collect(self, lost: Mapping[int, str]) -> None:
         """Put the final rows of all workers together, in the order of rows."""
@@ -277,7 +293,8 @@ class ProcessVector(HostVector):
 
 def _as_error(answer: dict[str, str]) -> DataError:
     error = DataError(answer["text"])
-    error.add_note(answer["trace"])
+    if answer["trace"]:
+        error.add_note(answer["trace"])
     return error
 
 

@@ -11,29 +11,52 @@ from torch import Tensor
 
 from runnel.core.actions import env_action_rows, final_mask, read_mask
 from runnel.core.checks import reward_number
-from runnel.core.errors import DataError, RunnelError
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.progress import progressed
 from runnel.core.protocols import State
 from runnel.core.spaces import ActionSpec, EnvSpec
+from runnel.core.user_code import frames, place_of, told
 from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, env_spec, mask_in_obs, obs_leaves, obs_writer
 from runnel.envs.trust import of_gymnasium, trusting
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, EpisodeSeeds, StepOut, mark_stack
-from runnel.envs.vector.host import HostVector
+from runnel.envs.vector.host import HostVector, explained_by
 
 _PRUNE_AT = 1024
 
 
-def look_at(env: Any, name: str) -> EnvSpec:
-    """The spec of a Gymnasium environment, from one reset: only that shows whether masks come in `info`."""
+def look_at(env: Any, name: str, check: str = "") -> EnvSpec:
+    """The spec of a Gymnasium environment, from one reset: only that shows whether masks come in `info`. `check` is the command
+    that says what is wrong with it."""
     from runnel.envs.wrappers import stacked_frames
 
+    _check_spaces(env, name)
+    reset = type(getattr(env, "unwrapped", env)).reset
     try:
-        _, info = env.reset(seed=0)
-    except Exception as error:
-        raise DataError(f"environment {name!r} raised {type(error).__name__} at its first reset: {error}") from error
-    spec = env_spec(env.observation_space, env.action_space, has_mask=MASK in info)
+        first = env.reset(seed=0)
+    except (Exception, SystemExit) as error:
+        said = f"environment {name!r} raised {type(error).__name__} at its first reset: {error}"
+        raise DataError(f"{said}{frames(error)}{explained_by(check, reset, error)}") from error
+    if not isinstance(first, tuple) or len(first) != 2 or not isinstance(first[1], Mapping):
+        kind = f"a tuple of {len(first)}" if isinstance(first, tuple) else f"a {type(first).__name__}"
+        text = f"environment {name!r}: reset returned {kind}; it must return (observation, info), info a dict"
+        raise DataError(text + explained_by(check, reset))
+    progressed()
+    try:
+        spec = env_spec(env.observation_space, env.action_space, has_mask=MASK in first[1])
+    except ConfigError as error:
+        place = place_of(type(getattr(env, "unwrapped", env)))
+        raise ConfigError("env", name, error.fix + (f"; see {place}" if place else "")) from error
     return mark_stack(spec, stacked_frames(env))
+
+
+def _check_spaces(env: Any, name: str) -> None:
+    missing = [space for space in ("observation_space", "action_space") if getattr(env, space, None) is None]
+    if missing:
+        place = place_of(type(getattr(env, "unwrapped", env)))
+        at = f" ({place})" if place else ""
+        raise DataError(f"environment {name!r}{at} has no {' and no '.join(missing)}; set it in __init__")
 
 
 def same_spec(env: Any, spec: EnvSpec, name: str) -> None:
@@ -63,6 +86,7 @@ class _Seat:
         self.seed = self._seeds(seed, self.episode)
         self.total, self.start = 0.0, clock
         obs, info = self.env.reset(seed=self.seed)
+        progressed()
         return obs, info
 
 
@@ -83,16 +107,17 @@ class SerialVector(HostVector):
         name: str = "",
         restart: bool = False,
         out: StepOut | None = None,
+        check: str = "",
     ) -> None:
         from runnel.envs.wrappers import FrameStack
 
         env = make()
         self.name = name or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
-        spec = look_at(env, self.name)
-        super().__init__(spec, num_envs, seed=seed, index0=index0, name=self.name, out=out)
+        spec = look_at(env, self.name, check)
+        super().__init__(spec, num_envs, seed=seed, index0=index0, name=self.name, out=out, check=check)
         self._make, self._restart = make, restart
         self._stack = env if isinstance(env, FrameStack) else None
-        envs = [env, *(make() for _ in range(num_envs - 1))]
+        envs = [env, *(_made(make) for _ in range(num_envs - 1))]
         for other in envs[1:]:
             same_spec(other, spec, self.name)
         self._seats = [_Seat(self._inner(e), index0 + i) for i, e in enumerate(envs)]
@@ -162,7 +187,7 @@ class SerialVector(HostVector):
         for row, seat in enumerate(self._seats):
             try:
                 self._begin(row, seat)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._failure(seat, error) from error
         self._check_bounds(slice(None))
         self._reward.fill(0.0)
@@ -199,6 +224,7 @@ class SerialVector(HostVector):
             for row in range(start, len(seats)):
                 seat = seats[row]
                 obs, reward, terminated, truncated, info = steps[row](actions[row])
+                progressed()
                 if type(reward) is not float:  # numpy would read text, and broadcast arrays
                     reward = reward_number(reward)
                 reward_out[row] = reward
@@ -213,7 +239,7 @@ class SerialVector(HostVector):
                     self._write_mask(row, obs, info)
                 if first:
                     self._check(info)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an environment may not end the program, and call that a success
             if not self._restart:
                 raise self._failure(seats[row], error) from error
             self._replace(row, error)
@@ -259,31 +285,31 @@ class SerialVector(HostVector):
         seat.failures = 0
         self._ended.append(Episode(seat.index, seat.total, self._clock - seat.start))
 
-    def _replace(self, row: int, error: Exception) -> None:
+    def _replace(self, row: int, error: BaseException) -> None:
         """Make the environment of `row` anew; its episode is cut at the last good observation, and is no `Episode`."""
         seat, rows = self._seats[row], self.out.final_rows
         assert rows is not None
         fault = {"kind": "env_failed", "env": seat.index, "episode": seat.episode, "step": self._clock - seat.start}
-        self._faults.append({**fault, "seed": seat.seed, "error": f"{type(error).__name__}: {error}"})
+        self._faults.append({**fault, "seed": seat.seed, "error": told(error)})
         seat.failures += 1
         if row in rows or seat.failures > MAX_FAILURES:  # it broke while an episode began, or breaks every time
             raise self._failure(seat, error) from error
         try:
             seat.env.close()
         except Exception as problem:
-            self._faults[-1]["error"] += f" (and closing it raised {type(problem).__name__}: {problem})"
+            self._faults[-1]["error"] += f"\n  (and closing it raised {told(problem)})"
         seat.env = trusting(self._inner(self._make()))
         seat.stateful, self._steps[row] = stateful_part(seat.env), self._stepper(row)
         self._keep_last(row)
         try:
             self._begin(row, seat)
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise self._failure(seat, problem) from problem
 
-    def _failure(self, seat: _Seat, error: Exception) -> Exception:
+    def _failure(self, seat: _Seat, error: BaseException) -> Exception:
         where = f"environment {self.name!r} (index {seat.index}, episode {seat.episode}, step {self._clock - seat.start})"
-        detail = str(error) if isinstance(error, RunnelError) else f"raised {type(error).__name__}: {error}"
-        return DataError(f"{where} {detail} [its episode began with reset(seed={seat.seed})]")
+        again = f", for the {seat.failures}th time in a row" if seat.failures > 1 else ""
+        return self._told(where, error, seat.env, f"{again} [its episode began with reset(seed={seat.seed})]")
 
     def snapshot(self) -> State:
         return {**self._save_host(), "envs": [self._save(row, seat) for row, seat in enumerate(self._seats)]}
@@ -328,6 +354,12 @@ class SerialVector(HostVector):
     def close(self) -> None:
         for seat in self._seats:
             seat.env.close()
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    env = make()
+    progressed()
+    return env
 
 
 def _action_rows(action: ActionSpec) -> Callable[[NDArray[Any]], list[Any]]:

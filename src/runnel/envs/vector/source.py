@@ -29,6 +29,9 @@ class Source:
     family: str = ""
     """The package that it comes from (`gymnasium.envs.mujoco`); empty: a user's own."""
 
+    check: str = ""
+    """The command that says what is wrong with it."""
+
     @cached_property
     def spec(self) -> EnvSpec:
         """What it looks like, looked at once, and only where the vector does not find out itself."""

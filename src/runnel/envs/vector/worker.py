@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runnel.core import user_code
 from runnel.core.errors import RunnelError
+from runnel.core.signals import leave_sigterm_to_the_run
 from runnel.envs.vector.contract import StepOut
 from runnel.envs.vector.serial import SerialVector
 from runnel.envs.vector.shared import Array, read_message, send_message
@@ -53,6 +55,7 @@ class Job:
     index0: int
     name: str
     restart: bool
+    check: str
     spin_s: float
 
 
@@ -120,7 +123,7 @@ def _live(job: Job, orders: int, answers: int, parent: int) -> None:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave_sigterm_to_the_run()
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() == parent:
@@ -163,9 +166,10 @@ def _serve(job: Job, orders: int, answers: int) -> None:
             os.write(answers, DONE)
             send_message(answers, reply)
         except Exception as error:
-            text = str(error) if isinstance(error, RunnelError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, RunnelError) else user_code.told(error)
+            known = isinstance(error, RunnelError) or user_code.is_users(error)
             os.write(answers, ERROR)
-            send_message(answers, {"text": text, "trace": traceback.format_exc()})
+            send_message(answers, {"text": text, "trace": "" if known else traceback.format_exc()})
     if vector is not None:
         vector.close()
 
@@ -180,6 +184,7 @@ def _build(job: Job) -> SerialVector:
         name=job.name,
         restart=job.restart,
         out=job.out,
+        check=job.check,
     )
     vector.watch(lambda row: job.at_row.__setitem__(job.number, rows.start + row))
     return vector

@@ -21,6 +21,7 @@ import torch
 from runnel.core.batch import Batch
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import RunnelError
+from runnel.core.progress import progressed
 from runnel.core.protocols import Feedback, Reply
 from runnel.core.records import Header, Slot, StreamSpec, check_used, trim
 from runnel.flow.inference import Asker, Bytes, InferenceSpec, packed, unpack
@@ -101,6 +102,7 @@ class Call:
         while not self.done():
             if CLOCK.now() > deadline:
                 raise PeerLost(f"{self._method} of {self._head.get('stream')!r} was not answered in {timeout_s:g} s")
+            progressed()  # it has a deadline of its own: who waits for it does not hang
             with suppress(TimeoutError, PeerLost):
                 self._future.result(0.05)
 

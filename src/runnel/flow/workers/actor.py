@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from runnel.core.clock import Clock
 from runnel.core.protocols import InferenceClient, Sampler, SampleWriter, State
+from runnel.flow.params import Kept
 from runnel.flow.workers.base import Worker
 
 
@@ -16,7 +17,9 @@ class SavedClient(InferenceClient, Protocol):
 
     def events(self) -> list[dict[str, Any]]: ...
 
-    def snapshot(self) -> State: ...
+    def snapshot(self, kept: Kept | None = None) -> State:
+        """For a checkpoint that holds `kept` of the parameter channels; None: what the client's own channel has."""
+        ...
 
     def restore(self, state: State) -> None: ...
 
@@ -55,8 +58,8 @@ class ActorWorker(Worker):
     def waits_for(self) -> str:
         return self.sampler.waits_for()
 
-    def snapshot(self) -> State:
-        return {"sampler": self.sampler.snapshot(), "clients": {k: c.snapshot() for k, c in self.clients.items()}}
+    def snapshot(self, kept: Kept | None = None) -> State:
+        return {"sampler": self.sampler.snapshot(), "clients": {k: c.snapshot(kept) for k, c in self.clients.items()}}
 
     def restore(self, state: State) -> None:
         for name, client in self.clients.items():

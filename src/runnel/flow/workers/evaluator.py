@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
 from runnel.core.clock import Clock
+from runnel.core.disk import refused
 from runnel.core.errors import EvaluationInterrupted
 from runnel.core.protocols import Evaluation, Progress, Recorder, State
 from runnel.flow.inference import InlineClient
 from runnel.flow.workers.base import Worker
+
+Keep = Callable[[int, Sequence[float], Mapping[str, Tensor]], str]
+"""Takes a version that was measured, its returns and its parameters; returns what went wrong."""
 
 
 class EvaluatorWorker(Worker):
@@ -27,8 +36,10 @@ class EvaluatorWorker(Worker):
         progress: Progress | None = None,
         recorder: Recorder | None = None,
         record_every: int = 1,
+        keep: Keep | None = None,
     ) -> None:
         super().__init__(name, clock)
+        self._keep = keep
         self._recorder, self._record_every = recorder, record_every
         self._evaluation, self._client, self._every, self._progress = evaluation, client, every, progress
         self._round = 0
@@ -67,6 +78,8 @@ class EvaluatorWorker(Worker):
                 "samples": result.samples,
             }
         )
+        if self._keep is not None and (problem := self._keep(self._last, result.returns, self._client.params)):
+            self.emit({"kind": "note", "level": "warning", "text": problem})
         if self._recorder is not None and (self._round - 1) % self._record_every == 0:
             self._record(self._recorder)
 
@@ -77,6 +90,11 @@ class EvaluatorWorker(Worker):
                     self.emit({**event, "version": self._last})
         except EvaluationInterrupted:
             self._give_up("recording", owes=False)
+        except OSError as error:  # a video is not worth a run
+            told = refused(error, tempfile.gettempdir(), what=f"no video of version {self._last} was recorded")
+            if told is None:
+                raise
+            self.emit({"kind": "event", "level": "warning", "text": str(told)})
 
     def _give_up(self, what: str, *, owes: bool) -> None:
         if not self.owes:

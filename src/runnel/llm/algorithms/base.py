@@ -113,7 +113,7 @@ class Algorithm(Protocol):
 
         Per token `[N]`: `tokens`, `component`, `weight`, `advantage`, and what the components read. Per row `[R]`:
         `row_length`, `unit` (rows of one unit stay together), `denominator/<component>` (the row's share of it).
-        `stats/<name>`: scalars to show.
+        `stats/<name>`: scalars to show; NaN where nothing was measured.
         """
         ...
 

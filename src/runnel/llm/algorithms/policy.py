@@ -129,7 +129,8 @@ class PolicyAlgorithm:
         return rewards - self.config.kl_coef * row_sum(gap, row_index(rows["row_length"]), len(rewards))
 
     def stats(self, rows: Batch, rewards: Tensor) -> Batch:
-        """What a user watches; rows without a trained token (a baseline) are left out."""
+        """What a user watches; rows without a trained token (a baseline) are left out. NaN is what nothing was measured of: a
+        channel that judged no row."""
         row, num = row_index(rows["row_length"]), len(rewards)
         tokens = row_sum(rows["loss_mask"].float(), row, num)
         played = tokens > 0
@@ -141,10 +142,10 @@ class PolicyAlgorithm:
             "completion_ended": rows["terminated"][played].float().mean(),
             "groups_zero_signal": (spread < 1e-6).float().mean(),
         }
-        stats |= {f"reward/{c}": row_reward(rows, c)[played].nanmean().nan_to_num(0.0) for c in self.channels}
+        stats |= {f"reward/{c}": row_reward(rows, c)[played].nanmean() for c in self.channels}
         if self.config.kl_coef and self.config.kl_in == "reward":
             gap = (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
-            stats["kl"] = gap.sum() / tokens.sum().clamp(min=1.0)
+            stats["kl"] = gap.sum() / tokens.sum()
         return Batch({f"stats/{k}": v for k, v in stats.items()})
 
 

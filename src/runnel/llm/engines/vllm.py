@@ -301,7 +301,7 @@ def _parameter_shapes(folder: str | Path, max_length: int) -> dict[str, list[int
 
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError("engine.model", str(folder), "the vllm engine needs a Hugging Face model folder (save_pretrained)")
-    config: Any = AutoConfig.from_pretrained(str(folder))
+    config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     limit = num_positions(config)
     if limit is not None and max_length > limit:
         raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")

@@ -11,6 +11,8 @@ import json
 import math
 import mmap
 import os
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -25,7 +27,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from runnel.core.errors import ConfigError, RunnelError, WorkerFailure
+from runnel.core.errors import ConfigError, EngineLost, RunnelError, WorkerFailure
+from runnel.core.progress import progressed
 from runnel.llm.engines import vllm_server
 from runnel.llm.engines.vllm_server import Message, Wire
 
@@ -33,7 +36,26 @@ PYTHON = "RUNNEL_VLLM_PYTHON"
 """Environment variable: the interpreter that has vLLM."""
 NAME = "vllm"
 TAIL_LINES = 20
+LOG_CHARS = 20_000
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of a process that somebody killed: a person, or the kernel for want of memory."""
+CHATTER = re.compile(r"^\s*$|\bINFO\b|\bWARNING\b|\bit/s\]|Loading safetensors")
+"""Lines that vLLM writes whether it is well or not."""
+ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*")
+CAUSES = (
+    (
+        re.compile(r"Unsupported CPU attention configuration: head_dim=(\d+)"),
+        "vLLM's build for CPUs has no attention for heads of size {0}; use a model with another head size (64 and 128 are "
+        "always there), or engine.kind native",
+    ),
+    (
+        re.compile(r"(?i)out of ?memory|less than requested memory|No available memory for the cache|signal (SIGKILL)"),
+        "if memory ran out, change engine.vllm.cpu_cache_gib (on a CPU) or engine.vllm.memory_share (on a GPU)",
+    ),
+)
+"""What vLLM's errors mean, and what to do about them."""
 STOP_S = 5.0
+LOOK_S = 1.0
 ALIGN = 64
 
 
@@ -53,7 +75,7 @@ class VllmProcess:
             orders = {**orders, "parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory_fd}
             self._python = find_python(python)
             self._child = self._spawn(orders, threads)
-        self._wire = Wire(ours)
+        self._socket, self._wire = ours, Wire(ours)
         self._finalizer = weakref.finalize(self, _end, self._child, ours, self._memory_fd)
 
     @property
@@ -78,27 +100,42 @@ class VllmProcess:
     def ask(self, message: Message) -> Message:
         """The answer to `message`; a `WorkerFailure` if the child dies or does not answer in time."""
         self.wait_ready()
-        return self._exchange(message, self._timeout_s)
+        return self._exchange(message, self._timeout_s, "engine.vllm.timeout_s")
 
     def wait_ready(self) -> None:
         """Return when vLLM can take requests."""
         if self._ready:
             return
         left = self._began + self._start_timeout_s - time.monotonic()
-        self._exchange(None, max(left, 0.1))
+        self._exchange(None, max(left, 0.1), "engine.vllm.start_timeout_s")
         self._ready, self.start_s = True, time.monotonic() - self._began
 
-    def _exchange(self, message: Message | None, timeout_s: float) -> Message:
+    def _exchange(self, message: Message | None, timeout_s: float, field: str) -> Message:
         if not self._finalizer.alive:
             raise WorkerFailure(NAME, "has been closed")
         try:
             if message is not None:
-                self._wire.send(message)
-            return self._wire.receive(timeout_s)
+                with contextlib.suppress(BrokenPipeError):  # it is gone; what it said last may still lie in the socket
+                    self._wire.send(message)
+            self._await(timeout_s)
+            answer = self._wire.receive(timeout_s)
         except TimeoutError:
-            raise self._failure(f"did not answer within {timeout_s:.0f} s") from None
-        except (EOFError, BrokenPipeError):
-            raise self._failure(f"ended by itself with exit code {self._exit_code()}") from None
+            raise self._failure(f"did not answer within {timeout_s:.0f} s ({field})", lost=self._ready) from None
+        except EOFError:
+            code = self._exit_code()
+            raise self._failure(how_it_ended(code, self.wrote()), lost=self._ready or code in FROM_OUTSIDE, code=code) from None
+        if "error" in answer:
+            self._exit_code()  # what it still writes belongs to the account of it
+            raise self._failure(f"failed with {answer['error']}", lost=False)
+        return answer
+
+    def _await(self, timeout_s: float) -> None:
+        """Until it answers. It has a deadline of its own, so meanwhile this process does not hang."""
+        deadline = time.monotonic() + timeout_s
+        while not select.select([self._socket], [], [], min(LOOK_S, max(0.0, deadline - time.monotonic())))[0]:
+            progressed()
+            if time.monotonic() >= deadline:
+                raise TimeoutError
 
     def _exit_code(self) -> int | None:
         try:
@@ -106,19 +143,22 @@ class VllmProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def _failure(self, what: str) -> RunnelError:
-        tail = self.tail()
+    def _failure(self, what: str, *, lost: bool, code: int | None = None) -> RunnelError:
+        """`lost`: it is gone without a word of what was wrong, so that another one may do better."""
+        wrote = self.wrote()
         self.close()
-        if "No module named 'vllm'" in tail:
+        if "No module named 'vllm'" in wrote:
             fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/engines.md)"
             return ConfigError("engine.vllm.python", self._python, fix)
-        return WorkerFailure(NAME, f"{what}. Its last lines:\n{tail}")
+        lines = "" if code in FROM_OUTSIDE else worth_reading(wrote)  # it did not see that coming
+        told = f"{what.rstrip('.')}{explained(what)}" + (f"\nIts last lines:\n{lines}" if lines else "")
+        return EngineLost(NAME, told) if lost else WorkerFailure(NAME, told)
 
-    def tail(self) -> str:
-        """The last lines that the child wrote."""
+    def wrote(self) -> str:
+        """The end of what the child wrote."""
         self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - 8000))
-        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+        self._log.seek(max(0, self._log.tell() - LOG_CHARS))
+        return self._log.read().decode(errors="replace")
 
     # --------------------------------------------------------------------------------------------------------- weights
     def write(self, params: Mapping[str, Tensor]) -> Message:
@@ -136,6 +176,33 @@ class VllmProcess:
     def close(self) -> None:
         """End the child, now; what it held is free when this returns."""
         self._finalizer()
+
+
+def how_it_ended(code: int | None, wrote: str) -> str:
+    """How a child that said nothing has ended, in words; with the last error that it wrote, if it ended by itself.
+
+    >>> how_it_ended(-11, "")
+    'was killed by signal SIGSEGV'
+    >>> how_it_ended(1, "Traceback\\nValueError: 3\\n[rank0] a harmless line")
+    'ended by itself with exit code 1 (ValueError: 3)'
+    """
+    if code is None:
+        return "does not listen any more"
+    if code < 0:
+        return f"was killed by signal {signal.Signals(-code).name}"
+    errors = [line for line in wrote.splitlines() if ERROR.match(line)]
+    return f"ended by itself with exit code {code}" + (f" ({errors[-1]})" if errors else "")
+
+
+def explained(what: str) -> str:
+    """What a known error means, and the fix; empty for others."""
+    found = next(((match, text) for known, text in CAUSES if (match := known.search(what))), None)
+    return "" if found is None else f": {found[1].format(*found[0].groups())}"
+
+
+def worth_reading(wrote: str) -> str:
+    """The last lines of `wrote` that say something."""
+    return "\n".join([line for line in wrote.splitlines() if not CHATTER.search(line)][-TAIL_LINES:])
 
 
 def find_python(given: str) -> str:

@@ -10,6 +10,7 @@ processor: so a completion goes on with its own numbers when its keys and values
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -286,8 +287,10 @@ def main() -> int:
             wire.send(server.answer(wire.receive()))
     except (EOFError, BrokenPipeError):
         return 0
-    except Exception:
+    except Exception as error:  # whatever it is: whoever waits for an answer is told it, before vLLM says its last words
         traceback.print_exc()
+        with contextlib.suppress(BrokenPipeError):
+            wire.send({"error": f"{type(error).__name__}: {error}"})
         return 1
 
 

@@ -178,8 +178,13 @@ def as_components(
         pairs = dict(zip(channels, weights, strict=True))
         several = {} if len(pairs) == 1 else pairs
         found = [RewardComponent(channels[0], reward, weights[0], channels=several)]
-    else:
+    elif isinstance(reward, list | tuple):
         found = list(reward)
+    else:
+        fix = "give a function, a name, a RewardComponent, a list of those, or a dict of any by name"
+        raise ConfigError("task.reward", reward, fix)
+    if wrong := [part for part in found if not isinstance(part, RewardComponent)]:
+        raise ConfigError("task.reward", wrong[0], "a list holds RewardComponents; give a dict for functions by name")
     names = [name for part in found for name in part.weights]
     if not names or len(set(names)) < len(names):
         raise ConfigError("task.reward", names, "give at least one component, and each a name of its own")

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from runnel.core.checks import as_number, name_of, wrong_number
+from runnel.core.user_code import lines_of, summary
 from runnel.llm.rewards.components import RewardComponent, RewardFn, Value
 
+_PROMPT = 80
+"""Letters of a prompt in a message."""
 Rewards = dict[str, list[Value]]
 """By channel, one value a completion."""
 
@@ -42,20 +45,23 @@ class RewardJob:
 @dataclass(frozen=True)
 class Outcome:
     """What one component says of one job, or why it says nothing; `broken`: what it gave is no reward of any kind, as only a
-    mistake in its code gives it."""
+    mistake in its code gives it; `lines`: those of the function that raised (`core/user_code.py`)."""
 
     rewards: Rewards | None
     failure: str = ""
     broken: bool = False
+    lines: str = ""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Rewards by channel for every completion of job `key`, or the reason why there are none."""
+    """Rewards by channel for every completion of job `key`, or the reason why there are none, with the lines of the function
+    that raised."""
 
     key: int
     rewards: Rewards | None
     failure: str = ""
+    lines: str = ""
 
 
 def call(fn: RewardFn, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]) -> list[Any]:
@@ -68,17 +74,12 @@ async def _await(answer: Any) -> Any:
     return await answer
 
 
-def reason(error: BaseException) -> str:
-    """An exception in a line that is short enough to be counted by."""
-    return f"{type(error).__name__}: {error}"[:300]
-
-
 def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> Outcome:
     """Call a component's function here and check what it says."""
     try:
         values = call(fn, job.prompts, job.completions, job.columns_for(component))
     except (Exception, SystemExit) as error:  # user code, which may run a model's code: counted, and the run goes on
-        return Outcome(None, reason(error))
+        return Outcome(None, summary(error), lines=lines_of(error, component.fn))
     return checked(component, job, values)
 
 
@@ -159,11 +160,22 @@ CHECKS: Mapping[str, Callable[[Any, RewardJob, int], str | None]] = {
 }
 
 
+def shown_prompt(prompt: str) -> str:
+    """Which prompt it was, for a message.
+
+    >>> shown_prompt("a b")
+    "(prompt 'a b')"
+    """
+    text = repr(prompt)
+    return f"(prompt {text if len(text) <= _PROMPT else text[:_PROMPT] + ' ...'})"
+
+
 def joined(job: RewardJob, outcomes: Mapping[str, Outcome]) -> Verdict:
     """The verdict on a job from all its components. A completion to which nothing applies has no total: a failure."""
     for name, outcome in outcomes.items():
         if outcome.rewards is None:
-            return Verdict(job.key, None, outcome.failure if len(outcomes) == 1 else f"{name}: {outcome.failure}")
+            failure = outcome.failure if len(outcomes) == 1 else f"{name}: {outcome.failure}"
+            return Verdict(job.key, None, failure, outcome.lines)
     rewards = {channel: values for o in outcomes.values() for channel, values in (o.rewards or {}).items()}
     for i in range(len(job.completions)):
         if all(values[i] is None for values in rewards.values()):

@@ -30,9 +30,10 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-def timed_out(seconds: float) -> Outcome:
-    """The outcome of a job that took too long."""
-    return Outcome(None, f"timeout after {seconds:g} s")
+def timed_out(component: RewardComponent, seconds: float) -> Outcome:
+    """The outcome of a job that took too long, with the setting that gives it more time."""
+    field = f"timeout_s of reward {component.name!r}" if component.timeout_s else "data.reward_timeout_s"
+    return Outcome(None, f"timeout after {seconds:g} s ({field})")
 
 
 class InlineLane:
@@ -99,7 +100,7 @@ class ThreadLane:
         now = self._clock.now()
         for ticket in [t for t, began in self._began.items() if now - began >= self._timeout_s]:
             del self._began[ticket]
-            self._found[ticket] = timed_out(self._timeout_s)
+            self._found[ticket] = timed_out(self._component, self._timeout_s)
             self._threads -= 1
             if self._queue:
                 self._start()

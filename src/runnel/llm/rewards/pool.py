@@ -7,12 +7,13 @@ most each component's `timeout_s` a job.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import DataError
+from runnel.core.progress import progressed
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import Outcome, RewardJob, Verdict, joined
+from runnel.llm.rewards.judging import Outcome, RewardJob, Verdict, joined, shown_prompt
 from runnel.llm.rewards.lanes import InlineLane, Lane, ThreadLane
 from runnel.llm.rewards.processes import ProcessLane
 
@@ -55,6 +56,7 @@ class RewardPool:
         self._tickets[job.key] = self._next
         for lane in self._lanes.values():
             lane.submit(self._next, job)
+            progressed()  # it may have been judged right there
         self._next += 1
         return job.key
 
@@ -68,6 +70,7 @@ class RewardPool:
         out = self._take()
         while block and self._jobs:
             self._poll(WAIT_S)
+            progressed()  # every job has a deadline of its own
             out += self._take()
         return out
 
@@ -85,16 +88,17 @@ class RewardPool:
         for name, lane in self._lanes.items():
             missing = bool(self._jobs) and self._tickets[self._jobs[0].key] not in self._outcomes[name]
             found = lane.poll(waits if missing else 0.0)
-            self._prove(name, found.values())
+            self._prove(name, found)
             self._outcomes[name] |= found
             waits = 0.0 if missing else waits
 
-    def _prove(self, name: str, outcomes: Iterable[Outcome]) -> None:
+    def _prove(self, name: str, outcomes: Mapping[int, Outcome]) -> None:
         """A function that begins with what is no reward at all (text, a wrong number of them) has a mistake: it ends the run
         before anything is trained on the rest. Later, and for numbers that are not finite, it is counted."""
-        for outcome in outcomes if name not in self._proved else ():
+        for ticket, outcome in outcomes.items() if name not in self._proved else ():
             if outcome.broken:
-                raise DataError(f"reward {name!r}: {outcome.failure}; see check_reward in docs/add-a-reward.md")
+                at = next(shown_prompt(job.prompts[0]) for job in self._jobs if self._tickets[job.key] == ticket)
+                raise DataError(f"reward {name!r}: {outcome.failure} {at}; see check_reward in docs/add-a-reward.md")
             if outcome.rewards is not None:
                 self._proved.add(name)
                 return

@@ -129,11 +129,11 @@ class ProcessLane:
         if "ready" in message:
             worker.ready = True
         elif worker.job is None or worker.ticket is None:
-            self._lose(worker, message["failure"])  # it could not load the function
+            self._lose(worker, message["failure"], message["lines"])  # it could not load the function
         else:
             failure = message.get("failure")
-            outcome = Outcome(None, failure) if failure else checked(self._component, worker.job, message["values"])
-            self._found[worker.ticket] = outcome
+            told = Outcome(None, failure, lines=message["lines"]) if failure else None
+            self._found[worker.ticket] = told or checked(self._component, worker.job, message["values"])
             worker.ticket = worker.job = None
 
     def _check_time(self, worker: WorkerProcess) -> None:
@@ -141,12 +141,12 @@ class ProcessLane:
         if worker.ticket is not None and age >= self._timeout_s:
             worker.kill()
             self._workers.remove(worker)
-            self._found[worker.ticket] = timed_out(self._timeout_s)
+            self._found[worker.ticket] = timed_out(self._component, self._timeout_s)
         elif not worker.ready and age >= START_S:
             worker.kill()
             self._lose(worker, f"its worker process did not start within {START_S:g} s")
 
-    def _lose(self, worker: WorkerProcess, reason: str) -> None:
+    def _lose(self, worker: WorkerProcess, reason: str, lines: str = "") -> None:
         """A worker is gone: its job fails with the reason; one that could not start takes the next job down with it."""
         worker.kill()
         self._workers.remove(worker)
@@ -154,7 +154,7 @@ class ProcessLane:
         if ticket is None and not worker.ready and self._queue:
             ticket = self._queue.popleft()[0]
         if ticket is not None:
-            self._found[ticket] = Outcome(None, reason)
+            self._found[ticket] = Outcome(None, reason, lines=lines)
 
     def _hand_out(self) -> None:
         """Give waiting jobs to idle workers; start workers while there are more jobs than those."""

@@ -78,7 +78,7 @@ def _check_outputs(folder: str, field: str) -> Any:
         fix = "there is no such folder; give that of a trained reward model (runnel train reward_model leaves one in model/)"
         raise ConfigError(field, folder, fix)
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(field, folder, f"transformers cannot read its config.json: {str(error)[:200]}") from error
     if config.num_labels != 1:
@@ -97,7 +97,7 @@ def _encoder(folder: str, config: Any, field: str) -> Callable[[Sequence[Message
         except ConfigError as error:
             raise ConfigError(field, folder, error.fix) from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         fix = f"its tokenizer cannot be loaded ({str(error).splitlines()[0][:200]}); copy it there"
         raise ConfigError(field, folder, fix) from error

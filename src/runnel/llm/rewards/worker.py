@@ -59,25 +59,29 @@ def receive(connection: socket.socket, frames: Any) -> Any:
 
 def serve(connection: socket.socket) -> None:
     """Load the function, then answer one job after another."""
+    from runnel.core import user_code
     from runnel.core.resolve import load_object
     from runnel.llm.rewards.components import with_options
-    from runnel.llm.rewards.judging import call, reason
+    from runnel.llm.rewards.judging import call
     from runnel.llm.rewards.wire import Frames, frame
 
     frames = Frames()
     start = receive(connection, frames)
     sys.path[:] = start["path"]
     try:
-        fn = with_options(load_object(start["fn"], "reward"), start["options"])
+        own = load_object(start["fn"], "reward")
+        fn = with_options(own, start["options"])
     except (Exception, SystemExit) as error:
-        connection.sendall(frame({"failure": f"cannot load {start['fn']}: {reason(error)}"}))
+        first, newline, lines = str(error).partition("\n")  # it has the lines of the file, if there are any
+        why = f"{type(error).__name__}: {first}"
+        connection.sendall(frame({"failure": f"cannot load {start['fn']}: {why}", "lines": newline + lines}))
         return
     connection.sendall(frame({"ready": True}))
     while (job := receive(connection, frames)) is not None:
         try:
             answer = frame({"values": call(fn, job["prompts"], job["completions"], job["columns"])})
         except (Exception, SystemExit) as error:  # user code: the parent counts it
-            answer = frame({"failure": reason(error)})
+            answer = frame({"failure": user_code.summary(error), "lines": user_code.lines_of(error, own)})
         connection.sendall(answer)
 
 

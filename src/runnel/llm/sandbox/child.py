@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from runnel.llm.sandbox import confine
+    from runnel.llm.sandbox import confine, mounts
     from runnel.llm.sandbox.link import Link
 else:
     import confine
+    import mounts
 REFUSED = 71
 
 
@@ -54,10 +55,11 @@ def attempt(took: dict[str, str], name: str, step: Callable[..., object], *args:
 def broken(took: dict[str, str]) -> dict[str, str]:
     """The promises that cannot be kept, each with the reason."""
     held = {name for name, reason in took.items() if not reason}
-    either = "; ".join(f"{n}: {took.get(n, 'not tried')}" for n in ("namespaces", "seccomp"))
-    out = {} if "limits" in held else {"limits": took.get("limits", "not tried")}
-    if "landlock" not in held:
-        out["files"] = f"landlock: {took.get('landlock', 'not tried')}"
+    why = {name: f"{name}: {took.get(name, 'not tried')}" for name in ("namespaces", "landlock", "seccomp")}
+    either = f"{why['namespaces']}; {why['seccomp']}"
+    out = {name: took.get(name, "not tried") for name in ("limits", "privileges") if name not in held}
+    if not held >= {"landlock", "seccomp"}:  # one for content and names of files, the other for their modes and owners
+        out["files"] = "; ".join(why[name] for name in ("landlock", "seccomp") if name not in held)
     if not held & {"namespaces", "seccomp"}:
         out["network"] = either
     if "seccomp" not in held and ("namespaces" not in held or os.getuid() == 0):  # the kernel counts no processes of root
@@ -70,15 +72,31 @@ def main(config_fd: int, status_fd: int, checks_fd: int, alive_fd: int) -> None:
     confine.die_with_parent()
     config = read_literal(config_fd)
     took: dict[str, str] = {}
-    if "namespaces" not in config["without"]:
-        attempt(took, "namespaces", confine.enter_namespaces)
-    if took.get("namespaces") == "":
-        attempt(took, "scratch", confine.mount_scratch, config["folder"], config["scratch_mb"])
+    attempt({}, "oom", be_first_to_go)
+    isolate(config, took)
+    confine.die_with_parent()  # again: trying another user has ended that
+    if os.getppid() != config["parent"]:  # it has ended already
+        os._exit(1)
     pid = os.fork()
     if pid == 0:
         second(config, took, status_fd, checks_fd)
     os.close(checks_fd)
     os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+
+
+def isolate(config: dict[str, Any], took: dict[str, str]) -> None:
+    """Namespaces, a root of its own, and for root another user to run the code as: whichever can be had."""
+    number, folder, size_mb = os.getpid(), config["folder"], config["scratch_mb"]
+    if "namespaces" not in config["without"]:
+        attempt(took, "namespaces", mounts.enter_namespaces)
+    if took.get("namespaces") == "":
+        attempt(took, "root", mounts.enter_root, folder, config["readable"], size_mb, stdin=config["stdin"].encode())
+        took["scratch"] = ""  # a part of the root
+        if took["root"]:
+            attempt(took, "scratch", mounts.mount_scratch, folder, size_mb)
+    config["user"] = 0
+    if os.getuid() == 0 and "user" not in config["without"]:
+        attempt(took, "user", lambda: config.update(user=confine.find_user(number, config["probe"], folder)))
 
 
 def read_literal(fd: int) -> Any:
@@ -119,19 +137,23 @@ def restrict(config: dict[str, Any], took: dict[str, str]) -> dict[str, str]:
     os.setsid()
     sys.path[:] = config["path"]
     attempt(took, "limits", confine.set_limits, **config["limits"])
+    if config["user"]:
+        confine.become(config["user"])
     attempt(took, "privileges", confine.drop_privileges)
     confine.die_with_parent()
     if "landlock" not in config["without"]:
-        attempt(took, "landlock", confine.restrict_files, config["readable"], [config["folder"]])
+        readable = config["readable"] + [mounts.STDIN] * (took.get("root") == "")
+        attempt(took, "landlock", confine.restrict_files, readable, [config["folder"], *config["writable"]])
     if "seccomp" not in config["without"]:
-        attempt(took, "seccomp", confine.forbid_syscalls)
+        # Modes and times of files are left to code that sees none but its own, and others that nobody can change.
+        name = "marks" if took.get("root") == "" else "plain"
+        attempt(took, "seccomp", confine.filter_syscalls, bytes.fromhex(config["filters"][name]))
     return broken(took)
 
 
 def third(config: dict[str, Any], took: dict[str, str], status_fd: int, link: tuple[int, ...] | None) -> None:
     """The code's process."""
-    attempt({}, "oom", be_first_to_go)
-    feed_stdin(config["stdin"])
+    feed_stdin(config["stdin"], made=took.get("root") == "")
     ask = make_link(link, trusted=False) if link else None
     problems = restrict(config, took)
     tell(status_fd, took=took, broken=problems)
@@ -143,7 +165,6 @@ def third(config: dict[str, Any], took: dict[str, str], status_fd: int, link: tu
 
 def fourth(config: dict[str, Any], took: dict[str, str], status_fd: int, checks_fd: int, link: tuple[int, ...]) -> None:
     """The tests' process: its verdicts are the only ones."""
-    attempt({}, "oom", be_first_to_go)
     confine.hide()
     checks = read_literal(checks_fd)
     ask = make_link(link, trusted=True)
@@ -166,19 +187,21 @@ def make_link(link: tuple[int, ...], *, trusted: bool) -> Link:
 
 
 def be_first_to_go() -> None:
-    """Where the machine itself runs out of memory, this process is the one to end."""
-    confine.hide(False)  # a hidden process cannot write there
+    """Where the machine itself runs out of memory, this process and those that it starts are the ones to end."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
-def feed_stdin(text: str) -> None:
-    """Give the code its standard input, of any size."""
-    with open("stdin", "w+") as file:
-        file.write(text)
-        file.seek(0)
-        os.dup2(file.fileno(), 0)
-    os.unlink("stdin")
+def feed_stdin(text: str, *, made: bool) -> None:
+    """Give the code its standard input, of any size; `made` says that a file of its own root has it."""
+    if not made:
+        with open("stdin", "w") as file:
+            file.write(text)
+    fd = os.open(mounts.STDIN if made else "stdin", os.O_RDONLY)
+    os.dup2(fd, 0)
+    os.close(fd)
+    if not made:
+        os.unlink("stdin")
 
 
 def run(code: str, link: Link | None) -> int:

@@ -175,6 +175,8 @@ def _library(form: list[Any], d: Callable[[Any], Any]) -> Any:
         from fractions import Fraction
 
         return Fraction(d(form[2]), d(form[3]))
+    if form[1] != "Decimal":
+        raise ValueError("not a value")
     from decimal import Decimal
 
     return Decimal(str(form[2]))

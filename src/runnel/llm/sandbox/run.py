@@ -1,7 +1,8 @@
 """The sandbox: runs a model's Python in a process of its own that can neither harm nor see its surroundings.
 
 What is promised, and refused to run without: bounds on time, CPU, memory, size of files and output; no processes, no
-network, none of the parent's environment variables, no reading outside of Python's own files, a folder that is removed.
+network, none of the parent's environment variables, no reading outside of Python's own files, no change to any file outside
+(content, name, mode, owner, times, attributes), no system call but those that ordinary programs need, a folder that is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
+from runnel.llm.sandbox import calls
+from runnel.llm.sandbox.folder import sandbox_folder
 
 Status = Literal["ok", "failed", "timeout", "output", "memory"]
 PROGRAM = """import os, sys
@@ -35,7 +37,8 @@ for part in sys.argv[1].split(","):
     os.close(int(fd))
 sys.modules["child"].main(*map(int, sys.argv[2:]))"""
 """The child's first lines. It gets its modules compiled: reading them anew at each start would be half of a start."""
-ALONE, TESTED = ("confine", "child"), ("confine", "plain", "remote", "link", "check", "child")
+ALONE = ("confine", "mounts", "child")
+TESTED = ("confine", "mounts", "plain", "remote", "link", "check", "child")
 """Modules of the child, in the order in which they need each other."""
 START_S = 20.0
 """Longest start."""
@@ -45,7 +48,7 @@ FLOOD = 1 << 26
 """Most bytes of output that are dropped before the program is stopped after all."""
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class SandboxConfig:
     scratch_mb: int = 32
     """Most that all files may take together (where namespaces are available)."""
     threads: int = 32
-    """Most threads (not enforced by the kernel for root, whose threads are bounded by memory)."""
+    """Most threads (not enforced by the kernel where root cannot run the code as another user: memory bounds them there)."""
     output_kb: int = 64
     """Most that is kept of stdout, and of stderr. A program that prints more on stdout is stopped; where checks judge names and
     not what is printed, the rest is dropped."""
@@ -107,7 +110,7 @@ def run_python(
     c = config or SandboxConfig()
     if sys.platform != "linux":
         raise ConfigError("sandbox", sys.platform, "generated code is confined by the Linux kernel; run this on Linux")
-    with tempfile.TemporaryDirectory(prefix="runnel-sandbox-", ignore_cleanup_errors=True) as folder:
+    with sandbox_folder() as folder:
         watch = _Watch(_order(code, stdin, bool(checks), c, without, folder), checks, c, folder)
         try:
             return _result(watch.wait(), watch, c, len(checks))
@@ -123,20 +126,33 @@ def protection() -> dict[str, str]:
 def _order(code: str, stdin: str, tested: bool, c: SandboxConfig, without: tuple[str, ...], folder: str) -> dict[str, Any]:
     library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     path = [*dict.fromkeys(library), str(Path(library[0]) / "lib-dynload")]
-    if c.packages:
-        path += [p for p in sys.path if p.endswith("site-packages")]
+    packages = [p for p in sys.path if p.endswith("site-packages")] if c.packages else []
+    path += packages
+    probe = [*path, *(entry.path for p in packages if os.path.isdir(p) for entry in os.scandir(p))]
     return {
         "code": code,
         "stdin": stdin,
         "tested": tested,
+        "parent": os.getpid(),
         "folder": folder,
         "path": path,
+        "probe": probe,
         "readable": [*path, *SYSTEM, *DEVICES, str(Path(sys.base_prefix) / "lib")],
+        "writable": ["/dev/null"],
         "scratch_mb": c.scratch_mb,
+        "filters": _filters(),
         "strict": not c.allow_weaker,
         "without": list(without),
         "limits": {"cpu_s": c.cpu_s, "memory_mb": c.memory_mb, "file_mb": c.file_mb, "threads": c.threads},
     }
+
+
+@lru_cache(maxsize=1)
+def _filters() -> dict[str, str]:
+    """What the kernel is to allow, with and without changes of modes and times of files; nothing for a machine not known."""
+    machine = os.uname().machine
+    known = machine in calls.MACHINES and sys.maxsize > 1 << 32  # a Python of 32 bits makes other calls
+    return {name: calls.program(marks=name == "marks", machine=machine).hex() if known else "" for name in ("plain", "marks")}
 
 
 class _Watch:
@@ -244,7 +260,7 @@ class _Watch:
 @lru_cache(maxsize=8)
 def _compiled(name: str) -> int:
     """A module of the child as Python compiles it, in a file in memory that all children of this process read."""
-    with tempfile.TemporaryDirectory(prefix="runnel-sandbox-") as folder:
+    with sandbox_folder() as folder:
         made = py_compile.compile(
             str(Path(__file__).with_name(f"{name}.py")), f"{folder}/{name}.pyc", f"{name}.py", doraise=True
         )

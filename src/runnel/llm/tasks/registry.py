@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
-from runnel.core.resolve import is_reference, load_object
+from runnel.core.resolve import called, is_reference, load_object
 from runnel.data.prompts import is_data
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.files import make_file_task
@@ -45,7 +45,8 @@ def make_task(name: str | Callable[[], TextTask], data: DataConfig | None = None
     if isinstance(name, str) and not is_reference(name):
         known = f"{', '.join(sorted(TASKS))}, {GYM}NAME"
         raise ConfigError("task", name, f"choose one of {known}; a .jsonl or .parquet file; or write file.py:make_task")
-    task = load_object(name, "task")() if isinstance(name, str) else name()
+    make = load_object(name, "task") if isinstance(name, str) else name
+    task = called(make, field="task", target=name, how="make_task()")
     if not isinstance(task, TextTask):
         raise ConfigError("task", name, f"it returned {type(task).__name__}; return a runnel.llm.tasks.TextTask")
     return task

@@ -56,6 +56,8 @@ class TextTask:
         for split in ("train", "eval"):
             if not getattr(self, split):
                 raise DataError(f"task {self.name!r} has no {split} examples; a task needs at least one of each split")
+            if not isinstance(first := getattr(self, split)[0], Example):
+                raise DataError(f"task {self.name!r}: {split} holds a {type(first).__name__}; give rl.Example(prompt, ...)")
         self._check_splits()
 
     def _check_splits(self) -> None:

@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 import sys
+from io import FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from runnel.core.signals import leave_sigterm_to_the_run
 from runnel.flow.transports.shm import Doorbells, ShmTransport
 from runnel.run.launchers.line import Line
 from runnel.run.launchers.member import Member, read_experiment, tell_error
@@ -23,9 +25,12 @@ def live(parent: int, fds: list[int], held: list[int]) -> int:
     """All of a child's life. `fds` are its line and where its output goes, `held` the memory and the bells of all groups."""
     control, log = fds
     _die_with(parent)
+    leave_sigterm_to_the_run()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        setattr(sys, name, TextIOWrapper(LossyFile(number, "w", closefd=False), errors="replace", write_through=True))
     line = Line(socket.socket(fileno=control))
     orders = line.first()
     if orders is None:
@@ -39,6 +44,16 @@ def live(parent: int, fds: list[int], held: list[int]) -> int:
             tell_error(line, orders["group"], error)
             return 1
         return member.serve()
+
+
+class LossyFile(FileIO):
+    """Where what a process prints goes. It is not worth a run: what the disk has no room for is lost."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 def _member(orders: dict[str, Any], line: Line, held: list[int]) -> Member:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from runnel.core.errors import DeadlockError, DiskFullError, EvaluationInterrupted, NonFiniteError
+from runnel.core.errors import DeadlockError, DiskError, EvaluationInterrupted, NonFiniteError, UnrestorableError
+from runnel.core.protocols import ParamSet
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.trainer import TrainerWorker
+from runnel.run.best import BestParams
 from runnel.run.checkpoint import write_parts
 from runnel.run.group import Group
 from runnel.run.session import Session
@@ -27,19 +29,9 @@ def launch(session: Session) -> str:
 
 
 def _launch(session: Session) -> str:
-    ledger, epoch = session.ledger, session.epoch
-    recorder = open_recorder(session.experiment.config, session.folder.path, "main", session.clock, epoch=epoch)
-    group = wire(
-        session.experiment,
-        session.groups,
-        "main",
-        clock=session.clock,
-        incarnation=epoch,
-        recorder=recorder,
-        progress=lambda done, total: _progress(session, done, total),
-    )
+    ledger, group = session.ledger, _set_up(session)
     try:
-        group.start(session.states, epoch=session.epoch)
+        _lend_policy(session, group)
         if session.warm_params is not None:
             group.warm_start(session.warm_params, session.experiment.config.init_from)
         session.begin()
@@ -54,6 +46,41 @@ def _launch(session: Session) -> str:
         raise
     finally:
         group.close()
+
+
+def _lend_policy(session: Session, group: Group) -> None:
+    """Callbacks may ask for the policy of the moment."""
+    trainer = group.trainer
+    if trainer is not None and session.ledger.policy is not None:
+        session.ledger.policy.source = lambda: ParamSet(trainer.version, trainer.learner.params())
+
+
+def _set_up(session: Session) -> Group:
+    """The workers of the run, from its checkpoint if it has one; where that cannot be restored, from the one before."""
+    while True:
+        group = _wire(session)
+        try:
+            group.start(session.states, epoch=session.epoch)
+            return group
+        except BaseException as error:
+            group.close()
+            if not isinstance(error, Exception):
+                raise
+            session.fall_back(error)
+
+
+def _wire(session: Session) -> Group:
+    epoch = session.epoch
+    return wire(
+        session.experiment,
+        session.groups,
+        "main",
+        clock=session.clock,
+        incarnation=epoch,
+        recorder=open_recorder(session.experiment.config, session.folder.path, "main", session.clock, epoch=epoch),
+        progress=lambda done, total: _progress(session, done, total),
+        keep=BestParams(session.folder.best).offer,
+    )
 
 
 def _progress(session: Session, done: int, total: int) -> None:
@@ -96,22 +123,28 @@ def _save_without_culprit(session: Session, group: Group, error: Exception) -> N
     error.add_note(f"raised by worker {culprit.name!r} at version {session.ledger.version}; run folder: {session.folder.path}")
     if isinstance(culprit, TrainerWorker | BufferWorker) or isinstance(error, NonFiniteError):
         return
-    session.ledger.add(group.collect())
-    group.abandon(culprit.name)
-    save(session, group, without=culprit.name)
+    try:
+        session.ledger.add(group.collect())
+        group.abandon(culprit.name)
+        save(session, group, without=culprit.name)
+    except DiskError as full:
+        error.add_note(f"the rest of the run could not be saved: {full}")
 
 
 def save(session: Session, group: Group, *, without: str = "", last: bool = False) -> None:
     """Check the accounts, then save the whole run. Where there is no room for that, say so and go on; the last one must be."""
     group.check()
     for whole in (kinds := session.checkpoint_kinds(last=last)):
-        path = session.begin_checkpoint()
         try:
+            path = session.begin_checkpoint()
             parts = group.snapshot(without=without, whole=whole) | ({"ledger": session.ledger.snapshot()} if whole else {})
-            files = write_parts(path, parts)
-            session.finish_checkpoint(path, files, left_out=[without] if without else [], whole=whole)
+            told: list[str] = []
+            files = write_parts(path, parts, copies=session.experiment.config.checkpoint.copies, told=told)
+            session.tell_damage(told)
+            left_out = [without] if without else []
+            session.finish_checkpoint(path, files, left_out=left_out, whole=whole, kept=group.kept())
             return
-        except DiskFullError as error:
-            session.drop_checkpoint(path, str(error))
+        except (DiskError, UnrestorableError) as error:
+            session.drop_checkpoint(str(error))
             if last and whole is kinds[-1]:
                 raise

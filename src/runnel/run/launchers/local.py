@@ -13,9 +13,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from runnel.flow.transports.shm import Doorbells
+from runnel.run.launchers.host import Seat
 from runnel.run.launchers.line import Line
 from runnel.run.launchers.nursery import Fork, Nursery
-from runnel.run.launchers.supervisor import Seat, supervise
+from runnel.run.launchers.supervisor import supervise
 from runnel.run.session import Session
 from runnel.run.wiring import Edges
 
@@ -116,6 +117,9 @@ class LocalHost:
     def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
         lines = [s.line for s in seats if isinstance(s, LocalSeat)]
         select.select([line for line in lines if not line.closed], [], [], timeout_s)
+
+    def lost(self) -> str:
+        return ""
 
     def output(self) -> str:
         return self._session.folder.log.read_text(errors="replace")[-2000:]

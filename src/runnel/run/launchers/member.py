@@ -6,6 +6,7 @@ data (the recipe by name, the resolved config), so nothing is pickled.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 import traceback
@@ -13,21 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from runnel.core.clock import WallClock
 from runnel.core.config import override
-from runnel.core.errors import DiskFullError, EvaluationInterrupted, NonFiniteError
+from runnel.core.disk import refused
+from runnel.core.errors import DiskError, EvaluationInterrupted, NonFiniteError, RunnelError
+from runnel.core.progress import count_alone, progressed
+from runnel.core.user_code import frames, is_users
 from runnel.run import registry
+from runnel.run.best import BestParams
 from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.experiment import Experiment
 from runnel.run.group import Group
+from runnel.run.launchers.heartbeat import BEAT_S, Heartbeat
 from runnel.run.launchers.line import ControlLine, MemberLine, Message
 from runnel.run.tracing import open_recorder
 from runnel.run.wiring import Outer, place, wire
+from runnel.track.folder import RunFolder
 
-BEAT_S = 0.25
-STANDSTILL_S = 2.0
-"""A loop that turns many times a second and was away for longer than this has been stopped from outside."""
 REPORT_S = 0.05
 WAIT_S = 0.5
 
@@ -53,8 +58,15 @@ class Member:
         incarnation: int,
     ) -> None:
         torch.set_num_threads(experiment.config.placement.threads)
+        count_alone()
+        # a user's own learner shows progress by its optimiser
+        register_optimizer_step_post_hook(lambda *_: progressed())
         self.line, self.outer, self._epoch = line, outer, epoch
         self.config, self._clock = experiment.config, WallClock()
+        self.running = False
+        self.done = False
+        self._heartbeat = Heartbeat(self._clock)
+        threading.Thread(target=self._beat, daemon=True).start()  # workers take long to make: environments, engines
         self.group: Group = wire(
             experiment,
             place(experiment),
@@ -64,14 +76,13 @@ class Member:
             progress=self._progress,
             incarnation=incarnation,
             recorder=open_recorder(self.config, folder, group, self._clock, epoch=epoch, incarnation=incarnation),
+            keep=BestParams(RunFolder(folder).best).offer,
         )
-        self.running = False
-        self.done = False
+        self._heartbeat.workers = self.group.workers
         self._next_report, self._next_look = 0.0, 0.0
         self._later: list[Message] = []
         """Orders that came in the middle of an evaluation."""
         self._interrupted = False
-        threading.Thread(target=self._beat, daemon=True).start()
         line.send({"op": "ready"})
 
     def run(self) -> None:
@@ -110,7 +121,7 @@ class Member:
                 self.running = False
                 self.outer.flush()
                 self._report(force=True)
-                self.line.send({"op": "paused"})
+                self.line.send({"op": "paused", "kept": self.group.kept()})
             case "save":
                 self._save(message)
             case "abandon":
@@ -138,13 +149,17 @@ class Member:
         for worker in message["abandon"]:
             self.group.abandon(worker)
         self.group.check()
-        files, full = dict[str, str](), ""
+        files, full, told = dict[str, str](), "", list[str]()
+        path = self._heartbeat.writing = Path(message["path"])
         try:
-            files = write_parts(Path(message["path"]), self.group.snapshot(whole=message["whole"]))
-        except DiskFullError as error:
+            parts = self.group.snapshot(whole=message["whole"], kept=message["kept"])
+            files = write_parts(path, parts, copies=self.config.checkpoint.copies, told=told)
+        except DiskError as error:
             full = str(error)
+        finally:
+            self._heartbeat.writing = None
         accounts = {name: vars(account) for name, account in self.group.accounting().items()}
-        self.line.send({"op": "saved", "files": files, "streams": accounts, "full": full})
+        self.line.send({"op": "saved", "files": files, "streams": accounts, "full": full, "told": told})
 
     # ------------------------------------------------------------------------------------------------------- telling
     def _report(self, *, force: bool) -> None:
@@ -158,18 +173,12 @@ class Member:
 
     def _beat(self) -> None:
         while not self.line.closed and not self.done:
-            now = self._clock.now()
-            current = {w.name: [w.timer.current[0], now - w.timer.current[1]] for w in self.group.workers}
-            self.line.send({"op": "beat", "stages": current, "waits": self.group.waits() if self.running else {}})
+            waits = self.group.waits() if self.running else {}
+            self.line.send({"op": "beat", "waits": waits, **self._heartbeat.look()})
             time.sleep(BEAT_S)
-            if self._clock.now() - now > STANDSTILL_S:  # all of the process stood still: no stage hangs
-                for worker in self.group.workers:
-                    worker.timer.touch()
 
     def _progress(self, done: int, total: int) -> None:
-        evaluator = self.group.evaluator
-        if evaluator is not None:
-            evaluator.timer.touch()
+        progressed()
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + REPORT_S
@@ -181,9 +190,14 @@ class Member:
 
 
 def tell_error(line: ControlLine, worker: str, error: Exception) -> None:
-    """The last word of a group that failed."""
-    trace = "".join(traceback.format_exception(error))
-    found: Message = {"type": type(error).__name__, "text": str(error), "traceback": trace}
+    """The last word of a group that failed. The lines of a user's code go with it; a traceback only of a mistake of ours."""
+    if getattr(error, "filename", None):  # else the traceback alone says who wrote
+        error = refused(error, Path(tempfile.gettempdir())) or error
+    known = isinstance(error, RunnelError) or is_users(error)
+    text = str(error) + ("" if isinstance(error, RunnelError) else frames(error))
+    notes = "\n".join(getattr(error, "__notes__", []))
+    trace = notes if known else "".join(traceback.format_exception(error))
+    found: Message = {"type": type(error).__name__, "text": text, "traceback": trace}
     if isinstance(error, NonFiniteError):
         found |= {"tensor": error.tensor, "step": error.step, "detail": error.detail}
     line.send({"op": "error", "worker": worker, **found})

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from runnel.core.resolve import load_object
+from runnel.core.signals import leave_sigterm_to_the_run
 from runnel.run.launchers.line import Line
 
 ENTRY = "import sys; from runnel.run.launchers.nursery import main; sys.exit(main(*sys.argv[1:]))"
@@ -135,6 +136,7 @@ class Nursery:
 def main(control: str, live: str, *early: str) -> int:
     """Fork children until the other end of `control` is gone. In a child it returns, too: with the child's exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    leave_sigterm_to_the_run()
     do: Live = load_object(live, "live")
     for name in early:
         with suppress(ImportError):

@@ -7,13 +7,11 @@ and answers for it to other nodes.
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from ipaddress import IPv4Address, ip_address
 from typing import Any
@@ -28,15 +26,16 @@ from runnel.core.errors import ConfigError, WorkerFailure
 from runnel.flow.transports.map import Map
 from runnel.flow.transports.ray import FAULTS, NAMESPACE, agent_name
 from runnel.run.experiment import PARAMS, Experiment
+from runnel.run.launchers.deadlines import START_TIMEOUT_S
+from runnel.run.launchers.host import Seat
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.ray_actors import AgentActor, GroupActor
-from runnel.run.launchers.supervisor import START_TIMEOUT_S, Seat, supervise
+from runnel.run.launchers.ray_head import Head, connected
+from runnel.run.launchers.supervisor import supervise
 from runnel.run.needs import SPREAD_RANKS, Need, NodeRoom, describe_fit, fit, needs_of, on_one_node, rank_groups
 from runnel.run.session import Session
-from runnel.run.wiring import Edges, available_cores
+from runnel.run.wiring import Edges
 
-LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-"""Ray takes 127.0.0.1 for a slip and puts the machine's own address in its place."""
 GRACE_S = 5.0
 """Room that was held until just now may take so long to be free again."""
 MANY = 100_000
@@ -45,38 +44,8 @@ MANY = 100_000
 
 def launch(session: Session) -> str:
     """Run to the end; returns the status."""
-    with connected(session.experiment, session.groups):
-        return supervise(session, RayHost(session))
-
-
-@contextmanager
-def connected(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> Iterator[None]:
-    """A cluster: the one we are in, the one at `cluster.address`, or a new one on this machine that ends with the run."""
-    if ray.is_initialized():
-        yield
-        return
-    address = experiment.config.cluster.address or os.environ.get("RAY_ADDRESS", "")
-    quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
-    if address:
-        attach(address, quiet)
-    else:  # its cores are only numbers: as with the local launcher, processes share what the machine has
-        cores = math.ceil(sum(need.cores for need in needs_of(experiment, groups).values()))
-        labels = {k: v for need in needs_of(experiment, groups).values() for k, v in need.labels.items()}
-        more = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "labels": labels}
-        ray.init(address="local", num_cpus=max(cores, available_cores()), **more, **quiet)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def attach(address: str, quiet: dict[str, Any]) -> None:
-    """Join the cluster at `address`, or say that none answers there."""
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        text = str(error).partition("\n")[0]
-        raise ConfigError("cluster.address", address, f"no Ray cluster answers there ({text}); `ray start --head`") from error
+    with connected(session.experiment, session.groups) as head:
+        return supervise(session, RayHost(session, head))
 
 
 def rooms() -> list[NodeRoom]:
@@ -141,8 +110,9 @@ def _reason(error: RayError) -> str:
 class RaySeat:
     """A group as a Ray actor. It is placed by Ray in its own time; then it begins."""
 
-    def __init__(self, group: str, actor: Any, numbers: dict[str, int]) -> None:
-        self.group, self.actor, self.numbers = group, actor, numbers
+    def __init__(self, group: str, actor: Any, head: Head) -> None:
+        self.group, self.actor, self._head = group, actor, head
+        self.numbers: dict[str, int] = {}
         self.line = RayLine(actor)
         self.place: Any = actor.where.remote()
         """The question where Ray has put it, until that is known."""
@@ -176,7 +146,7 @@ class RaySeat:
     def fail(self, how: str) -> None:
         """Its node is not usable any more."""
         self._failed = self._failed or how
-        ray.kill(self.actor)
+        _kill(self.actor, self._head)
 
     def stack(self) -> str:
         try:
@@ -189,7 +159,15 @@ class RaySeat:
         self.line.closed = True
         if self.begun and timeout_s > 0 and not self.died():
             ray.wait([self.actor.ended.remote()], timeout=timeout_s)
-        ray.kill(self.actor)
+        _kill(self.actor, self._head)
+
+
+def _kill(actor: Any, head: Head) -> None:
+    """End an actor's process. Ray does that through its head; without one, the process is asked to end itself."""
+    if head.silent():
+        actor.leave.remote()
+    else:
+        ray.kill(actor)
 
 
 class Node:
@@ -219,8 +197,8 @@ class Node:
 class RayHost:
     """`supervisor.Host` on a Ray cluster."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, head: Head) -> None:
+        self._session, self._head = session, head
         self._id = ""
         self._opened = False
         self._needs = needs_of(session.experiment, session.groups)
@@ -235,12 +213,13 @@ class RayHost:
     # ------------------------------------------------------------------------------------------------------------ start
     def open(self, groups: Collection[str]) -> None:
         """Have every group placed: only then is it known which edges leave a node."""
+        self._head.check()
         self._id = f"{self._session.folder.path.name[-40:]}-{secrets.token_hex(4)}"
         self._await_room(groups, START_TIMEOUT_S if self._opened else GRACE_S)
         self._opened = True
         self._reserve(groups)
         actors = {name: self._actor(name) for name in groups}
-        self._seats = {name: RaySeat(name, actor, {}) for name, actor in actors.items()}
+        self._seats = {name: RaySeat(name, actor, self._head) for name, actor in actors.items()}
         deadline = time.monotonic() + START_TIMEOUT_S
         while not all(seat.placed() for seat in self._seats.values()):
             for seat in self._seats.values():
@@ -295,7 +274,8 @@ class RayHost:
     def start(self, group: str, *, epoch: int, incarnation: int) -> RaySeat:
         seat = self._seats.get(group)
         if seat is None or seat.numbers:
-            seat = self._seats[group] = RaySeat(group, self._actor(group), {})
+            self._head.check()
+            seat = self._seats[group] = RaySeat(group, self._actor(group), self._head)
         seat.numbers = {"epoch": epoch, "incarnation": incarnation}
         self._advance()
         return seat
@@ -307,6 +287,7 @@ class RayHost:
             if seat.begun or not seat.numbers or not seat.placed():
                 continue
             if seat.node not in self._nodes:
+                self._head.check()
                 self._nodes[seat.node] = self._node(seat.node)
                 self._tell_map()
             node = self._nodes[seat.node]
@@ -419,16 +400,20 @@ class RayHost:
         else:
             time.sleep(timeout_s)
 
+    def lost(self) -> str:
+        return self._head.lost()
+
     def output(self) -> str:
         return self._session.folder.log.read_text(errors="replace")[-2000:] if self._session.folder.log.exists() else ""
 
     def close(self) -> None:
         for seat in self._seats.values():
-            ray.kill(seat.actor)
+            _kill(seat.actor, self._head)
         for node in self._nodes.values():
-            ray.kill(node.agent)
+            _kill(node.agent, self._head)
         for room in {id(room): room for room, _ in self._rooms.values()}.values():
-            remove_placement_group(room)
+            if not self._head.silent():
+                remove_placement_group(room)
         self._seats, self._nodes, self._rooms = {}, {}, {}
 
 

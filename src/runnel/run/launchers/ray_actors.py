@@ -164,6 +164,10 @@ class GroupActor:
         """Returns when the workers are closed."""
         await self._ended.wait()
 
+    async def leave(self) -> None:
+        """End the process: the cluster has no head any more that could do it."""
+        os._exit(0)
+
 
 class AgentActor:
     """The agent of a node as a Ray actor."""
@@ -207,6 +211,10 @@ class AgentActor:
         await self._opened.wait()
         assert self._agent is not None, "it is open"
         self._agent.update(Map.from_data(json.loads(data)))
+
+    async def leave(self) -> None:
+        """End the process: the cluster has no head any more that could do it."""
+        os._exit(0)
 
     async def live(self) -> None:
         """Never returns: whoever waits for it learns when the agent is gone."""

@@ -9,68 +9,40 @@ fault itself: it is named, what is left of the run is saved, and the run ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
 
-from runnel.core.errors import DeadlockError, DiskFullError, NonFiniteError, WorkerFailure
+from runnel.core.errors import (
+    ClusterLost,
+    DeadlockError,
+    DiskError,
+    DiskFullError,
+    EngineLost,
+    NonFiniteError,
+    RunnelError,
+    UnrestorableError,
+    WorkerFailure,
+)
 from runnel.flow.transports.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
-from runnel.run.launchers.line import ControlLine, Message
-from runnel.run.launchers.member import STANDSTILL_S
+from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines, Stage
+from runnel.run.launchers.heartbeat import STANDSTILL_S
+from runnel.run.launchers.host import Host, Seat
+from runnel.run.launchers.line import Message
 from runnel.run.session import Session
 from runnel.track.folder import RunFolder
 
-START_TIMEOUT_S = 300.0
 RESTART_WINDOW_S = 600.0
 """Restarts of a group are counted over so long; who dies more often than `placement.max_restarts` ends the run."""
 EXIT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 """A group that failed has so long to let go of what it holds (environments, engines)."""
 ROUND_S = 0.1
-
-
-class Seat(Protocol):
-    """A group's process, as whoever started it can handle it."""
-
-    @property
-    def line(self) -> ControlLine: ...
-
-    def waits(self) -> bool:
-        """Whether it has no place to run yet: a cluster may have lost the room for it."""
-        ...
-
-    def died(self) -> str:
-        """How the process ended, in words; empty while it lives."""
-        ...
-
-    def stack(self) -> str:
-        """Where the process is now, if it can still say so."""
-        ...
-
-    def end(self, timeout_s: float) -> None:
-        """Give the process so long to leave by itself, then kill it, and let go of it."""
-        ...
-
-
-class Host(Protocol):
-    """Starts processes: on this machine, or on a cluster."""
-
-    def open(self, groups: Collection[str]) -> None:
-        """Make what all groups share: memory, doorbells, agents of nodes."""
-        ...
-
-    def start(self, group: str, *, epoch: int, incarnation: int) -> Seat: ...
-
-    def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
-        """Until one of them may have sent something, or the time has passed."""
-        ...
-
-    def output(self) -> str:
-        """The end of what processes have printed."""
-        ...
-
-    def close(self) -> None: ...
+PARTING_S = 15.0
+"""Without their cluster's head, groups have so long to stop, and then to save: Ray ends them 60 s after it was lost."""
+OWN_LOSSES = {PeerLost.__name__: "has lost a node", EngineLost.__name__: "has lost its engine"}
+"""Errors that are no fault of whoever raised them: it is started again."""
+DISK = {kind.__name__: kind for kind in (DiskError, DiskFullError)}
+"""Errors of which the sentence says all; where they were raised says nothing more."""
 
 
 class Child:
@@ -78,16 +50,28 @@ class Child:
 
     def __init__(self, name: str, seat: Seat) -> None:
         self.name, self.seat = name, seat
-        self.heard = time.monotonic()
-        self.stages: dict[str, tuple[str, float]] = {}
+        self.heard = self.moved = time.monotonic()
+        """When it last said something; when it last had something to show: a stage that ended, a piece of work."""
+        self.stages: dict[str, Stage] = {}
+        self.held: dict[str, float] = {}
         self.waits: dict[str, str] = {}
         self.answers: list[Message] = []
         self.since: float | None = None
         """Set while it is being started again: when it was lost."""
+        self.is_new = False
+        """It was never there before: somebody asked for more workers."""
 
 
 class RunLost(Exception):
     """A group is gone without which the run cannot go on in its place: it goes on from a checkpoint."""
+
+
+class RestoreFailed(Exception):
+    """A group could not take up its part of the checkpoint: the run goes on from the one before."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def supervise(session: Session, host: Host) -> str:
@@ -105,6 +89,12 @@ def supervise(session: Session, host: Host) -> str:
             lost_at = time.monotonic()
             supervisor.end()
             session.go_back(str(loss))
+        except RestoreFailed as failure:
+            supervisor.end()
+            session.fall_back(failure.error)
+        except ClusterLost as loss:
+            loss.add_note(supervisor.part())
+            raise
         finally:
             supervisor.end()
 
@@ -114,18 +104,27 @@ class Supervisor:
 
     def __init__(self, session: Session, host: Host, losses: dict[str, list[float]]) -> None:
         self.session, self.config, self.host = session, session.experiment.config, host
+        self._deadlines = Deadlines(self.config.placement.stage_timeout_s)
         self.children: dict[str, Child] = {}
         self._losses = losses
         self._active = [g for g, members in session.groups.items() if not all(map(session.experiment.is_idle, members))]
         self._paused = True
         self._is_up = False
         """Every group has been started, from the checkpoint if there is one: from now on one may come again by itself."""
+        self._restoring = False
+        """Groups take up their parts of a checkpoint: what fails now is that."""
+        self._kept: dict[str, list[int]] = {}
+        """By parameter channel, the versions that a checkpoint made at this barrier holds."""
         self._gone: list[str] = []
         self._leaving: dict[str, Child] = {}
         self._comings: dict[str, int] = {}
         """Times that a group has left by order, and may come again."""
         self._moved = self._watched = time.monotonic()
         self._interrupted = False
+        self._saving = False
+        """Parts of a checkpoint are on their way: whatever else happens, they are waited for."""
+        self._parting = False
+        """The cluster is about to end all processes: nothing is started any more."""
 
     # --------------------------------------------------------------------------------------------------------- start
     def start(self) -> None:
@@ -134,11 +133,13 @@ class Supervisor:
         for name in self._active:
             self.children[name] = self._seat(name)
         session.ledger.tick("starting processes")
-        self._await("ready", list(self.children), START_TIMEOUT_S)
+        self._await("ready", list(self.children))
+        self._restoring = session.resume_from is not None
         owners = [g for g in self._active if self._owns_streams(g)]
         for name in (*owners, *(g for g in self._active if g not in owners)):
             self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
-            self._await("started", [name], START_TIMEOUT_S)
+            self._await("started", [name])
+        self._restoring = False
         session.begin()
         self._is_up = True
         self._go()
@@ -205,8 +206,10 @@ class Supervisor:
         for group in numbered[:number]:
             if group not in self.children and group not in self._leaving:
                 child = self.children[group] = self._seat(group)
-                child.since = time.monotonic()
-        self.session.ledger.note(f"scaled to {min(number, len(numbered))} workers of kind {kind}", what="order")
+                child.since, child.is_new = time.monotonic(), True
+        number = min(number, len(numbered))
+        told = f"scaled to {number} {kind} worker{'s' * (number != 1)}"
+        self.session.ledger.note(told, what="order", about={"numbers": {kind: number}})
 
     def _dismiss(self, group: str) -> None:
         child = self.children.pop(group)
@@ -223,6 +226,7 @@ class Supervisor:
             child.seat.end(0.0)
             del self._leaving[group]
             self._abandon(self.session.groups[group])
+            self.session.ledger.forget(self.session.groups[group])
 
     def _abandon(self, workers: list[str]) -> None:
         for name in self.children:
@@ -242,7 +246,7 @@ class Supervisor:
         owner = self._evaluates()
         if owner is not None and status != "interrupted":
             self._order(owner, {"op": "evaluate"})
-            (answer,) = self._await("evaluated", [owner], None)
+            (answer,) = self._await("evaluated", [owner])
             status = status if answer["whole"] else "interrupted"
         self._barrier(last=True)
         return status
@@ -266,14 +270,17 @@ class Supervisor:
         names = self._standing()
         self._pause(names)
         for whole in (kinds := self.session.checkpoint_kinds(last=last)):
-            path = self.session.begin_checkpoint()
+            self._saving = True
             try:
+                path = self.session.begin_checkpoint()
                 self._save(path, [n for n in names if n in self._standing()], whole=whole)
                 return
-            except DiskFullError as error:
-                self.session.drop_checkpoint(path, str(error))
+            except (DiskError, UnrestorableError) as error:
+                self.session.drop_checkpoint(str(error))
                 if last and whole is kinds[-1]:
                     raise
+            finally:
+                self._saving = False
 
     def _save(self, path: Path, names: list[str], *, whole: bool) -> None:
         """The parts of all groups, and the ledger's, as one checkpoint."""
@@ -282,15 +289,16 @@ class Supervisor:
         missing = [w for g in expected if g not in names for w in session.groups[g]]
         files: dict[str, str] = {}
         for name in names:
-            self._order(name, {"op": "save", "path": str(path), "abandon": missing, "whole": whole})
-        answers = self._await("saved", names, self.config.placement.stage_timeout_s)
+            self._order(name, {"op": "save", "path": str(path), "abandon": missing, "whole": whole, "kept": self._kept})
+        answers = self._await("saved", names)
         if full := [answer["full"] for answer in answers if answer["full"]]:
             raise DiskFullError(full[0])
         for answer in answers:
             files |= answer["files"]
             session.ledger.streams |= answer["streams"]
+            session.tell_damage(answer["told"])
         files |= write_parts(path, {"ledger": session.ledger.snapshot()} if whole else {})
-        session.finish_checkpoint(path, files, left_out=missing, whole=whole)
+        session.finish_checkpoint(path, files, left_out=missing, whole=whole, kept=self._kept)
 
     def _pause(self, names: list[str]) -> None:
         """The trainer first: it may be in an update that other ranks have to end with it."""
@@ -299,7 +307,8 @@ class Supervisor:
         for some in (first, [n for n in names if n not in first]):
             for name in some:
                 self._order(name, {"op": "pause"})
-            self._await("paused", some, self.config.placement.stage_timeout_s)
+            for answer in self._await("paused", some):
+                self._kept |= answer["kept"]
 
     # --------------------------------------------------------------------------------------------------------- lines
     def _order(self, name: str, message: Message) -> None:
@@ -308,6 +317,8 @@ class Supervisor:
     def _listen(self, timeout_s: float) -> None:
         self.session.listen()
         self._interrupt()
+        if not self._parting and not self._saving and (how := self.host.lost()):
+            raise ClusterLost(how)
         self.host.wait([c.seat for c in self.children.values()], timeout_s)
         for child in list(self.children.values()):
             for message in child.seat.line.receive():
@@ -315,12 +326,14 @@ class Supervisor:
 
     def _hear(self, child: Child, message: Message) -> None:
         child.heard = time.monotonic()
+        if message["op"] != "beat" or message["moved"]:
+            child.moved = child.heard
         match message["op"]:
             case "beat":
-                child.stages = {w: (stage, age) for w, (stage, age) in message["stages"].items()}
-                child.waits = message["waits"]
-                if any(stage != "idle" for stage, _ in child.stages.values()):
-                    self._moved = time.monotonic()
+                child.stages = {w: (stage, age, first) for w, (stage, age, first) in message["stages"].items()}
+                child.held, child.waits = message["held"], message["waits"]
+                if message["progressed"] or any(stage != "idle" for stage, _, _ in child.stages.values()):
+                    self._moved = child.heard
             case "events":
                 self.session.ledger.add_stages(message["stages"])
                 self.session.ledger.add(message["events"])
@@ -329,10 +342,13 @@ class Supervisor:
                 self.session.ledger.tick(message["text"])
             case "error":
                 self._blame(message)
-                if message["type"] == PeerLost.__name__:  # another node did not answer: no fault of its own
-                    self._lost(child, f"has lost a node: {message['text']}")
+                if message["type"] in OWN_LOSSES:
+                    first, _, rest = message["text"].partition("\n")
+                    self._lost(child, f"{OWN_LOSSES[message['type']]}: {first}", rest and f"\n{rest}")
                     return
-                self._fail(child, message["worker"], _as_error(message))
+                if self._restoring:
+                    raise RestoreFailed(_as_error(message, self.session.ledger.version))
+                self._fail(child, message["worker"], _as_error(message, self.session.ledger.version))
             case "ready" if child.since is not None:
                 child.seat.line.send({"op": "start", "checkpoint": "", "init_from": ""})
             case "started" if child.since is not None:
@@ -340,10 +356,11 @@ class Supervisor:
             case _:
                 child.answers.append(message)
 
-    def _await(self, op: str, names: list[str], timeout_s: float | None) -> list[Message]:
-        """The answer `op` of each of `names`; who does not give it in time is named. One that is lost meanwhile and is being
-        started again gives none."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    def _await(self, op: str, names: list[str]) -> list[Message]:
+        """The answer `op` of each of `names`; who does not give it, and has nothing to show for so long, is named. One that is
+        lost meanwhile and is being started again gives none."""
+        limits, asked = self._deadlines, time.monotonic()
+        limit = limits.start_s if op in ("ready", "started") else limits.limit_s
         found: dict[str, Message] = {}
         while True:
             for name in names:
@@ -357,35 +374,51 @@ class Supervisor:
             self._listen(0.05)
             self._watch(silence=op != "ready")
             child = self.children[late[0]]
-            if deadline is not None and time.monotonic() > deadline and child.since is None:
+            busy = any(stage != "idle" for stage, _, _ in child.stages.values())  # a stage has a deadline of its own
+            if self._parting and time.monotonic() - asked > PARTING_S:  # Ray ends them whatever they are at
+                raise RunLost(f"worker {child.name!r} was not {op} within {PARTING_S:g} s")
+            if child.since is None and not busy and time.monotonic() - max(asked, child.moved) > limit:
                 if (quiet := time.monotonic() - child.heard) > STANDSTILL_S:
                     self._lost(child, f"has sent no heartbeat for {quiet:.1f} s, asked to be {op}; it is stopped or stuck")
                     continue
-                text = f"did not answer {op!r} in {timeout_s:g} s:\n{child.seat.stack()}"
-                self._fail(child, child.name, WorkerFailure(child.name, text))
+                text = f"was asked to be {op}, and has done nothing for {limit:g} s ({limits.named(limit)}); its stack:"
+                self._fail(child, child.name, WorkerFailure(child.name, f"{text}\n{child.seat.stack()}"), raising=LIMIT)
 
     # ------------------------------------------------------------------------------------------------------ watching
     def _watch(self, *, silence: bool = True) -> None:
-        limit = self.config.placement.stage_timeout_s
         self._forgive()
         for child in list(self.children.values()):
             if how := child.seat.died():
                 self._died(child, how)
                 continue
-            quiet = time.monotonic() - child.heard
             if child.since is not None:
-                if quiet > START_TIMEOUT_S and not child.seat.waits():
-                    self._lost(child, f"did not start in {quiet:.0f} s")
+                self._watch_start(child)
                 continue
-            if not silence:
-                continue
-            if quiet > max(limit, 2.0):
-                self._lost(child, f"has sent no heartbeat for {quiet:.1f} s (limit {limit:g} s); it is stopped or stuck")
-                continue
-            for worker, (stage, age) in child.stages.items():
-                if stage != "idle" and age > limit:
-                    text = f"hung in stage {stage!r} for {age:.1f} s (limit {limit:g} s); its stack:\n{child.seat.stack()}"
-                    self._fail(child, worker, WorkerFailure(worker, text))
+            quiet = time.monotonic() - child.heard
+            limit = self._deadlines.limit_s
+            if silence and quiet > max(limit, STANDSTILL_S):
+                what = f"has sent no heartbeat for {quiet:.1f} s ({self._deadlines.named(limit)}); it is stopped or stuck"
+                self._lost(child, what)
+        if silence:
+            self._watch_stages()
+
+    def _watch_start(self, child: Child) -> None:
+        """One that is started again."""
+        if child.seat.waits():
+            child.moved = time.monotonic()
+        limit = self._deadlines.start_s
+        if (still := time.monotonic() - child.moved) > limit:
+            self._lost(child, f"did not start: it has done nothing for {still:.0f} s ({self._deadlines.named(limit)})")
+
+    def _watch_stages(self) -> None:
+        at_work, ranks = [c for c in self.children.values() if c.since is None], self.session.experiment.trainer_names()
+        found = self._deadlines.hung({w: stage for c in at_work for w, stage in c.stages.items()}, ranks)
+        if found is None and (odd := self._deadlines.at_odds({w: age for c in at_work for w, age in c.held.items()}, ranks)):
+            found = ranks[0], odd
+        if found is not None:
+            worker, text = found
+            child = next(c for c in at_work if worker in c.stages)
+            self._fail(child, worker, WorkerFailure(worker, f"{text}; its stack:\n{child.seat.stack()}"), raising=LIMIT)
 
     def _forgive(self) -> None:
         """Nobody is to blame for the time in which this process itself stood still (Ctrl-Z, a long callback)."""
@@ -394,7 +427,7 @@ class Supervisor:
         if gap > STANDSTILL_S:
             self._moved = min(self._moved + gap, now)
             for child in self.children.values():
-                child.heard = min(child.heard + gap, now)
+                child.heard, child.moved = min(child.heard + gap, now), min(child.moved + gap, now)
 
     def _check_moving(self) -> None:
         if any(c.since is not None for c in self.children.values()):
@@ -402,7 +435,10 @@ class Supervisor:
         still = time.monotonic() - self._moved
         if still > self.config.placement.stall_timeout_s:
             waits = "; ".join(f"{w} waits for {what}" for c in self.children.values() for w, what in c.waits.items())
-            raise DeadlockError(f"nothing has moved for {still:.0f} s: {waits}")
+            limit = self.config.placement.stall_timeout_s
+            error = DeadlockError(f"nothing has moved for {still:.0f} s ({STALL} = {limit:g}): {waits}")
+            error.add_note(f"run folder: {self.session.folder.path}; {self.session.how_to_go_on(STALL)}")
+            raise error
 
     # -------------------------------------------------------------------------------------------------------- losses
     def _died(self, child: Child, how: str) -> None:
@@ -425,8 +461,11 @@ class Supervisor:
         members = self.session.groups[child.name]
         detail = f"{how} (workers: {', '.join(members)})" if members != [child.name] else how
         child.seat.end(0.0)
+        if self._parting:
+            raise RunLost(f"worker {child.name!r} {detail}")
         if not self._may_restart(child.name):
-            self._fail(child, child.name, WorkerFailure(child.name, detail + output))
+            raising = LIMIT if LIMIT in how else ""
+            self._fail(child, child.name, WorkerFailure(child.name, detail + output), raising=raising)
         if not self._is_up or not self._is_stateless(child.name):
             raise RunLost(f"worker {child.name!r} {detail}")
         self.session.ledger.lost(f"worker {child.name!r} {detail}", "starting it again")
@@ -450,21 +489,42 @@ class Supervisor:
     def _back(self, child: Child) -> None:
         assert child.since is not None, "it was lost"
         seconds, child.since = time.monotonic() - child.since, None
-        self.session.ledger.recovered(f"worker {child.name!r}", seconds)
+        if child.is_new:
+            self.session.ledger.note(f"worker {child.name!r} has joined after {seconds:.1f} s", what="order")
+        else:
+            self.session.ledger.recovered(f"worker {child.name!r}", seconds)
         if not self._paused:
             child.seat.line.send({"op": "go"})
 
-    def _fail(self, child: Child, worker: str, error: Exception) -> None:
-        """Name the culprit; save what is left if the learner is not touched; end the run."""
+    def _fail(self, child: Child, worker: str, error: Exception, *, raising: str = "") -> None:
+        """Name the culprit; save what is left if the learner is not touched; end the run. `raising` names the setting that
+        gives it more time."""
         child.seat.end(CLOSE_TIMEOUT_S)
         whole = self._is_stateless(child.name) and not isinstance(error, NonFiniteError)
-        if whole and self.session.started and self.session.ledger.version > 0 and not self._gone:
+        if whole and self.session.started and self.session.ledger.version > 0 and not self._gone and not self._parting:
             self._gone.append(child.name)
             del self.children[child.name]
-            self.session.ledger.note(str(error).partition("\n")[0], level="error")
-            self._barrier()
-        error.add_note(f"run folder: {self.session.folder.path}; go on with `runnel resume {self.session.folder.path}`")
+            try:
+                self.session.ledger.note(str(error).partition("\n")[0], level="error")
+                self._barrier()
+            except DiskError as full:
+                error.add_note(f"the rest of the run could not be saved: {full}")
+        error.add_note(f"run folder: {self.session.folder.path}; {self.session.how_to_go_on(raising)}")
         raise error
+
+    def part(self) -> str:
+        """The cluster is about to end all processes: save the run while they still answer. Returns what became of it."""
+        self._parting = True
+        ledger, became = self.session.ledger, "what came after its newest checkpoint is lost. "
+        if self._is_up and ledger.version > 0:
+            try:
+                self._barrier()
+                became = f"the run was saved at version {ledger.version}. "
+            except (RunLost, RunnelError) as problem:
+                ledger.note(f"no checkpoint could be made any more: {problem}", level="warning")
+        if not self.session.checkpoints.finished():
+            became = ""
+        return f"{became}run folder: {self.session.folder.path}; {self.session.how_to_go_on()}"
 
     # ----------------------------------------------------------------------------------------------------------- end
     def end(self) -> None:
@@ -480,10 +540,14 @@ class Supervisor:
         self.host.close()
 
 
-def _as_error(message: Message) -> Exception:
+def _as_error(message: Message, version: int) -> Exception:
     if message["type"] == "NonFiniteError":
         return NonFiniteError(message["tensor"], message["step"], message["detail"])
+    if message["type"] in DISK:
+        return DISK[message["type"]](message["text"])
     text = f"failed with {message['type']}: {message['text']}"
     error = WorkerFailure(message["worker"], text)
-    error.add_note(message["traceback"])
+    error.add_note(f"raised by worker {message['worker']!r} at version {version}")
+    if message["traceback"]:
+        error.add_note(message["traceback"])
     return error

@@ -48,12 +48,12 @@ def scalars(row: Row) -> dict[str, float]:
     if row.get("kind") == "update":
         flat.update(row.get("metrics", {}))
         timing = row.get("time", {})
-        flat.update({f"time/{k}": v for k, v in timing.items() if not isinstance(v, dict)})
+        flat.update({f"time/{k}": v for k, v in timing.items() if not isinstance(v, dict) and k != "left_s"})
         flat.update({f"time/{part}/{k}": v for part in ("stages", "idle", "ranks") for k, v in timing.get(part, {}).items()})
         for stream, counts in row.get("streams", {}).items():
             flat.update(_counts(f"streams/{stream}", counts) if isinstance(counts, Mapping) else {})
     elif row.get("kind") == "eval":
-        flat = {f"eval/{name}": row[name] for name in ("mean", "low", "high") if name in row}
+        flat = {f"eval/{name}": row[name] for name in ("mean", "low", "high") if name in row} | row.get("metrics", {})
     return {k: float(v) for k, v in flat.items() if _is_finite(v)}
 
 

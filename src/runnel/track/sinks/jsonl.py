@@ -6,11 +6,15 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from runnel.core.disk import told_if_refused
+from runnel.core.errors import DiskError
 from runnel.track.cut import BLOCK, cut_rows
 from runnel.track.folder import Row
 
@@ -21,15 +25,14 @@ class JsonlSink:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._size, self._hash = 0, hashlib.sha256()
 
     def row(self, row: Row) -> None:
         self._write(encode(row).encode(errors="backslashreplace") + b"\n")
 
     def flush(self) -> None:
-        if self._file is not None:
-            self._file.flush()
+        """Nothing is kept back."""
 
     def mark(self) -> dict[str, Any]:
         """Bytes in the file, and their SHA-256: what a checkpoint stores."""
@@ -46,10 +49,11 @@ class JsonlSink:
             self._file.close()
             self._file = None
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> FileIO:
         if self._file is None:
             self._size, self._hash = 0, hashlib.sha256()
-            self._file = self.path.open("a+b")
+            with told_if_refused(self.path.parent):
+                self._file = self.path.open("a+b", buffering=0)
             self._file.seek(0)
             while data := self._file.read(BLOCK):
                 self._add(data)
@@ -59,9 +63,16 @@ class JsonlSink:
         return self._file
 
     def _write(self, data: bytes) -> None:
-        file = self._open()
-        file.write(data)
-        file.flush()
+        """All of `data`, or an error and nothing of it: a row that the disk has no room for leaves no half of it behind."""
+        file, left = self._open(), memoryview(data)
+        try:
+            with told_if_refused(self.path):
+                while left:
+                    left = left[file.write(left) :]
+        except DiskError:
+            with suppress(OSError):
+                file.truncate(self._size)
+            raise
         self._add(data)
 
     def _add(self, data: bytes) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 from runnel.core.errors import ConfigError
 from runnel.track.folder import Row
 from runnel.track.sinks.base import scalars, step_of
+from runnel.track.sinks.config import names_in
 from runnel.track.sinks.outbox import Outbox
 
 MOST = 1000
 """Metrics that one call of MLflow takes."""
 MOST_PARAMS = 100
 LONGEST_PARAM = 6000
-ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", "collapsed": "FAILED"}
+ENDS = {"failed": "FAILED", "collapsed": "FAILED"}
 
 
 class MlflowSink:
@@ -29,7 +30,7 @@ class MlflowSink:
     in MLflow.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], *, experiment: str = "runnel") -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:
             from mlflow.entities import Metric, Param
@@ -39,11 +40,13 @@ class MlflowSink:
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._metric, self._client = Metric, MlflowClient(tracking_uri=uri)
-        self._outbox = Outbox(folder, "mlflow")
+        names = names_in(config)
+        experiment = names.project_of("MLFLOW_EXPERIMENT_NAME")
+        self._outbox = Outbox(folder, "mlflow", place=experiment)
         self._id, self._status = self._outbox.id, "FINISHED"
         if not self._id or self._outbox.is_cut:
             where = self._experiment(experiment, folder)
-            self._id = self._client.create_run(where, run_name=folder.name).info.run_id
+            self._id = self._client.create_run(where, run_name=names.name_of(folder)).info.run_id
             params = [Param(_name(k), str(v)[:LONGEST_PARAM]) for k, v in _flat(config).items()]
             for start in range(0, len(params), MOST_PARAMS):
                 self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])
@@ -56,7 +59,7 @@ class MlflowSink:
     def row(self, row: Row) -> None:
         self._outbox.add(row)
         if row.get("kind") == "end":
-            self._status = ENDS.get(str(row.get("status")), "FINISHED")
+            self._status = "KILLED" if row.get("interrupted") else ENDS.get(str(row.get("status")), "FINISHED")
 
     def flush(self) -> None:
         self._outbox.flush()

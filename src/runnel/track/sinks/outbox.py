@@ -22,12 +22,16 @@ INTERVAL_S = 5.0
 
 
 class Outbox:
-    """The rows of one run that one place is sent. Ask `is_cut` first, then `begin`."""
+    """The rows of one run that one place is sent. Ask `is_cut` first, then `begin`. `place` names it where it is one of
+    several: another one has nothing of the run yet."""
 
-    def __init__(self, folder: Path, name: str, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, name: str, clock: Clock | None = None, *, place: str = "") -> None:
         self._path, self._clock = folder / f"{name}_run.json", clock or WallClock()
         self._kept = kept_rows(folder)
         known: dict[str, Any] = json.loads(self._path.read_text()) if self._path.is_file() else {"id": "", "rows": 0}
+        self._place = place
+        if known.get("place", place) != place:  # it has nothing of this run; files of earlier versions name none
+            known = {"id": "", "rows": 0}
         self.id: str = known["id"]
         """The id of an earlier life of the run; empty if there was none."""
         self._sent: int = known["rows"]
@@ -73,5 +77,5 @@ class Outbox:
 
     def _save(self, *, closed: bool = False) -> None:
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({"id": self.id, "rows": self._sent, "closed": closed}) + "\n")
+        new.write_text(json.dumps({"id": self.id, "rows": self._sent, "closed": closed, "place": self._place}) + "\n")
         new.replace(self._path)

@@ -11,9 +11,8 @@ from typing import Any
 from runnel.core.errors import ConfigError
 from runnel.track.folder import Row
 from runnel.track.sinks.base import scalars, step_of
+from runnel.track.sinks.config import names_in
 from runnel.track.sinks.outbox import Outbox
-
-PROJECT = "runnel"
 
 
 class TrackioSink:
@@ -23,7 +22,7 @@ class TrackioSink:
     and takes its folder from the moment of its first import. What was cut away by a resume is deleted, the run written anew.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], *, project: str = PROJECT) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         try:
             from trackio import sqlite_storage
         except ImportError as error:
@@ -31,11 +30,12 @@ class TrackioSink:
         self._module: Any = sqlite_storage
         self._folder = Path(os.environ.get("TRACKIO_DIR") or folder / "trackio").resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._project, self._run, self._config = project, folder.name, dict(config)
-        self._outbox = Outbox(folder, "trackio")
+        names = names_in(config)
+        self._project, self._run, self._config = names.project_of(), names.name_of(folder), dict(config)
+        self._outbox = Outbox(folder, "trackio", place=self._project)
         if self._outbox.is_cut:
             with self._here() as storage:
-                storage.delete_run(project, self._run)
+                storage.delete_run(self._project, self._run)
             self._outbox.id = ""
         self._outbox.begin(self._run, self._send)
 

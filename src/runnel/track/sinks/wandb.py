@@ -11,6 +11,7 @@ from typing import Any, Literal
 from runnel.core.errors import ConfigError
 from runnel.track.folder import Row
 from runnel.track.sinks.base import scalars, step_of
+from runnel.track.sinks.config import names_in
 from runnel.track.sinks.outbox import Outbox
 
 WandbMode = Literal["online", "offline"]
@@ -24,14 +25,14 @@ class WandbSink:
     fit. Online, wandb takes nothing back, so steps that it has stay as they are.
     """
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], *, mode: WandbMode | None = None, project: str = "runnel"
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], *, mode: WandbMode | None = None) -> None:
         try:
             import wandb
         except ImportError as error:
             raise ConfigError("track", "wandb", f"cannot import it ({error}); pip install 'runnel[wandb]'") from error
-        self._outbox = Outbox(folder, "wandb")
+        names = names_in(config)
+        project = names.project_of("WANDB_PROJECT")
+        self._outbox = Outbox(folder, "wandb", place=f"{names.entity}/{project}")
         identity = self._outbox.id or secrets.token_hex(6)
         is_offline = (mode or os.environ.get("WANDB_MODE")) == "offline"
         if is_offline and (self._outbox.is_cut or not self._outbox.was_closed):
@@ -40,9 +41,11 @@ class WandbSink:
         try:
             self._run: Any = wandb.init(
                 project=project,
+                entity=names.entity or None,
+                group=names.group or None,
                 config=dict(config),
                 dir=str(folder),
-                name=folder.name,
+                name=names.name_of(folder),
                 id=identity,
                 resume="allow",
                 mode=mode,

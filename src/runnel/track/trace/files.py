@@ -12,6 +12,7 @@ import numpy as np
 
 from runnel.core.errors import ConfigError
 from runnel.core.trace import FORMAT, KINDS, LANES, RECORD
+from runnel.track.files import NotRegularError, read_regular
 from runnel.track.folder import RunFolder
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -75,7 +76,10 @@ def read_processes(run: Path | str) -> list[Process]:
 
 def read_process(path: Path) -> Process:
     """One file. Half a block at its end (the process was killed) is left out; so is all that comes after damage."""
-    data = path.read_bytes()
+    try:
+        data = read_regular(path, below=path.parent.parent)
+    except NotRegularError as error:
+        raise ConfigError("run", str(path), f"{error}; delete it") from error
     line, _, _ = data.partition(b"\n")
     try:
         head = json.loads(line)

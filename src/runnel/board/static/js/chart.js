@@ -1,7 +1,7 @@
 // One chart: uPlot with our colours, a tooltip of the nearest lines, zoom that asks the server for detail, and keys.
 /* global uPlot */
 
-import { h, fill, short, compact, seconds, token } from "./dom.js";
+import { h, fill, short, compact, labels, middle, seconds, token, paint } from "./dom.js";
 
 const HEIGHT = 220;
 const NUM_NAMED = 7;
@@ -10,14 +10,25 @@ const NUM_FEW = 30;
 /** Axis names, as people read them. */
 export const AXES = { steps: "steps", version: "updates", samples: "samples", tokens: "tokens", wall_s: "wall time" };
 
+/** Charts over one axis: they share a cursor, and a zoom into one is a zoom into all, to the same values. */
+export class Link {
+  constructor(key) { Object.assign(this, { key, charts: new Set(), span: null }); }
+
+  zoom(span) {
+    this.span = span;
+    this.charts.forEach((chart) => chart.show(span));
+  }
+}
+
 export class Chart {
-  /** `load(span)` gives {x, lines: [{label, color, y, low, high, faint, marks}], axis}; `title` is drawn above. */
-  constructor({ title, load, height = HEIGHT, sync = null, log = () => false, unit = short, legend = false }) {
-    Object.assign(this, { title, load, height, sync, log, unit, legend, span: null, data: null, plot: null, seen: false });
+  /** `load(span)` gives {x, lines: [{label, color, y, low, high, members, faint, marks, dash}], axis}; `title` is drawn above. */
+  constructor({ title, load, height = HEIGHT, link = new Link(null), log = () => false, unit = short, legend = false }) {
+    Object.assign(this, { title, load, height, link, log, unit, legend, span: link.span, data: null, plot: null, seen: false });
     this.said = h("span", { class: "soft small" });
-    this.reset = h("button", { class: "plain small", hidden: true, onclick: () => this.zoom(null) }, "whole");
+    this.reset = h("button", { class: "plain small", hidden: !link.span, onclick: () => link.zoom(null) }, "whole");
     this.tip = h("div", { class: "tip", hidden: true });
-    this.box = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, onkeydown: (e) => this.key(e) });
+    this.box = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, onkeydown: (e) => this.key(e), onpointerdown: () => { this.drags = true; } });
+    link.charts.add(this);
     this.element = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, title), this.said, this.reset), this.box, this.tip);
     this.resize = new ResizeObserver(() => this.fit());
     this.look = new IntersectionObserver(([entry]) => this.watch(entry.isIntersecting), { rootMargin: "200px" });
@@ -50,13 +61,14 @@ export class Chart {
 
   close() {
     this.gone = true;
+    this.link.charts.delete(this);
     this.resize.disconnect();
     this.look.disconnect();
     removeEventListener("themechange", this.onTheme);
     this.plot?.destroy();
   }
 
-  zoom(span) {
+  show(span) {
     this.span = span;
     this.reset.hidden = !span;
     this.refresh();
@@ -79,21 +91,27 @@ export class Chart {
     const above = (y) => (log ? y.map((v) => (v > 0 ? v : null)) : y);
     const columns = [data.x], series = [{}], bands = [];
     this.named = [null];
+    const unnamed = (y, style) => {
+      columns.push(above(y));
+      series.push({ spanGaps: true, points: { show: false }, ...style });
+      this.named.push(null);
+    };
     for (const line of lines) {
+      const ink = paint(line.color);
       if (line.low) {
-        bands.push({ series: [columns.length, columns.length + 1], fill: `${line.color}2a` });
-        for (const y of [line.high, line.low]) {
-          columns.push(above(y));
-          series.push({ stroke: "transparent", width: 0, spanGaps: true, points: { show: false } });
-          this.named.push(null);
-        }
+        bands.push({ series: [columns.length, columns.length + 1], fill: `${ink}2a` });
+        for (const y of [line.high, line.low]) unnamed(y, { stroke: "transparent", width: 0 });
       }
+      for (const y of line.members ?? []) unnamed(y, { stroke: ink, width: 1, alpha: 0.45 });
       columns.push(above(line.y));
-      series.push({ stroke: line.color, width: line.faint ? 1 : 2, alpha: line.faint ? 0.5 : 1, spanGaps: true, dash: line.dash,
-        points: { show: line.marks ? true : data.x.length < 3, size: 5, fill: line.color } });
+      series.push({ stroke: ink, width: line.faint ? 1 : 2, alpha: line.faint ? 0.5 : 1, spanGaps: true, dash: line.dash,
+        points: { show: line.marks ? true : data.x.length < 3, size: 5, fill: ink } });
       this.named.push(line);
     }
+    const ends = extent(lines.flatMap((l) => [l.y, ...(l.members ?? [])]).map(above));
+    this.range = !log ? room(...ends) : ends[0] === null ? [0.1, 10] : uPlot.rangeLog(...ends, 10, true);
     this.plot = new uPlot(this.options(data, series, bands, log), columns, this.box);
+    Object.assign(this.element.dataset, { low: this.range[0], high: this.range[1], ink: paint(lines[0].color) });
     this.box.setAttribute("aria-label", `${this.title}: ` + lines.slice(0, 4).map((l) => `${l.label} ${short(last(l.y))}`).join(", "));
   }
 
@@ -107,14 +125,14 @@ export class Chart {
     const axis = { stroke: ink, grid, ticks: { stroke: token("--line"), width: 1, size: 4 }, font };
     return {
       width: this.box.clientWidth, height: this.height, series, bands, legend: { show: false }, padding: [8, 18, 0, 0],
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (u, low, high) => room(low, high) } },
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: () => this.range } },
       axes: [
-        { ...axis, size: 26, values: (u, ticks) => ticks.map((v) => (time ? seconds(v) : compact(v))) },
-        { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v === null ? "" : compact(v))) },
+        { ...axis, size: 26, values: (u, ticks) => (time ? ticks.map(seconds) : labels(ticks)) },
+        { ...axis, size: 52, values: (u, ticks) => labels(ticks) },
       ],
       focus: { alpha: 0.3 },
       cursor: { // to fade all lines but the nearest draws everything anew at each move: for a few only
-        sync: this.sync ? { key: this.sync, setSeries: false } : undefined, points: { size: 6, show: !many }, focus: { prox: many ? -1 : 24 },
+        sync: this.link.key ? { key: this.link.key, setSeries: false, scales: ["x", null] } : undefined, points: { size: 6, show: !many }, focus: { prox: many ? -1 : 24 },
         drag: { x: true, y: false, setScale: false },
         dataIdx: (u, i, at) => nearest(u.data[i], at),
       },
@@ -126,10 +144,12 @@ export class Chart {
   }
 
   selected(u) {
-    if (u.select.width < 8) return;
+    const mine = this.drags && u.select.width >= 8; // the others are told of a drag too, in pixels of their own
+    this.drags = false;
+    if (!mine) { if (u.select.width) u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); return; }
     const span = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
     u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-    this.zoom(span);
+    this.link.zoom(span);
   }
 
   tell(u, data) {
@@ -145,7 +165,7 @@ export class Chart {
     const shown = rows.slice(0, NUM_NAMED).sort((a, b) => b.y - a.y);
     const place = data.axis === "wall_s" ? seconds(data.x[idx]) : `${compact(data.x[idx])} ${AXES[data.axis] ?? ""}`;
     fill(this.tip, h("div", { class: "soft" }, place), shown.map(({ line, y }) =>
-      h("div", {}, h("i", { style: { background: line.color } }), h("b", {}, this.unit(y)), ` ${line.label}`)),
+      h("div", {}, h("i", { style: { background: line.color } }), h("b", {}, this.unit(y)), ` ${middle(line.label)}`)),
       rows.length > shown.length ? h("div", { class: "soft" }, `and ${rows.length - shown.length} more`) : null);
     this.tip.hidden = false;
     const room = this.element.clientWidth, width = this.tip.offsetWidth, x = left + 60;
@@ -155,13 +175,24 @@ export class Chart {
   key(event) {
     const u = this.plot;
     if (!u) return;
-    if (event.key === "Escape") { this.zoom(null); return; }
+    if (event.key === "Escape") { this.link.zoom(null); return; }
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     if (!step) return;
     event.preventDefault();
     const at = Math.min(Math.max((u.cursor.idx ?? 0) + step * (event.shiftKey ? 20 : 1), 0), u.data[0].length - 1);
     u.setCursor({ left: u.valToPos(u.data[0][at], "x"), top: u.over.clientHeight / 2 });
   }
+}
+
+/** The smallest and the largest of the lines. Bands have no say: that of few seeds would hide the lines, and reach where no value can be. */
+function extent(columns) {
+  let low = null, high = null;
+  for (const y of columns) for (const v of y) {
+    if (v === null || v === undefined) continue;
+    if (low === null || v < low) low = v;
+    if (high === null || v > high) high = v;
+  }
+  return [low, high];
 }
 
 /** The range of an axis: a constant is in its middle, zero at its foot. */

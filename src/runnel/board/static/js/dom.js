@@ -45,12 +45,27 @@ export function short(v) {
 }
 
 /** A number for an axis: 250k, 1.5M. */
-export function compact(v) {
+export function compact(v, digits = 4) {
   if (!isNumber(v)) return "";
   for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (Math.abs(v) >= size) return `${Number((v / size).toPrecision(4))}${letter}`;
+    if (Math.abs(v) >= size) return `${Number((v / size).toPrecision(digits))}${letter}`;
   }
-  return String(Number(v.toPrecision(4)));
+  return String(Number(v.toPrecision(digits)));
+}
+
+/** Numbers along an axis, with as many digits as tell them apart. */
+export function labels(ticks) {
+  const known = ticks.filter(isNumber), num = new Set(known).size;
+  let digits = 4;
+  while (digits < 15 && new Set(known.map((v) => compact(v, digits))).size < num) digits += 1;
+  return ticks.map((v) => compact(v, digits));
+}
+
+/** At most so many letters: names that begin alike differ at their ends, so the cut is in the middle. */
+export function middle(text, most = 48) {
+  if (text.length <= most) return text;
+  const tail = Math.floor((most - 1) / 2);
+  return `${text.slice(0, most - 1 - tail)}…${text.slice(-tail)}`;
 }
 
 /** A span of time. */
@@ -85,10 +100,10 @@ export function value(v) {
   return String(v);
 }
 
-/** A curve of a few numbers in a line of text. */
-export function sparkline(values, width = 96, height = 22) {
+/** A curve of a few numbers in a line of text; `range` is what its foot and its top stand for. */
+export function sparkline(values, [low, high] = [Math.min(...(values ?? [])), Math.max(...(values ?? []))], width = 84, height = 22) {
   if (!values || values.length < 2) return h("svg", { class: "spark", width, height, "aria-hidden": "true" });
-  const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
+  const span = high - low || 1;
   const points = values.map((v, i) => `${(1 + (i * (width - 2)) / (values.length - 1)).toFixed(1)},${(height - 2 - ((v - low) * (height - 4)) / span).toFixed(1)}`);
   return h("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `from ${short(values[0])} to ${short(values.at(-1))}` }, h("polyline", { points: points.join(" ") }));
@@ -105,9 +120,13 @@ export const pill = (status) => h("span", { class: `pill ${status}` }, status);
 /** Sentences that must not be missed. */
 export const notice = (lines, kind = "warn") => (lines.length ? h("div", { class: `notice ${kind}`, role: "alert" }, lines.map((l) => h("p", {}, l))) : null);
 
-/** Colours of runs and stages: from the style sheet, so that they follow the theme. */
-export function color(i) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--c${((i % 10) + 10) % 10}`).trim() || "#888";
-}
-
 export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Colours of runs and stages: names of the style sheet's, so that they follow the theme. */
+export const color = (i) => `var(--c${((i % 10) + 10) % 10})`;
+
+/** Such a colour as a canvas takes it, in the theme of now. */
+export const paint = (name) => token(name.slice("var(".length, -1)) || "#888";
+
+/** There are ten colours: the next ten lines are dashed, the others dotted. */
+export const dash = (i) => (i < 10 ? undefined : i < 20 ? [8, 4] : [2, 4]);

@@ -1,8 +1,8 @@
 // Curves of some runs: which metrics, over what, how smooth; in sections that open on request.
 
-import { h, fill, choice, color } from "./dom.js";
+import { h, fill, choice, color, middle } from "./dom.js";
 import { post, kept } from "./api.js";
-import { Chart, AXES } from "./chart.js";
+import { Chart, Link, AXES } from "./chart.js";
 
 const LEADING = ["return", "reward", "eval/mean", "eval/pass@1", "episode_length"];
 const SECTIONS = [
@@ -24,7 +24,7 @@ const HIDDEN = new Set(["eval/low", "eval/high", "time/wall_s", "optimiser_steps
 export class Panel {
   /** `runs()` gives the runs to draw: [{id, label, group, color, groupColor, groupLabel}]; `changed` hears of another grouping. */
   constructor({ runs, grouping = true, changed = () => {} }) {
-    Object.assign(this, { runs, grouping, changed, charts: new Map(), opened: new Set(OPEN), names: [], filter: "" });
+    Object.assign(this, { runs, grouping, changed, charts: new Map(), link: new Link("curves"), opened: new Set(OPEN), names: [], filter: "" });
     this.view = { axis: kept.get("axis", "steps"), smoothing: kept.get("smoothing", 0), log: kept.get("log", false), group: grouping && kept.get("group", true) };
     this.controls = h("div", { class: "controls" });
     this.body = h("div", { class: "sections" });
@@ -40,7 +40,8 @@ export class Panel {
     this.drawControls();
     if (name === "group") { this.changed(); this.drawLegend(); }
     if (name === "log") this.charts.forEach((chart) => chart.draw());
-    else this.charts.forEach((chart) => (name === "axis" ? chart.zoom(null) : chart.refresh()));
+    else if (name === "axis") this.link.zoom(null);
+    else this.charts.forEach((chart) => chart.refresh());
   }
 
   drawControls() {
@@ -79,12 +80,17 @@ export class Panel {
     const { group } = this.view, seen = new Map();
     for (const run of this.runs()) {
       const key = group ? run.group : run.id, found = seen.get(key);
-      if (found) found.num += 1;
-      else seen.set(key, { label: group ? run.groupLabel : run.label, color: group ? run.groupColor : run.color, num: 1 });
+      const entry = found ?? { label: group ? run.groupLabel : run.label, color: group ? run.groupColor : run.color, num: 0, seeds: new Set() };
+      entry.num += 1;
+      entry.seeds.add(run.seed ?? run.id);
+      seen.set(key, entry);
     }
-    const all = [...seen.values()], name = (e) => (e.num > 1 ? `${e.label} (${e.num} seeds)` : e.label);
-    fill(this.legend, all.slice(0, NUM_NAMED).map((e) => h("span", {}, h("i", { class: "swatch", style: { background: e.color } }), name(e))),
-      all.length > NUM_NAMED ? h("span", { class: "soft" }, `and ${all.length - NUM_NAMED} more`) : null);
+    const all = [...seen.values()], several = all.some((e) => e.seeds.size > 1);
+    const left = (e) => (e.num > e.seeds.size ? `, ${e.num - e.seeds.size} older of the same` : "");
+    const name = (e) => (!group || e.num === 1 ? e.label : `${middle(e.label)} (${e.seeds.size} ${e.seeds.size > 1 ? "seeds" : "seed"}${left(e)})`);
+    fill(this.legend, all.slice(0, NUM_NAMED).map((e) => h("span", { title: e.label }, h("i", { class: "swatch", style: { background: e.color } }), name(e))),
+      all.length > NUM_NAMED ? h("span", { class: "soft" }, `and ${all.length - NUM_NAMED} more`) : null,
+      group && several ? h("span", { class: "soft caption" }, "bands: 95 % interval of the mean over seeds (Student's t), cut to the lines; of two seeds each run is a thin line") : null);
   }
 
   drawSections() {
@@ -118,7 +124,7 @@ export class Panel {
 
   chart(name) {
     if (!this.charts.has(name)) {
-      this.charts.set(name, new Chart({ title: name, sync: "curves", log: () => this.view.log, load: (span) => this.load([name], span) }));
+      this.charts.set(name, new Chart({ title: name, link: this.link, log: () => this.view.log, load: (span) => this.load([name], span) }));
     }
     return this.charts.get(name);
   }
@@ -129,9 +135,10 @@ export class Panel {
     const found = await post("/api/curves", { runs: runs.map((r) => r.id), metrics, axis: this.axis(), smoothing, group, span });
     const many = found.series.length > 30;
     return { x: found.x, axis: found.axis, lines: found.series.map((s) => {
-      const run = of.get(s.run) ?? { label: s.run, color: color(0) };
-      const label = group ? (s.num > 1 ? `${run.groupLabel}, mean of ${s.num}${s.caution ? ` (${s.caution})` : ""}` : run.groupLabel) : run.label;
-      return { ...s, label, color: group ? run.groupColor : run.color, faint: many, marks: s.metric.startsWith("eval/") && !many };
+      const run = of.get(s.run) ?? { label: s.run, color: color(0), groupColor: color(0), groupLabel: s.run };
+      const label = group ? (s.num > 1 ? `${middle(run.groupLabel)}, mean of ${s.num}${s.caution ? ` (${s.caution})` : ""}` : run.groupLabel) : run.label;
+      const band = s.members ? { low: null, high: null } : {}; // two seeds have no interval worth a picture: they are drawn themselves
+      return { ...s, ...band, label, color: group ? run.groupColor : run.color, dash: group ? run.groupDash : run.dash, faint: many, marks: s.metric.startsWith("eval/") && !many };
     }) };
   }
 

@@ -2,7 +2,7 @@
 
 import { h, fill, short, whole, compact, seconds, percent, bytes, value, pill, notice, color } from "./dom.js";
 import { get, post, on, paced } from "./api.js";
-import { Chart } from "./chart.js";
+import { Chart, Link } from "./chart.js";
 import { Panel } from "./panel.js";
 import { Dataflow } from "./dataflow.js";
 import { Episodes } from "./episodes.js";
@@ -69,7 +69,7 @@ export class Run {
 
   drawHead() {
     const d = this.data;
-    const left = d.status === "running" && d.progress > 0.005 ? `, ${seconds((d.wall_s * (1 - d.progress)) / d.progress)} left` : "";
+    const left = typeof d.left_s === "number" ? `, ${seconds(d.left_s)} left` : "";
     const fact = (v, label) => h("div", { class: "fact" }, h("b", {}, v), h("span", {}, label));
     const score = d.eval ? fact(short(d.eval.mean), `evaluation, 95 % ${short(d.eval.low)} to ${short(d.eval.high)}, ${whole(d.eval.num)} episodes`) : fact(short(d.score), `training ${d.score_name}`);
     fill(this.head,
@@ -79,6 +79,7 @@ export class Run {
       h("div", { class: "facts" }, score, d.steps ? fact(compact(d.steps), "steps") : null, d.tokens ? fact(compact(d.tokens), "tokens") : null, fact(whole(d.version), "updates"),
         fact(seconds(d.wall_s), `wall time${left}`), d.rate ? fact(compact(Math.round(d.rate)), d.tokens ? "tokens/s" : "steps/s") : null,
         d.has.control ? this.control() : null),
+      notice(d.failure ? [`It failed: ${d.failure}`] : [], "bad"),
       d.rough ? notice(["This run's file is large and still being read; what is shown is a sample of it."]) : null,
       notice(d.collapses.map((c) => c.text), "bad"), notice(d.problem_texts), notice(d.streams.filter((s) => s.balance !== 0).map((s) => `Stream ${s.name} does not add up: ${whole(s.balance)} rows are unaccounted for.`), "bad"));
   }
@@ -117,14 +118,14 @@ function bySeries(panel, id) {
     const asked = interval ? ["eval/mean", "eval/low", "eval/high"] : metrics;
     const found = await post("/api/curves", { runs: [id], metrics: asked, axis: panel.axis(), smoothing: interval ? 0 : smoothing, span });
     const of = new Map(found.series.map((s) => [s.metric, s.y]));
-    const lines = metrics.filter((m) => of.has(m)).map((m) => ({ label: m, color: color(0), y: of.get(m), marks: m.startsWith("eval/"), low: interval ? of.get("eval/low") : null, high: interval ? of.get("eval/high") : null }));
+    const lines = metrics.filter((m) => of.has(m)).map((m) => ({ label: interval ? "evaluation, band: 95 % interval over episodes" : m, color: color(0), y: of.get(m), marks: m.startsWith("eval/"), low: interval ? of.get("eval/low") : null, high: interval ? of.get("eval/high") : null }));
     return { x: found.x, axis: found.axis, lines };
   };
 }
 
 /** A chart of several metrics of one run. */
-function together(id, title, names, { axis = "wall_s", unit } = {}) {
-  const chart = new Chart({ title, sync: "run", unit, legend: true, load: async (span) => {
+function together(id, title, names, link, { axis = "wall_s", unit } = {}) {
+  const chart = new Chart({ title, link, unit, legend: true, load: async (span) => {
     const metrics = names().filter(Boolean);
     const found = await post("/api/curves", { runs: [id], metrics: metrics.map(([m]) => m), axis, span });
     const of = new Map(metrics);
@@ -142,10 +143,10 @@ class Time {
   update(d) {
     this.data = d;
     const total = (w) => w.stages.reduce((sum, s) => sum + (this.recent ? s.recent : s.seconds), 0);
-    const longest = Math.max(...d.stages.map(total), 1e-9);
+    const longest = Math.max(...d.stages.map(total), 1e-9), waits = (w) => (this.recent ? w.idle_recent : w.idle);
     const names = [...new Set(d.stages.flatMap((w) => w.stages.map((s) => s.stage)))];
     const row = (w) => h("div", { class: "worker" },
-      h("div", {}, h("b", {}, w.worker), w.idle === null ? null : h("span", { class: "soft small" }, ` waits ${percent(w.idle)}`)),
+      h("div", {}, h("b", {}, w.worker), typeof waits(w) === "number" ? h("span", { class: "soft small" }, ` waits ${percent(waits(w))}`) : null),
       h("div", { class: "stack" }, sorted(w.stages, this.recent).map((s) => h("i", { title: `${s.stage} ${seconds(s.spent)}`, style: { background: `var(--c${names.indexOf(s.stage) % 10})`, width: `${(100 * s.spent) / longest}%` } }))),
       h("div", { class: "keys" }, sorted(w.stages, this.recent).map((s) => h("span", {}, h("i", { style: { background: `var(--c${names.indexOf(s.stage) % 10})` } }), `${s.stage} ${percent(s.spent / Math.max(total(w), 1e-12))} · ${seconds(s.spent)}`))));
     const ranks = Object.entries(d.ranks);
@@ -157,21 +158,24 @@ class Time {
 
 const sorted = (stages, recent) => stages.map((s) => ({ ...s, spent: recent ? s.recent : s.seconds })).sort((a, b) => b.spent - a.spent);
 
+const ACCOUNT = ["stream", "dispatched", "= consumed", "+ dropped", "+ cancelled", "+ in flight", "in queue", "adds up"];
+
 class Streams {
   constructor(id) {
     this.graph = new Dataflow();
+    const link = new Link("run");
     const of = (end) => () => this.data.metrics.filter((m) => m.startsWith("streams/") && end(m)).map((m) => [m, m.slice("streams/".length)]);
     const has = (list, wanted = () => true) => () => list.filter(([m]) => this.data.metrics.includes(m) && wanted(m));
     this.charts = {
-      depth: together(id, "Samples in queue and in flight", of((m) => /\/(queued|in_flight)$/.test(m)), { unit: whole }),
-      staleness: together(id, "Staleness (versions)", has([["staleness/mean", "mean"], ["staleness/max", "largest"], ["staleness/in_flight", "of it in flight"], ["staleness/in_queue", "of it in queue"]])),
-      drops: together(id, "Dropped and cancelled, by reason", of((m) => /\/(dropped|cancelled)\//.test(m)), { unit: whole }),
-      rate: together(id, "Steps and tokens per second", has([["time/steps_per_s", "steps/s"], ["time/tokens_per_s", "tokens/s"]], (m) => m !== "time/tokens_per_s" || this.data.tokens)),
-      cores: together(id, "Cores in use", has([["system/cores", "this run"], ["system/machine_cores", "the machine"]])),
-      memory: together(id, "Memory, GB", has([["system/memory_gb", "this run"], ["system/machine_memory_gb", "the machine"]])),
-      gpu: together(id, "GPUs", () => this.data.metrics.filter((m) => m.startsWith("system/gpu")).map((m) => [m, m.slice("system/".length)])),
+      depth: together(id, "Samples in queue and in flight", of((m) => /\/(queued|in_flight)$/.test(m)), link, { unit: whole }),
+      staleness: together(id, "Staleness (versions)", has([["staleness/mean", "mean"], ["staleness/max", "largest"], ["staleness/in_flight", "of it in flight"], ["staleness/in_queue", "of it in queue"]]), link),
+      drops: together(id, "Dropped and cancelled, by reason", of((m) => /\/(dropped|cancelled)\//.test(m)), link, { unit: whole }),
+      rate: together(id, "Steps and tokens per second", has([["time/steps_per_s", "steps/s"], ["time/tokens_per_s", "tokens/s"]], (m) => (m === "time/tokens_per_s" ? this.data.tokens : this.data.steps)), link),
+      cores: together(id, "Cores in use", has([["system/cores", "this run"], ["system/machine_cores", "the machine"]]), link),
+      memory: together(id, "Memory, GB", has([["system/memory_gb", "this run"], ["system/machine_memory_gb", "the machine"]]), link),
+      gpu: together(id, "GPUs", () => this.data.metrics.filter((m) => m.startsWith("system/gpu")).map((m) => [m, m.slice("system/".length)]), link),
     };
-    this.account = h("div", { class: "scroll" });
+    this.account = h("div", { class: "scroll accounts" });
     this.grid = h("div", { class: "grid" });
     this.load = h("p", { class: "soft" });
     this.element = h("div", {}, h("h2", {}, "Workers and streams"), this.graph.element, h("h2", {}, "Accounts"), this.account, h("h2", {}, "Over time"), this.load, this.grid);
@@ -181,11 +185,11 @@ class Streams {
     this.data = d;
     this.graph.update(d);
     const reasons = (r) => [whole(Object.values(r).reduce((a, b) => a + b, 0)), Object.entries(r).map(([k, v]) => h("div", { class: "soft small" }, `${k} ${whole(v)}`))];
-    fill(this.account, d.streams.length ? h("table", {}, h("thead", {}, h("tr", {}, ["stream", "dispatched", "= consumed", "+ dropped", "+ cancelled", "+ in flight", "in queue", "adds up"].map((t, i) => h("th", { class: i ? "n" : "" }, t)))),
-      h("tbody", {}, d.streams.map((s) => h("tr", {}, h("td", {}, s.name), [whole(s.dispatched), whole(s.consumed), reasons(s.dropped), reasons(s.cancelled), whole(s.in_flight), whole(s.queued)].map((c) => h("td", { class: "n" }, c)),
-        h("td", { class: `n ${s.balance ? "bad" : "good"}` }, s.balance ? `✗ ${whole(s.balance)} missing` : "✓ yes"))))) : h("p", { class: "soft" }, "No stream has been counted yet."));
+    fill(this.account, d.streams.length ? h("table", {}, h("thead", {}, h("tr", {}, ACCOUNT.map((t, i) => h("th", { class: i ? "n" : "" }, t)))),
+      h("tbody", {}, d.streams.map((s) => h("tr", {}, h("td", { "data-label": ACCOUNT[0] }, s.name), [whole(s.dispatched), whole(s.consumed), reasons(s.dropped), reasons(s.cancelled), whole(s.in_flight), whole(s.queued)].map((c, i) => h("td", { class: "n", "data-label": ACCOUNT[i + 1] }, c)),
+        h("td", { class: `n ${s.balance ? "bad" : "good"}`, "data-label": ACCOUNT[7] }, s.balance ? `✗ ${whole(s.balance)} missing` : "✓ yes"))))) : h("p", { class: "soft" }, "No stream has been counted yet."));
     const s = d.system;
-    fill(this.load, s.num_cores ? `Now: ${short(s.cores)} of ${s.num_cores} cores, ${short(s.memory_gb)} of ${short(s.total_memory_gb)} GB.` : "");
+    fill(this.load, s.num_cores ? `${d.status === "running" ? "Now" : "When it was last looked at"}: ${short(s.cores)} of ${s.num_cores} cores, ${short(s.memory_gb)} of ${short(s.total_memory_gb)} GB.` : "");
     const shown = Object.entries(this.charts).filter(([name]) => name !== "gpu" || d.metrics.some((m) => m.startsWith("system/gpu")))
       .filter(([name]) => name !== "drops" || d.metrics.some((m) => /\/(dropped|cancelled)\//.test(m))).filter(([name]) => !["cores", "memory"].includes(name) || d.metrics.includes("system/cores"));
     if (this.grid.childElementCount !== shown.length) fill(this.grid, shown.map(([, chart]) => chart.element));

@@ -1,6 +1,6 @@
 // All runs: a table to search and sort, and beside it the curves, the settings and the difference of what is selected.
 
-import { h, fill, short, compact, seconds, percent, sparkline, pill, notice, choice, color } from "./dom.js";
+import { h, fill, short, compact, seconds, percent, sparkline, pill, notice, choice, color, dash } from "./dom.js";
 import { get, on, paced, kept } from "./api.js";
 import { Panel } from "./panel.js";
 import { Settings, Difference } from "./settings.js";
@@ -11,11 +11,29 @@ const COLUMNS = [
   ["score", "score", (r) => r.eval?.mean ?? r.score ?? -Infinity],
   ["curve", "", null],
   ["progress", "progress", (r) => r.progress],
-  ["steps", "steps", (r) => r.steps || r.tokens],
+  ["steps", "trained", (r) => r.steps || r.tokens || r.version],
   ["wall_s", "time", (r) => r.wall_s],
   ["created", "started", (r) => r.created],
 ];
 const NUM_DRAWN = 200;
+
+/** How far a run is, in what it counts; not every run counts steps. */
+const trained = (run) => {
+  const [number, unit] = run.steps ? [run.steps, "steps"] : run.tokens ? [run.tokens, "tokens"] : [run.version, "updates"];
+  return [compact(number, 3), h("span", { class: "soft unit" }, ` ${unit}`)];
+};
+
+const taskOf = (run) => `${run.subject || run.label} ${run.score_name}`;
+
+/** From the lowest to the highest of all small curves that are of one task: one can be held against the other. */
+function scales(runs) {
+  const found = new Map();
+  for (const run of runs) {
+    const [low, high] = found.get(taskOf(run)) ?? [Infinity, -Infinity];
+    found.set(taskOf(run), [Math.min(low, ...run.spark), Math.max(high, ...run.spark)]);
+  }
+  return found;
+}
 
 export class Runs {
   constructor(root) {
@@ -82,9 +100,9 @@ export class Runs {
   drawn() {
     const shown = this.shown(), chosen = shown.filter((r) => this.selected.has(r.id));
     const colors = new Map();
-    for (const run of this.runs) if (!colors.has(run.group)) colors.set(run.group, colors.size);
-    return (chosen.length ? chosen : shown).slice(0, NUM_DRAWN).map((run, i) => ({ ...run, color: color(i), groupColor: color(colors.get(run.group)),
-      groupLabel: run.group_label, label: run.name }));
+    for (const run of shown) if (!colors.has(run.group)) colors.set(run.group, colors.size);
+    return (chosen.length ? chosen : shown).slice(0, NUM_DRAWN).map((run, i) => ({ ...run, color: color(i), dash: dash(i), groupColor: color(colors.get(run.group)),
+      groupDash: dash(colors.get(run.group)), groupLabel: run.group_label, label: run.name }));
   }
 
   draw() {
@@ -95,6 +113,7 @@ export class Runs {
     fill(this.notes, this.problem ? notice([this.problem], "bad") : null,
       bad.length ? notice([`${bad.length === 1 ? `${bad[0].name} has` : `${bad.length} runs have`} damaged files; what can be read is shown, and the run's page says what is wrong.`]) : null);
     this.paint = new Map(this.drawn().map((r) => [r.id, this.panel.view.group ? r.groupColor : r.color]));
+    this.scales = scales(shown);
     this.drawTable(shown);
     this.drawSide();
   }
@@ -137,9 +156,9 @@ export class Runs {
       run.collapses.length ? h("span", { class: "collapse bad", title: run.collapses.map((c) => c.text).join("\n\n") }, ` ▼ ${run.collapses.map((c) => c.collapse).join(", ")}`) : null),
     h("td", { class: "status" }, pill(run.status)),
     h("td", { class: "n score" }, score),
-    h("td", { class: "curve" }, sparkline(run.spark)),
+    h("td", { class: "curve", title: `${run.score_name}, drawn to one scale for all runs on ${run.subject || run.label}` }, sparkline(run.spark, this.scales.get(taskOf(run)))),
     h("td", { class: "progress" }, h("span", { class: "bar", title: percent(run.progress) }, h("i", { style: { width: `${100 * Math.min(run.progress, 1)}%` } }))),
-    h("td", { class: "n steps" }, compact(run.steps || run.tokens || run.version)),
+    h("td", { class: "n steps" }, trained(run)),
     h("td", { class: "n wall_s" }, seconds(run.wall_s)),
     h("td", { class: "created soft" }, run.created.replace("T", " ").slice(0, 16)));
   }

@@ -3,6 +3,9 @@
 import { h, fill, short, seconds, value, percent, notice, pill } from "./dom.js";
 import { get, on, paced } from "./api.js";
 
+/** Seeds below which no interval is shown. */
+const FEWEST = 3;
+
 export class Study {
   constructor(root, id) {
     Object.assign(this, { root, id });
@@ -33,7 +36,7 @@ export class Study {
     const best = s.trials.find((t) => t.number === s.best);
     fill(this.root, h("header", { class: "runhead" }, h("p", { class: "soft small" }, h("a", { href: "#/" }, "← all runs")), h("h1", {}, s.name, " ", pill(s.status ?? "")),
       h("p", { class: "soft" }, `${s.recipe ?? ""} ${s.subject ?? ""} · ${s.algorithm ?? ""}${s.pruner ? `, pruner ${s.pruner}` : ""} · ${s.direction} ${s.metric} · ${count("complete")} complete, ${count("pruned")} pruned, ${count("running")} running, ${count("failed")} failed`),
-      best ? h("p", {}, h("b", {}, `best so far: ${short(best.value)}`), h("span", { class: "soft" }, ` trial ${best.number}; chosen among many on tuning seeds, so it is optimistic: train the winner on other seeds`)) : null),
+      best ? h("p", { id: "winner" }, h("b", {}, `trial ${best.number}: selected ${short(best.value)} → test ${tested(s)}`), h("span", { class: "soft" }, s.test ? " the first number was selected, so it is optimistic; the second is of seeds that had no part in choosing" : " chosen among many on tuning seeds, so it is optimistic: --test-seeds 5 measures it on fresh ones")) : null),
     h("h2", {}, "Settings and scores"), scored.length ? parallel(s, names, scored, sign) : h("p", { class: "soft" }, "No trial has a score yet."),
     s.importance ? [h("h2", {}, "Which settings matter"), h("div", { id: "importance" }, Object.entries(s.importance).sort((a, b) => b[1] - a[1]).map(([n, v]) => h("div", { class: "matter" }, h("span", {}, n), h("span", { class: "bar" }, h("i", { style: { width: `${100 * v}%` } })), h("span", { class: "n" }, percent(v)))))] : null,
     s.lineage?.length ? [h("h2", {}, "Copies"), h("div", { class: "scroll" }, h("table", { id: "lineage" }, h("thead", {}, h("tr", {}, ["at", "member", "copied", "settings"].map((t) => h("th", {}, t)))),
@@ -42,6 +45,13 @@ export class Study {
       h("tbody", {}, [...scored, ...rest].map((t) => h("tr", { class: t.number === s.best ? "chosen" : "" }, h("td", {}, t.number), h("td", {}, pill(t.state)), h("td", { class: "n" }, short(t.value)),
         names.map((n) => h("td", { class: "setting" }, value(t.params?.[n]))), h("td", {}, seconds(t.seconds)), h("td", {}, runLink(this.id, t), t.error ? h("span", { class: "bad small" }, t.error) : null)))))));
   }
+}
+
+/** What the winner reached on fresh seeds. */
+function tested(s) {
+  if (!s.test || !Array.isArray(s.test.values)) return "not measured";
+  const num = s.test.values.length, interval = num >= FEWEST ? `, 95 % interval ${short(s.test.low)} to ${short(s.test.high)}` : "";
+  return `${short(s.test.mean)} (${num} seed${num > 1 ? "s" : ""}${interval})`;
 }
 
 function runLink(study, t) {
@@ -68,7 +78,7 @@ function parallel(s, names, trials, sign) {
 function axis(name, values, spec) {
   const numbers = values.filter((v) => typeof v === "number");
   if (spec?.kind === "choice" || numbers.length !== values.filter((v) => v !== undefined && v !== null).length) {
-    const found = [...new Set(values.map(value))];
+    const found = [...new Set([...(spec?.choices ?? []), ...values].map(value))]; // in the order of the space
     return { name, place: (v) => (found.length > 1 ? found.indexOf(value(v)) / (found.length - 1) : 0.5), low: found[0] ?? "", high: found.at(-1) ?? "" };
   }
   const warp = spec?.log ? Math.log : (v) => v, low = Math.min(...numbers), high = Math.max(...numbers);

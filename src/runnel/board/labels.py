@@ -1,0 +1,69 @@
+"""Names of groups of runs: what was trained on what, and the few settings in which a group is unlike all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import combinations
+from operator import and_, or_
+from typing import TYPE_CHECKING, Any
+
+from runnel.core.config import flat
+from runnel.core.resolve import own_name
+
+if TYPE_CHECKING:
+    from runnel.board.library import RunView
+
+PLUMBING = ("placement", "cluster")
+"""Settings that say less about a group than those of its algorithm."""
+
+
+def group_labels(runs: Sequence[RunView]) -> dict[str, str]:
+    """What to call each group: what was trained on what, and where several share that, the settings that tell it from them."""
+    by_label: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}
+    for run in runs:
+        trial = "tuning" in run.tags  # what a study varies says nothing about the others
+        groups = by_label.setdefault((run.label, trial), {})
+        if run.group not in groups:
+            groups[run.group] = flat(run.method)
+    out: dict[str, str] = {}
+    for (label, _), groups in by_label.items():
+        out |= {group: f"{label} · {said}" if said else label for group, said in _told_apart(groups).items()}
+    return out
+
+
+def _told_apart(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """For each group the fewest settings whose values no other group has together."""
+    names = list(dict.fromkeys(name for found in groups.values() for name in found))
+    names = [n for n in names if len({repr(found.get(n)) for found in groups.values()}) > 1]
+    names.sort(key=lambda n: n.partition(".")[0] in PLUMBING or "." not in n)
+    short = [n.rpartition(".")[2] for n in names]
+    title = {n: s if short.count(s) == 1 else n for n, s in zip(names, short, strict=True)}
+    alike: dict[tuple[str, str], int] = {}
+    for place, found in enumerate(groups.values()):
+        for n in names:  # the groups that share a value, as bits of a number
+            alike[n, repr(found.get(n))] = alike.get((n, repr(found.get(n))), 0) | 1 << place
+    out = {}
+    for place, (group, found) in enumerate(groups.items()):
+        shared = {n: alike[n, repr(found.get(n))] for n in names}
+        said = _fewest(shared, 1 << place)
+        out[group] = ", ".join(f"{title[n]} {_brief(found.get(n))}" for n in said)
+    return out
+
+
+def _fewest(shared: Mapping[str, int], own: int) -> list[str]:
+    """The fewest names (more than two by greed) whose groups have only `own` in common; all that help where none do."""
+    for number in (1, 2):
+        for names in combinations(shared, number):
+            if reduce(and_, (shared[n] for n in names)) == own:
+                return list(names)
+    said: list[str] = []
+    left = reduce(or_, shared.values(), own)
+    while left != own and (best := min(shared, key=lambda n: (left & shared[n]).bit_count())) not in said:
+        said.append(best)
+        left &= shared[best]
+    return said
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else own_name(str(value))

@@ -1,0 +1,78 @@
+"""What runnel needs and what its extras bring, read from the metadata of the installed packages, so that no list goes stale."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+OWN = "runnel"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A package that something needs: the version that is installed (empty: none), and whether that one will do."""
+
+    name: str
+    version: str
+    wanted: str
+    good: bool
+
+    def __str__(self) -> str:
+        if not self.version:
+            return self.name
+        return f"{self.name} {self.version}" + ("" if self.good else f" (needs {self.wanted})")
+
+
+def extras_of(package: str = OWN) -> list[str]:
+    """The extras of an installed package, as it declares them; none of one that is not installed."""
+    try:
+        return list(importlib.metadata.metadata(package).get_all("Provides-Extra") or [])
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def parts_of(extra: str = "", *, package: str = OWN) -> list[Part]:
+    """What `extra` of `package` brings, those of other packages' extras included (`gymnasium[mujoco]`); "": what it needs at
+    all. Empty where the package itself is not installed."""
+    found: dict[str, Requirement] = {}
+    for need in _needs(package, extra, set()):
+        found.setdefault(canonicalize_name(need.name), need)
+    return [_part(need) for need in found.values()]
+
+
+def _needs(package: str, extra: str, seen: set[tuple[str, str]]) -> Iterator[Requirement]:
+    if (package, extra) in seen:
+        return
+    seen.add((package, extra))
+    try:
+        lines = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for need in map(Requirement, lines):
+        if not _counts(need, extra):
+            continue
+        name = canonicalize_name(need.name)
+        if name != OWN:
+            yield need
+        for inner in sorted(need.extras):
+            yield from _needs(name, inner, seen)
+
+
+def _counts(need: Requirement, extra: str) -> bool:
+    """Whether a line of metadata is for `extra`, here; "" asks for lines that are for none."""
+    if need.marker is None:
+        return not extra
+    alone = need.marker.evaluate({"extra": ""})
+    return alone if not extra else not alone and need.marker.evaluate({"extra": extra})
+
+
+def _part(need: Requirement) -> Part:
+    try:
+        version = importlib.metadata.version(need.name)
+    except importlib.metadata.PackageNotFoundError:
+        return Part(need.name, "", str(need.specifier), good=False)
+    return Part(need.name, version, str(need.specifier), good=need.specifier.contains(version, prereleases=True))

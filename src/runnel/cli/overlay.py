@@ -1,0 +1,67 @@
+"""`--config`: fields of a recipe from a file. A TOML file of one's own, or the config.json of a run that is there."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from runnel.core.errors import ConfigError
+from runnel.run.experiment import BUDGETS
+from runnel.run.trust import check_code
+from runnel.track.folder import RunFolder
+
+OF_ONE_RUN = ("out", "name", "tags")
+"""What a config.json says of the run that wrote it, and not of how it was trained."""
+
+
+def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """What the file of `--config` says, if there is one. Of a run's own config.json the fields `without` are left out too; code
+    that it names runs only if you made that run, or say --trust (`run/trust.py`)."""
+    for i, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        if name == "--config":
+            path = _found(Path(value or (args[i + 1] if i + 1 < len(args) else "")))
+            data = _read(path)
+            if path.suffix != ".json":
+                return data
+            _check_recipe(path, recipe)
+            given = ("recipe", *(flag.partition("=")[0].lstrip("-") for flag in args if flag.startswith("--")))
+            check_code(path.parent, recipe, data, trust="--trust" in args, given=given, training=True)
+            return {field: value for field, value in data.items() if field not in (*OF_ONE_RUN, *without)}
+    return {}
+
+
+def budgets_named(args: list[str], overlay: Mapping[str, Any]) -> set[str]:
+    """The budgets that a user has named: on the command line, else in the file."""
+    flags = {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
+    return {*BUDGETS} & flags or {name for name in BUDGETS if overlay.get(name) is not None}
+
+
+def _found(path: Path) -> Path:
+    if path.is_dir() and RunFolder(path).config.is_file():
+        path = RunFolder(path).config
+    if not path.is_file():
+        raise ConfigError("config", str(path), "there is no such file")
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    is_json = path.suffix == ".json"
+    try:
+        text = path.read_text("utf-8")
+        data = json.loads(text) if is_json else tomllib.loads(text)
+    except ValueError as error:  # of TOML, JSON and UTF-8 alike
+        raise ConfigError("config", str(path), f"is not {'JSON' if is_json else 'TOML'}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError("config", str(path), "must hold a JSON object, as a run's config.json does")
+    return data
+
+
+def _check_recipe(path: Path, recipe: str) -> None:
+    """The fields of one recipe are not those of another; a run says which one it is of."""
+    found = RunFolder(path.parent).read_run_info().get("recipe", recipe) if path.name == "config.json" else recipe
+    if found != recipe:
+        raise ConfigError("config", str(path), f"is of a run of {found}; use runnel train {found}")

@@ -1,0 +1,70 @@
+"""What a disk refuses, in one sentence: where, and why. Else whoever happened to write last is blamed, in a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runnel.core.errors import DiskError, DiskFullError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+DENIED = (errno.EACCES, errno.EPERM)
+
+
+def refused(error: BaseException, place: Path | str, *, what: str = "", fix: str = "") -> DiskError | None:
+    """`error` as that of a disk that takes nothing more: full, over its quota, read-only; None if it is something else.
+
+    A file that may not be written counts if it lies in `place`, which is named where the error names no file. `what` was not
+    done, and `fix` is what to do.
+    """
+    if isinstance(error, DiskError):
+        return error
+    number = _number(error)
+    path = getattr(error, "filename", None) or str(place)
+    if number in FULL:
+        text = f"disk full at {path} ({_left(path, number)})"
+    elif number == errno.EROFS:
+        text = f"the disk of {path} is read-only"
+    elif number in DENIED and Path(path).absolute().is_relative_to(Path(place).absolute()):
+        text = f"{path} may not be written ({os.strerror(number)})"
+    else:
+        return None
+    kind = DiskFullError if number in FULL else DiskError
+    return kind(f"{what}: {text}; {fix}" if what and fix else f"{what}: {text}" if what else text)
+
+
+@contextmanager
+def told_if_refused(place: Path | str, *, what: str = "", fix: str = "") -> Iterator[None]:
+    """A `DiskError` where the block fails because the disk of `place` takes nothing more."""
+    try:
+        yield
+    except Exception as error:
+        told = refused(error, place, what=what, fix=fix)
+        if told is None or told is error:
+            raise
+        raise told from error
+
+
+def _number(error: BaseException) -> int:
+    """The number of an error of the system; safetensors has it in its words."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    if type(error).__name__ == "SafetensorError":
+        return next((n for n in (*FULL, *DENIED, errno.EROFS) if f"os error {n})" in str(error)), 0)
+    return 0
+
+
+def _left(path: str, number: int) -> str:
+    """What is left of the disk on which `path` lies, or would lie."""
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if number == errno.EDQUOT:
+        return "your quota is spent"
+    if os.statvfs(folder).f_files and not os.statvfs(folder).f_favail:
+        return "no more files can be made there"
+    return f"{shutil.disk_usage(folder).free / 2**30:.1f} GiB are left"

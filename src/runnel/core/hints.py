@@ -1,0 +1,88 @@
+"""Which setting was meant: names that other libraries use, the same name in another group, and slips of the pen."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "learning_rate": ("lr", "actor_lr", "critic_lr"),
+    "lr": ("actor_lr", "critic_lr"),
+    "total_timesteps": ("total_steps",),
+    "timesteps": ("total_steps",),
+    "steps": ("total_steps",),
+    "max_steps": ("total_steps",),
+    "episodes": ("eval.episodes",),
+    "env_id": ("env",),
+    "gym_id": ("env",),
+    "n_envs": ("num_envs",),
+    "n_steps": ("num_steps",),
+    "rollout_steps": ("num_steps",),
+    "n_epochs": ("num_epochs",),
+    "epochs": ("num_epochs",),
+    "update_epochs": ("num_epochs",),
+    "num_mini_batch": ("num_minibatches",),
+    "gae_lambda": ("lam",),
+    "clip_range": ("clip",),
+    "clip_coef": ("clip",),
+    "clip_eps": ("clip", "clip_low"),
+    "epsilon": ("clip_low",),
+    "ent_coef": ("entropy_coef",),
+    "vf_coef": ("value_coef",),
+    "norm_reward": ("normalise_reward",),
+    "norm_obs": ("normalise_obs",),
+    "buffer_size": ("replay.capacity",),
+    "learning_starts": ("min_fill",),
+    "train_freq": ("update_ratio",),
+    "gradient_steps": ("update_ratio",),
+    "target_update_interval": ("target_every",),
+    "target_network_frequency": ("target_every",),
+    "capture_video": ("record.videos",),
+    "save_freq": ("checkpoint.every",),
+    "eval_freq": ("eval.every",),
+    "eval_episodes": ("eval.episodes",),
+    "log_dir": ("out",),
+    "logdir": ("out",),
+    "output_dir": ("out",),
+    "run_name": ("name",),
+    "exp_name": ("name",),
+    "num_workers": ("num_actors",),
+    "num_generations": ("group_size",),
+    "max_completion_length": ("max_tokens",),
+    "max_new_tokens": ("max_tokens",),
+    "beta": ("kl_coef",),
+    "model_name_or_path": ("model",),
+    "dataset": ("pairs", "task"),
+    "data_path": ("pairs", "task"),
+    "lora_r": ("lora.rank",),
+    "lora_rank": ("lora.rank",),
+}
+"""What a setting is called elsewhere, and here; only those that a recipe has are offered."""
+_MOST = 3
+
+
+def names_of(config: Any, path: str = "") -> Iterator[str]:
+    """Every setting of a config by its dotted name."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from names_of(value, f"{path}{f.name}.")
+        else:
+            yield f"{path}{f.name}"
+
+
+def meant(name: str, known: Iterable[str]) -> list[str]:
+    """The settings among the dotted names in `known` that somebody may mean by `name`, the likeliest first.
+
+    >>> meant("ppo.learning_rate", ["ppo.lr", "seed"]), meant("lr", ["ppo.lr", "seed"]), meant("sead", ["ppo.lr", "seed"])
+    (['ppo.lr'], ['ppo.lr'], ['seed'])
+    """
+    known = dict.fromkeys(known)
+    group, _, last = name.rpartition(".")
+    same = [k for k in known if k.rpartition(".")[2] == last]
+    for own in () if same else OTHER_NAMES.get(last, ()):
+        same += [k for k in known if k == own or k.endswith(f".{own}")]
+    near = [k for k in same if k.startswith(f"{group}.")] if group else []
+    return (near or same or difflib.get_close_matches(name, known, n=1))[:_MOST]

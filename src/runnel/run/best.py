@@ -1,0 +1,102 @@
+"""The parameters that did best in an evaluation, kept beside the newest checkpoints: `best/<version>` in the run's folder.
+
+Each is written like a checkpoint (`checkpoint.py`: atomically, with the SHA-256 of its file), by whoever evaluates, where the
+parameters are. The folder is all that is known: the best is the one with the highest mean, of several the newest. A run that
+goes back to an older checkpoint goes back to the best of then; so older ones stay as long as a kept checkpoint may need them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runnel.core.errors import CheckpointError, DiskError
+from runnel.core.protocols import ParamSet
+from runnel.run.checkpoint import MANIFEST, Checkpoints, read_params, verify, write_parts
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Parameters that are kept: their version, and the mean of its evaluation."""
+
+    path: Path
+    version: int
+    mean: float
+
+    def __str__(self) -> str:
+        return f"version {self.version}, evaluation mean {self.mean:.4g}"
+
+
+class BestParams:
+    """What lies in `folder`, which need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = Checkpoints(folder, keep=sys.maxsize)
+
+    def offer(self, version: int, returns: Sequence[float], params: Mapping[str, Tensor]) -> str:
+        """Keep the parameters of a version that was evaluated, if none did better; returns what to tell where that failed."""
+        mean, best = sum(returns) / max(len(returns), 1), self.best()
+        if not returns or not math.isfinite(mean) or (best is not None and (mean, version) <= (best.mean, best.version)):
+            return ""
+        try:
+            path = self._files.begin(version)
+            files = write_parts(path, {"params": dict(params)})
+            self._files.finish(path, {"version": version, "mean": mean, "whole": False, "files": files})
+        except DiskError as error:
+            self._files.drop()
+            return f"version {version} did best, and is not kept: {error}"
+        return ""
+
+    def kept(self) -> list[Kept]:
+        """All that is kept, as their manifests say; one that cannot be read is not among them."""
+        found = []
+        for path in self._files.finished():
+            try:
+                manifest = json.loads((path / MANIFEST).read_bytes())
+                found.append(Kept(path, int(manifest["version"]), float(manifest["mean"])))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def best(self, until: float = math.inf) -> Kept | None:
+        """The best of versions `until` so many; of equal ones the newest."""
+        return max((k for k in self.kept() if k.version <= until), key=lambda k: (k.mean, k.version), default=None)
+
+    def load(self) -> tuple[ParamSet, Kept]:
+        """The best parameters, verified; a `CheckpointError` where there are none, or they are damaged."""
+        best = self.best()
+        if best is None:
+            raise CheckpointError(
+                f"no best parameters in {self.folder}: the run was not evaluated yet, has checkpoint.best off, or is of an "
+                "earlier version of runnel; load the newest instead"
+            )
+        verify(best.path)
+        return ParamSet(best.version, read_params(best.path)), best
+
+    def cut(self, version: int) -> None:
+        """The run has gone back to `version`: forget what came later."""
+        for one in self.kept():
+            if one.version > version:
+                shutil.rmtree(one.path)
+
+    def prune(self, versions: Iterable[int]) -> None:
+        """Keep the best, and what was the best at each of `versions`: a run may go back to those."""
+        needed = {best.path for until in (*versions, math.inf) if (best := self.best(until)) is not None}
+        for one in self.kept():
+            if one.path not in needed:
+                shutil.rmtree(one.path)
+
+
+def best_of(folder: Path) -> dict[str, Any] | None:
+    """Version and mean of the best that is kept in a run's folder; None if there is none."""
+    best = BestParams(folder).best()
+    return None if best is None else {"version": best.version, "mean": best.mean}

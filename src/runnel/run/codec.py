@@ -1,0 +1,61 @@
+"""States as JSON and named tensors, and back: what a checkpoint is made of. Data only, no pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnel.core.errors import CheckpointError
+from runnel.core.frozen import Frozen
+
+
+def encode(value: Any, tensors: dict[str, Tensor], frozen: dict[str, Frozen] | None = None) -> Any:
+    """JSON-ready data; tensors and arrays go to `tensors`, frozen pieces to `frozen`, and leave a name behind.
+
+    >>> t = {}
+    >>> encode({"a": torch.ones(1), 3: [1, None]}, t)
+    {'$items': [['a', {'$tensor': 't0'}], [3, [1, None]]]}
+    """
+    if isinstance(value, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().cpu().contiguous()
+        return {"$tensor": name}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        name = f"t{len(tensors)}"
+        tensors[name] = torch.from_numpy(value.copy(order="C"))
+        return {"$array": name}
+    if isinstance(value, Frozen) and frozen is not None:
+        frozen[value.name] = value
+        return {"$frozen": value.name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) and not k.startswith("$") for k in value):
+            return {k: encode(v, tensors, frozen) for k, v in value.items()}
+        return {"$items": [[k, encode(v, tensors, frozen)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        return [encode(v, tensors, frozen) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CheckpointError(f"a checkpoint holds data only; {type(value).__name__} is not (snapshot plain values instead)")
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor], frozen: Callable[[str], Frozen] | None = None) -> Any:
+    """Undo `encode` (tuples come back as lists)."""
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        if "$array" in value:
+            return tensors[value["$array"]].numpy()
+        if "$frozen" in value and frozen is not None:
+            return frozen(value["$frozen"])
+        if "$items" in value:
+            return {k: decode(v, tensors, frozen) for k, v in value["$items"]}
+        return {k: decode(v, tensors, frozen) for k, v in value.items()}
+    if isinstance(value, list):
+        return [decode(v, tensors, frozen) for v in value]
+    return value

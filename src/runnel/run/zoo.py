@@ -1,0 +1,95 @@
+"""Settings by environment. Where one set of defaults does not serve every environment, a recipe begins with what was measured.
+
+`runnel train RECIPE --env ENV` takes the settings of that pair, if there are some, and says so; what a user sets wins, and
+`--no-zoo` (`zoo=False`) leaves them out. Each entry was run over seeds by `benchmarks/learning`; docs/zoo.md has the returns,
+with their curves. The settings are written out in the run's config.json, so a run that is loaded or resumed does not
+depend on this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from runnel.core.config import flat, to_data
+from runnel.run.experiment import RunConfig
+
+Settings = Mapping[str, Any]
+
+ACROBOT: Settings = {"total_steps": 500_000}
+LANDER: Settings = {"total_steps": 1_000_000}
+"""Where a recipe's own defaults serve, and only the budget is the environment's."""
+
+
+def _short_sighted(group: str, **settings: Any) -> Settings:
+    """A swing-up is over in some 50 of its 200 steps: what comes much later only adds noise to the returns."""
+    return {f"{group}.gamma": 0.9, f"{group}.lam": 0.9, **settings}
+
+
+def _few_steps(group: str, *rates: str) -> Settings:
+    """20,000 steps are enough for a pendulum, where the defaults would still fill the replay memory at random."""
+    return {"total_steps": 20_000, "min_fill": 1_000} | {f"{group}.{rate}": 1e-3 for rate in rates}
+
+
+LONG_SIGHTED: Settings = {
+    "total_steps": 1_000_000,
+    "num_envs": 16,
+    "num_steps": 1_024,
+    "ppo.lr": 3e-4,
+    "ppo.gamma": 0.999,
+    "ppo.lam": 0.98,
+    "ppo.num_epochs": 4,
+    "ppo.num_minibatches": 256,
+    "ppo.entropy_coef": 0.01,
+    "ppo.value_coef": 1.0,
+    "ppo.normalise_obs": False,
+    "ppo.normalise_reward": False,
+}
+"""rl-zoo3's for LunarLander: the reward for landing comes hundreds of steps after what earned it."""
+FEW_UPDATES: Settings = {
+    "num_steps": 10,
+    "update_ratio": 0.1,
+    "replay.capacity": 10_000,
+    "dqn.epsilon": "linear(1, 0.05, 0.5)",
+    "dqn.target_every": 50,
+    "dqn.double": False,
+}
+"""CleanRL's for CartPole: with more updates a step, a policy that is solved falls back."""
+
+ZOO: Mapping[str, Mapping[str, Settings]] = {
+    "ppo": {"Acrobot-v1": ACROBOT, "Pendulum-v1": {"total_steps": 200_000}, "LunarLander-v3": LONG_SIGHTED},
+    "appo": {"Acrobot-v1": ACROBOT, "Pendulum-v1": _short_sighted("appo", total_steps=300_000), "LunarLander-v3": LANDER},
+    "a2c": {"CartPole-v1": {"total_steps": 500_000}, "Acrobot-v1": ACROBOT},
+    "impala": {"CartPole-v1": {"total_steps": 500_000}, "Acrobot-v1": ACROBOT},
+    "dqn": {"CartPole-v1": FEW_UPDATES, "LunarLander-v3": LANDER},
+    "sac": {"Pendulum-v1": _few_steps("sac", "actor_lr")},
+    "td3": {"Pendulum-v1": _few_steps("td3", "actor_lr", "critic_lr")},
+    "ddpg": {"Pendulum-v1": _few_steps("ddpg", "actor_lr", "critic_lr")},
+}
+"""Recipe, then the name of the environment, then dotted names of settings."""
+NOTHING: Settings = MappingProxyType({})
+
+
+def zoo_settings(recipe: str, env: object) -> Settings:
+    """What `recipe` begins with on `env`, beside its own defaults.
+
+    >>> zoo_settings("ppo", "MyOwn-v0")
+    mappingproxy({})
+    """
+    return ZOO.get(recipe, {}).get(env, NOTHING) if isinstance(env, str) else NOTHING
+
+
+def about_zoo(recipe: str, config: RunConfig) -> list[str]:
+    """What a run says of it: which of its settings are of the zoo, or that they were left out."""
+    env = getattr(config, "env", None)
+    found = zoo_settings(recipe, env)
+    if not found:
+        return []
+    if not getattr(config, "zoo", True):
+        return [f"zoo = False: begins with the recipe's own defaults, not with what was measured on {env}"]
+    values = flat(to_data(config))
+    taken = [f"{name} = {value}" for name, value in found.items() if values[name] == to_data(value)]
+    if not taken:
+        return []
+    return [f"settings that were measured on {env} (docs/zoo.md): {', '.join(taken)}; --no-zoo leaves them out"]
