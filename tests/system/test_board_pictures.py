@@ -12,6 +12,7 @@ from test_board import CHROMIUM, FLAGS, serving
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
+expect.set_options(timeout=30_000)  # a page's own limit does not count for it, and a loaded machine is slow
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (make browser)")
 DEMOS = {  # the graph of `runnel train reverse`
     "workers": [
@@ -139,10 +140,11 @@ def test_lines_have_the_scale_two_seeds_are_lines_and_a_seed_counts_once(page, b
 def test_groups_that_are_shown_have_colours_of_their_own(page, board):
     page.goto(board)
     expect(page.locator(".legend .swatch")).to_have_count(4)
-    colors = page.locator(".legend .swatch").evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
-    assert len(set(colors)) == 4
-    first = page.locator(".legend .swatch").first.evaluate("e => e.style.background")
-    assert first == "var(--c0)", "twelve hidden trials take no colour"
+    # read in one go, inside the page: while runs arrive the legend is drawn anew, and an element that left has no colour
+    read = "all => all.map(e => [getComputedStyle(e).backgroundColor, e.style.background])"
+    found = page.evaluate(f"() => ({read})([...document.querySelectorAll('.legend .swatch')])")
+    assert len({color for color, _ in found}) == len(found) == 4
+    assert found[0][1] == "var(--c0)", "twelve hidden trials take no colour"
 
 
 def test_lines_follow_the_theme(page, board):
