@@ -1,8 +1,8 @@
 """A golden run: played, described as data, and held against what it gave when it was last looked at.
 
 Per update it has a digest of the published parameters, the row of metrics in full, and two numbers of how far parameters have
-moved. On a machine of the kind that recorded them (`machine`) all of it must be equal, bit for bit; elsewhere numbers are
-compared to a relative 1e-3, and counts and sample ids exactly.
+moved. On a machine of the kind that recorded them (`golden_machine.py`) all of it must be equal, bit for bit; elsewhere numbers
+are compared to a relative 1e-3, and counts and sample ids exactly.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from golden_cases import EVERY, Case, merged
-from threadpoolctl import ThreadpoolController, threadpool_limits
+from golden_machine import machine, unlike
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import runnel as rl
@@ -43,41 +41,7 @@ NOISE = ("mismatch/", "approx_kl", "kl", "loss/policy", "explained_variance")
 """Differences of nearly equal numbers: their relative error says nothing."""
 
 
-# -------------------------------------------------------------------------------------------------------------- the machine
-@cache
-def machine() -> dict[str, str]:
-    """What the last bit of a number depends on."""
-    cpu = dict(line.split("\t: ", 1) for line in _cpu_lines() if "\t: " in line)
-    flags = sorted(f for f in cpu.get("flags", "").split() if f.startswith(("avx", "amx", "fma", "sse4")))
-    packages = ("torch", "numpy", "numba", "scipy", "gymnasium", "transformers", "peft")
-    chosen = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_L2_SIZE", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": ", ".join(cpu.get(k, "") for k in ("vendor_id", "model name", "cpu family", "model", "stepping")),
-        "flags": " ".join(flags),
-        "torch kernels": torch.backends.cpu.get_cpu_capability(),
-        "blas": _blas(),
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        **{name: version(name) for name in packages},
-        "environment": " ".join(f"{name}={os.environ[name]}" for name in chosen if name in os.environ),
-    }
-
-
-def _blas() -> str:
-    """The libraries that numpy and (through SciPy) Numba multiply by, and for which processor each believes to be."""
-    import scipy.linalg.cython_blas  # noqa: F401  (loads it)
-
-    found = ThreadpoolController().select(user_api="blas").info()
-    return ", ".join(sorted({f"{x['internal_api']} {x['version']} {x.get('architecture', '')}" for x in found}))
-
-
-def _cpu_lines() -> list[str]:
-    """Those of the first core."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().split("\n\n")[0].splitlines() if info.exists() else []
-    return [line.replace("\t", "").replace(":", "\t:", 1) for line in lines]
-
-
+# ----------------------------------------------------------------------------------------------------------------- the file
 @cache
 def read() -> tuple[dict[str, str], dict[str, Data]]:
     """The machine that recorded, and its runs by name of the case."""
@@ -203,12 +167,6 @@ def _file_digest(path: Path) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------- the comparison
-def unlike(here: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Fields of two machines that differ: (recorded, here). Empty: every bit is compared."""
-    assert here.keys() == recorded.keys(), f"{FILE.name} does not say what it was recorded on; record it again"
-    return {k: (recorded[k], here[k]) for k in here if here[k] != recorded[k]}
-
-
 def differences(new: Data, old: Data, *, exact: bool) -> list[str]:
     """Every field in which two recordings of a case differ, in words."""
     ours, theirs = flat(new), flat(old)
@@ -233,10 +191,10 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def distance(new: Any, old: Any) -> float:
-    """The relative difference of two numbers; 0 for equal values of any kind, infinity for other texts."""
+    """The relative difference of two numbers; 0 for equal values, infinity for texts and what is not finite."""
     if new == old or (new != new and old != old):
         return 0.0
-    if not all(isinstance(x, int | float) for x in (new, old)):
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in (new, old)):
         return math.inf
     return float(abs(new - old) / max(abs(new), abs(old)))
 

@@ -16,7 +16,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from golden_cases import CLASSICAL, Case
-from golden_runs import FILE, Data, distance, flat, is_noise, machine, play, read, unlike, write
+from golden_machine import machine, unlike
+from golden_runs import FILE, Data, distance, flat, is_noise, play, read, write
 from golden_token_cases import TOKENS
 
 CASES: dict[str, Case] = {**CLASSICAL, **TOKENS}
