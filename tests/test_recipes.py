@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tiny_recipes import TWO_STEPS
 from tiny_slices import SLICES, settings
 
 import runnel as rl
 from runnel.core.clock import ManualClock
 from runnel.run import registry
 from runnel.run.wiring import place, wire
-
-SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}}
-ON_ROLLOUTS = ("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo")
-ROLLOUTS: dict[str, Any] = {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM}
-PAIRS: dict[str, Any] = {"total_updates": 2, "num_pairs": 4, "lm": SMALL_LM["lm"]}
-TWO_STEPS: dict[str, dict[str, Any]] = {
-    "ppo": {"total_updates": 2},
-    "cartpole": {"total_updates": 2},
-    "a2c": {"total_updates": 2},
-    "impala": {"total_updates": 2},
-    "appo": {"total_updates": 2},
-    "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
-    "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
-    "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
-    "ddpg": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
-    "sft": {"total_updates": 2, "demo_rows": 8, **SMALL_LM},
-    **dict.fromkeys(ON_ROLLOUTS, ROLLOUTS),
-    **dict.fromkeys(("dpo", "reward_model"), PAIRS),
-    "make_pairs": ROLLOUTS,
-    "reverse": {"total_updates": 3, "warmup_updates": 1, "num_prompts": 2, "group_size": 2, "demo_rows": 8, **SMALL_LM},
-}
 
 
 @pytest.mark.parametrize("recipe", list(registry.RECIPES))

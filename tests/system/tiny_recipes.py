@@ -1,0 +1,26 @@
+"""Every recipe at a size that takes two steps or a little more, for whoever runs all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}}
+ON_ROLLOUTS = ("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo")
+ROLLOUTS: dict[str, Any] = {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM}
+PAIRS: dict[str, Any] = {"total_updates": 2, "num_pairs": 4, "lm": SMALL_LM["lm"]}
+TWO_STEPS: dict[str, dict[str, Any]] = {
+    "ppo": {"total_updates": 2},
+    "cartpole": {"total_updates": 2},
+    "a2c": {"total_updates": 2},
+    "impala": {"total_updates": 2},
+    "appo": {"total_updates": 2},
+    "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
+    "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
+    "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
+    "ddpg": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
+    "sft": {"total_updates": 2, "demo_rows": 8, **SMALL_LM},
+    **dict.fromkeys(ON_ROLLOUTS, ROLLOUTS),
+    **dict.fromkeys(("dpo", "reward_model"), PAIRS),
+    "make_pairs": ROLLOUTS,
+    "reverse": {"total_updates": 3, "warmup_updates": 1, "num_prompts": 2, "group_size": 2, "demo_rows": 8, **SMALL_LM},
+}
