@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.kernels.graphs import recording, send
 from runnel.nets.decoder import Decoder, Recompute
 from runnel.ops.attention import flash_rows
 from runnel.ops.blocks import anchor, run
-from runnel.ops.capture import recording, send
 
 
 class Shape(NamedTuple):

@@ -16,6 +16,7 @@ from torch import Tensor
 from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.memory import memory_for
 from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.kernels.graphs import Captured
 from runnel.llm.engines.requests import (
     Decode,
     LogitsHook,
@@ -32,7 +33,6 @@ from runnel.llm.engines.stops import completes, end_ids_of
 from runnel.nets.causal_lm import load_model_params
 from runnel.nets.lora import Adapters
 from runnel.nets.pack import pack
-from runnel.ops.capture import Captured
 from runnel.ops.sampling import draw_within
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runnel.core.batch import Batch
-from runnel.ops.capture import Captured, CaptureError, cuda_device, recording, signature
+from runnel.kernels.graphs import Captured, CaptureError, cuda_device, recording, signature
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
