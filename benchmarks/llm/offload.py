@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from runnel.core.protocols import OneProcess
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 
 SIDES = {"none": (False, False), "reference": (False, True), "optimiser": (True, False), "both": (True, True)}

@@ -14,8 +14,8 @@ from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, make_request
-from runnel.nets.causal_lm import copy_model, model_params
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model.causal_lm import copy_model, model_params
+from runnel.llm.model.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 
 EngineKind = Literal["native", "hf", "vllm"]

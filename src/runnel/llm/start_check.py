@@ -19,8 +19,8 @@ from runnel.core.errors import ConfigError, RunnelError
 from runnel.llm.agreement import Agreement, EngineKind, compare, own_logprobs
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Engine, SamplingConfig, generate, make_request
-from runnel.nets.tiny import tiny_config, tiny_model
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model.tiny import tiny_config, tiny_model
+from runnel.llm.model.token_model import TokenModel
 from runnel.ops.loops import without_loops
 
 ROUNDING = 1e-3

@@ -4,7 +4,7 @@
 A piece is a tile of 32 rows, which one thread takes through all layers: between two products there is no dispatch, and threads
 meet once a step instead of some nine times a layer. That pays while the weights fit into a processor's cache, since every tile
 reads them all. What lies in a tile is `[feature, row]`: a line of 32 rows is two vectors. The formulas are those of
-`nets/decoder.py`; tests hold a step against it.
+`llm/model/decoder.py`; tests hold a step against it.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _step(words):
 class DecodeStep:
     """Decode steps of a model over a cache `[layers, 2, slots, kv_heads, length, head_dim]`.
 
-    `layers` are the weights of each layer in the order of `nets.decoder.Layer` (None: it has none), `sizes` are heads,
+    `layers` are the weights of each layer in the order of `llm.model.decoder.Layer` (None: it has none), `sizes` are heads,
     key-value heads and inner width, `numbers` are eps and the scale of scores.
     """
 

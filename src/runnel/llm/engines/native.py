@@ -30,9 +30,9 @@ from runnel.llm.engines.requests import (
 from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
 from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
 from runnel.llm.engines.stops import completes, end_ids_of
-from runnel.nets.causal_lm import load_model_params
-from runnel.nets.lora import Adapters
-from runnel.nets.pack import pack
+from runnel.llm.model.causal_lm import load_model_params
+from runnel.llm.model.lora import Adapters
+from runnel.llm.model.pack import pack
 from runnel.ops.sampling import draw_within
 
 

@@ -20,8 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from runnel.core.memory import check_room
 from runnel.core.protocols import State
 from runnel.kernels.graphs import Captured
-from runnel.nets.decoder import Decoder
-from runnel.nets.lora import Adapters
+from runnel.llm.model.decoder import Decoder
+from runnel.llm.model.lora import Adapters
 from runnel.ops import cache_kernels
 from runnel.ops.attention import PackedRows
 from runnel.ops.loops import loops

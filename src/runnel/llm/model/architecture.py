@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.config import differences
-from runnel.nets.causal_lm import ModelConfig, new_config
+from runnel.llm.model.causal_lm import ModelConfig, new_config
 
 TRAINING = ("dropout", "pdrop", "initializer_range", "loss_coef")
 """Parts of the names of what is used in training alone; we train without it."""

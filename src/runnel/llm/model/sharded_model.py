@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from runnel.core.errors import NonFiniteError, RunnelError
 from runnel.core.pieces import Piece, Rows, rows_of_rank, whole
 from runnel.core.protocols import Collective, State
-from runnel.nets.adamw import AdamW
-from runnel.nets.causal_lm import hidden_states, output_head
-from runnel.nets.decoder import Recompute
-from runnel.nets.token_model import DTYPES, Precision
+from runnel.llm.model.adamw import AdamW
+from runnel.llm.model.causal_lm import hidden_states, output_head
+from runnel.llm.model.decoder import Recompute
+from runnel.llm.model.token_model import DTYPES, Precision
 from runnel.ops.attention import PackedRows
 from runnel.ops.logprobs import head_logprobs
 

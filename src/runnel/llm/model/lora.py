@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
-from runnel.nets.causal_lm import copy_model, model_params
-from runnel.nets.decoder import BESIDE, LORA_A, LORA_B
-from runnel.nets.pack import pack_tensors
+from runnel.llm.model.causal_lm import copy_model, model_params
+from runnel.llm.model.decoder import BESIDE, LORA_A, LORA_B
+from runnel.llm.model.pack import pack_tensors
 
 SCALE = "lora.scale"
 """The name under which the scale of adapters travels; whatever has it is a version of adapters."""

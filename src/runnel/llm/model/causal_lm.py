@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from runnel.core.config import check_least
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
-from runnel.nets.loading import load_whole
-from runnel.nets.pack import pack
+from runnel.llm.model.loading import load_whole
+from runnel.llm.model.pack import pack
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
 """What families call the longest sequence."""

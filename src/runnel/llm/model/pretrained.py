@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.nets.loading import check_weights, load_whole
+from runnel.llm.model.loading import check_weights, load_whole
 
 SMOLLM2 = "smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runnel.kernels.graphs import recording, send
-from runnel.nets.decoder import Decoder, Recompute
+from runnel.llm.model.decoder import Decoder, Recompute
 from runnel.ops.attention import flash_rows
 from runnel.ops.blocks import anchor, run
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.nets.causal_lm import ModelConfig, build_model
-from runnel.nets.recorded import RecordedDecoder, Shape, Stage
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model.causal_lm import ModelConfig, build_model
+from runnel.llm.model.recorded import RecordedDecoder, Shape, Stage
+from runnel.llm.model.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

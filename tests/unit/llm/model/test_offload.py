@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from runnel.core.protocols import OneProcess
-from runnel.nets import adamw
-from runnel.nets.causal_lm import ModelConfig, build_model
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model import adamw
+from runnel.llm.model.causal_lm import ModelConfig, build_model
+from runnel.llm.model.token_model import TokenModel
 from runnel.ops.attention import PackedRows
 
 SIZES = ModelConfig(layers=2, width=32, heads=2, kv_heads=2, inner=64, max_positions=64)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
-from runnel.nets.pack import is_joined, joined, pack, parameters_of
+from runnel.llm.model.pack import is_joined, joined, pack, parameters_of
 from runnel.ops.attention import PackedRows, packed_attention
 from runnel.ops.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
 from runnel.ops.weights import LowRank, Up, Weight, is_half
@@ -172,7 +172,7 @@ class Decoder:
 
     def adapt(self, adapters: Mapping[str, Tensor], scale: float) -> None:
         """From now on these adapters stand beside the weights (`q_proj.lora_A.weight`, ..., under the names of their modules),
-        where they lie in memory; none: the weights are alone. What is joined must lie side by side (`nets/lora.py`)."""
+        where they lie in memory; none: the weights are alone. What is joined must lie side by side (`llm/model/lora.py`)."""
         self.adapters, self._adapter_scale = dict(adapters), scale
         self._attach()
 

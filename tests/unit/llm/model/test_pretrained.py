@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.nets.causal_lm import ModelConfig, build_model
-from runnel.nets.pretrained import check_model_folder, model_folder
+from runnel.llm.model.causal_lm import ModelConfig, build_model
+from runnel.llm.model.pretrained import check_model_folder, model_folder
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 
