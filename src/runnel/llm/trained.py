@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from runnel.core.protocols import Collective, State
 from runnel.llm.batches import MicroBatch
+from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import body_name, body_of
+from runnel.llm.model.prefixes import fold
 from runnel.llm.model.sharded_model import ShardedModel
 from runnel.llm.model.token_model import TokenModel
-from runnel.ops.attention import PackedRows
-from runnel.ops.prefixes import fold
 
 
 class ScalarModel(nn.Module):

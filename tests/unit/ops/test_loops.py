@@ -10,11 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 pytest.importorskip("numba")
 
 from runnel.llm.engines import slots
-from runnel.ops import attention, attention_loops, block_host, block_loops, blocks, cache_loops, logprobs, sampling, token_loops
-from runnel.ops.attention import PackedRows, packed_attention
+from runnel.llm.model import attention, block_host, blocks, logprobs, sampling
+from runnel.llm.model.attention import PackedRows, packed_attention
+from runnel.llm.model.weights import Weight
+from runnel.ops import attention_loops, block_loops, cache_loops, token_loops
 from runnel.ops.loop_maths import exp, floats, take
 from runnel.ops.loops import Loop, loops
-from runnel.ops.weights import Weight
 
 ROWS = [0, 1, 7, 700]
 HEADS = [(4, 4, 32), (6, 2, 8), (3, 1, 20), (2, 2, 48)]

@@ -33,7 +33,7 @@ from runnel.llm.engines.stops import completes, end_ids_of
 from runnel.llm.model.causal_lm import load_model_params
 from runnel.llm.model.lora import Adapters
 from runnel.llm.model.pack import pack
-from runnel.ops.sampling import draw_within
+from runnel.llm.model.sampling import draw_within
 
 
 @dataclass(eq=False)

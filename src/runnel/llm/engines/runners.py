@@ -20,10 +20,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from runnel.core.memory import check_room
 from runnel.core.protocols import State
 from runnel.kernels.graphs import Captured
+from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.decoder import Decoder
 from runnel.llm.model.lora import Adapters
 from runnel.ops import cache_kernels
-from runnel.ops.attention import PackedRows
 from runnel.ops.loops import loops
 
 STEP_WEIGHTS = 1 << 22

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from runnel.core.protocols import Request
 from runnel.llm.engines.requests import SamplingConfig, sampling_of
+from runnel.llm.model.sampling import draw
 from runnel.ops.loops import loops
-from runnel.ops.sampling import draw
 
 MAX_STOPS = 16
 """Tokens that may end a row: those of the model, and those of its request."""

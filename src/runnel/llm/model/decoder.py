@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
+from runnel.llm.model.attention import PackedRows, packed_attention
+from runnel.llm.model.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
 from runnel.llm.model.pack import is_joined, joined, pack, parameters_of
-from runnel.ops.attention import PackedRows, packed_attention
-from runnel.ops.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
-from runnel.ops.weights import LowRank, Up, Weight, is_half
+from runnel.llm.model.weights import LowRank, Up, Weight, is_half
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """`attend(layer, rotated, value)`: queries and keys after rotation `[N, H + K, D]`, values `[N, K, D]` -> `[N, H * D]`."""

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from runnel.kernels.graphs import recording, send
+from runnel.llm.model.attention import flash_rows
+from runnel.llm.model.blocks import anchor, run
 from runnel.llm.model.decoder import Decoder, Recompute
-from runnel.ops.attention import flash_rows
-from runnel.ops.blocks import anchor, run
 
 
 class Shape(NamedTuple):

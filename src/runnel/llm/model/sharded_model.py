@@ -21,11 +21,11 @@ from runnel.core.errors import NonFiniteError, RunnelError
 from runnel.core.pieces import Piece, Rows, rows_of_rank, whole
 from runnel.core.protocols import Collective, State
 from runnel.llm.model.adamw import AdamW
+from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import hidden_states, output_head
 from runnel.llm.model.decoder import Recompute
+from runnel.llm.model.logprobs import head_logprobs
 from runnel.llm.model.token_model import DTYPES, Precision
-from runnel.ops.attention import PackedRows
-from runnel.ops.logprobs import head_logprobs
 
 Mesh = Callable[[], Any]
 """The ranks as a device mesh, once they meet."""

@@ -18,13 +18,13 @@ from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.pieces import whole
 from runnel.core.protocols import Collective, State
 from runnel.llm.model.adamw import AdamW, on_host
+from runnel.llm.model.attention import PackedRows, packed_attention
 from runnel.llm.model.causal_lm import copy_model, hidden_states, load_model_params, model_params, output_head, shared_copy
 from runnel.llm.model.decoder import Decoder, Recompute, supported
+from runnel.llm.model.logprobs import head_logprobs, token_logprobs
 from runnel.llm.model.lora import Adapters, LoraConfig, MergedModel, make_adapters, plain_names, unwrapped, wrap_modules
 from runnel.llm.model.pack import pack, pack_tensors, packed, packed_order, split_like
 from runnel.llm.model.recorded import RecordedDecoder
-from runnel.ops.attention import PackedRows, packed_attention
-from runnel.ops.logprobs import head_logprobs, token_logprobs
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 Precision = Literal["float64", "float32", "bfloat16"]

@@ -18,11 +18,11 @@ from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request
 from runnel.llm.engines.vllm import VllmEngine
+from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params, shared_copy
 from runnel.llm.model.lora import SCALE, Adapters, LoraConfig, MergedModel, make_adapters, save_adapters
 from runnel.llm.model.token_model import TokenModel
 from runnel.llm.trained import ScalarModel
-from runnel.ops.attention import PackedRows
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)
 CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]

@@ -9,9 +9,9 @@ import torch
 
 from runnel.core.protocols import OneProcess
 from runnel.llm.model import adamw
+from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.model.token_model import TokenModel
-from runnel.ops.attention import PackedRows
 
 SIZES = ModelConfig(layers=2, width=32, heads=2, kv_heads=2, inner=64, max_positions=64)
 GPU = (pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))

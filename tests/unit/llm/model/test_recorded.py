@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.model.recorded import RecordedDecoder, Shape, Stage
 from runnel.llm.model.token_model import TokenModel
-from runnel.ops.attention import PackedRows
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SIZES = ModelConfig(layers=2, width=64, heads=4, kv_heads=2, inner=96, max_positions=1024)

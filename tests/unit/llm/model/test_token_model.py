@@ -10,12 +10,12 @@ import torch
 
 from runnel.core.errors import NonFiniteError
 from runnel.core.protocols import OneProcess
+from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.model.decoder import Decoder
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.pack import is_joined, pack
 from runnel.llm.model.token_model import TokenModel
-from runnel.ops.attention import PackedRows
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)
 LENGTHS = [5, 9, 1, 3]

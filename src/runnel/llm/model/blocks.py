@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runnel.ops import block_host, block_kernels
-from runnel.ops.block_host import wide
+from runnel.llm.model import block_host
+from runnel.llm.model.block_host import wide
+from runnel.llm.model.weights import Weight
+from runnel.ops import block_kernels
 from runnel.ops.loops import loops
-from runnel.ops.weights import Weight
 
 HOST_ROWS = 512
 """Rows that the host takes through a gated part at a time."""

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from runnel.ops import blocks
-from runnel.ops.attention import PackedRows, packed_attention
-from runnel.ops.logprobs import head_logprobs, logprobs_from_logits, token_logprobs
-from runnel.ops.sampling import draw
-from runnel.ops.weights import Weight
+from runnel.llm.model import blocks
+from runnel.llm.model.attention import PackedRows, packed_attention
+from runnel.llm.model.logprobs import head_logprobs, logprobs_from_logits, token_logprobs
+from runnel.llm.model.sampling import draw
+from runnel.llm.model.weights import Weight
 
 CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]

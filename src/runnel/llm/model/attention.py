@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from runnel.ops.blocks import run
+from runnel.llm.model.blocks import run
+from runnel.llm.model.weights import is_half
 from runnel.ops.loops import loops
-from runnel.ops.weights import is_half
 
 LOOP_LENGTH = 512
 """Tokens of a row up to which the compiled loop is faster than torch's blocks."""

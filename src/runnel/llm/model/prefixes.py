@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.ops.attention import PackedRows
+from runnel.llm.model.attention import PackedRows
 
 FAMILY = 8
 """Rows that share a beginning, at most: a family's gradient is one thread's work, and there should be some for all threads."""

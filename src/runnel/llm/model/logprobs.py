@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from runnel.llm.model.blocks import run
+from runnel.llm.model.weights import Weight
 from runnel.ops import logprob_kernels
-from runnel.ops.blocks import run
 from runnel.ops.loops import loops
-from runnel.ops.weights import Weight
 
 WHOLE = 1 << 24
 """Up to so many logits on the host are kept for the backward pass."""
