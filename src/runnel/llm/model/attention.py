@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from runnel.kernels.lm.numba.loops import loops
 from runnel.llm.model.blocks import run
 from runnel.llm.model.weights import is_half
-from runnel.ops.loops import loops
 
 LOOP_LENGTH = 512
 """Tokens of a row up to which the compiled loop is faster than torch's blocks."""
@@ -135,7 +135,7 @@ def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, s
 class _PackedLoop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, turned: Tensor, value: Tensor, rows: PackedRows, scale: float) -> Tensor:
-        from runnel.ops import attention_loops
+        from runnel.kernels.lm.numba import attention_loops
 
         turned = turned.contiguous()
         value = value if value.stride()[1:] == (value.shape[2], 1) else value.contiguous()
@@ -146,7 +146,7 @@ class _PackedLoop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        from runnel.ops import attention_loops
+        from runnel.kernels.lm.numba import attention_loops
 
         turned, value, logs = ctx.saved_tensors
         given = (grad.contiguous(), turned, value, *ctx.given, logs)

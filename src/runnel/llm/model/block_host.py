@@ -1,4 +1,4 @@
-"""What `block_kernels.py` does on CUDA and `block_loops.py` in float32 on the CPU, in plain torch for everything else."""
+"""What kernels (`kernels/lm`, `block_kernels.py` on CUDA, `block_loops.py` in float32 on the CPU) do, in plain torch."""
 
 from __future__ import annotations
 

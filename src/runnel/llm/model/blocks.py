@@ -1,10 +1,10 @@
 """The parts of a transformer block: embedding, projections, normalisation, rotary positions, gated units. One definition for
 learner and engine.
 
-Each small part is one kernel on CUDA (`block_kernels.py`) or one compiled loop in float32 on the CPU (`block_loops.py`), since
-a block of plain torch operations spends more time on launches and memory than on its products; elsewhere a few passes of torch
-(`block_host.py`). Backward passes are our own: gradients of weights go straight into their float32 sums, whatever the precision
-of the products.
+Each small part is one kernel on CUDA or one compiled loop in float32 on the CPU (`kernels/lm`: `block_kernels.py`,
+`block_loops.py`), since a block of plain torch operations spends more time on launches and memory than on its products;
+elsewhere a few passes of torch (`block_host.py`). Backward passes are our own: gradients of weights go straight into their
+float32 sums, whatever the precision of the products.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runnel.kernels.lm.numba.loops import loops
+from runnel.kernels.lm.triton import block_kernels
 from runnel.llm.model import block_host
 from runnel.llm.model.block_host import wide
 from runnel.llm.model.weights import Weight
-from runnel.ops import block_kernels
-from runnel.ops.loops import loops
 
 HOST_ROWS = 512
 """Rows that the host takes through a gated part at a time."""
@@ -37,7 +37,7 @@ def kernels(x: Tensor) -> Any:
 
 @cache
 def _loops() -> Any:
-    from runnel.ops import block_loops  # Numba is loaded where it is used
+    from runnel.kernels.lm.numba import block_loops  # Numba is loaded where it is used
 
     return block_loops
 

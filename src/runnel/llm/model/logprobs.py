@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from runnel.kernels.lm.numba.loops import loops
+from runnel.kernels.lm.triton import logprob_kernels
 from runnel.llm.model.blocks import run
 from runnel.llm.model.weights import Weight
-from runnel.ops import logprob_kernels
-from runnel.ops.loops import loops
 
 WHOLE = 1 << 24
 """Up to so many logits on the host are kept for the backward pass."""
@@ -102,7 +102,7 @@ def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Ten
     if logits.is_cuda:
         return logprob_kernels.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     if loops(logits):
-        from runnel.ops import token_loops
+        from runnel.kernels.lm.numba import token_loops
 
         return token_loops.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     z = logits / temperature
@@ -118,7 +118,7 @@ def _differentiate(
     if logits.is_cuda:
         return logprob_kernels.differentiate(logits, targets, grads, temperature, dtype)  # type: ignore[no-any-return, no-untyped-call]
     if loops(logits):
-        from runnel.ops import token_loops
+        from runnel.kernels.lm.numba import token_loops
 
         return token_loops.differentiate(logits, targets, grads, temperature).to(dtype)  # type: ignore[no-any-return, no-untyped-call]
     dlogprob, dentropy, entropy, total = (g[:, None] for g in grads)

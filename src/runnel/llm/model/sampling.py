@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnel.ops import sampling_kernels
-from runnel.ops.loops import loops
+from runnel.kernels.lm.numba.loops import loops
+from runnel.kernels.lm.triton import sampling_kernels
 
 BLOCK = 256
 
@@ -23,7 +23,7 @@ def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tens
     if logits.is_cuda:
         return sampling_kernels.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
     if loops(logits):
-        from runnel.ops import token_loops
+        from runnel.kernels.lm.numba import token_loops
 
         return token_loops.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
     x = scaled(logits, heat)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from runnel.ops import loop_maths, loop_tiles
-from runnel.ops.loop_maths import (
+from runnel.kernels.lm.numba import loop_maths, loop_tiles
+from runnel.kernels.lm.numba.loop_maths import (
     LANES,
     OPTIONS,
     add,
@@ -32,8 +32,8 @@ from runnel.ops.loop_maths import (
     store,
     take,
 )
-from runnel.ops.loop_tiles import products, to_lanes, weigh
-from runnel.ops.loops import Loop
+from runnel.kernels.lm.numba.loop_tiles import products, to_lanes, weigh
+from runnel.kernels.lm.numba.loops import Loop
 from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__, loop_tiles.__file__)

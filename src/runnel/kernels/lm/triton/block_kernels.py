@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels behind `blocks.py`: rows of a transformer's residual stream, one program a row (or a part of one)."""
+"""Triton kernels behind `llm/model/blocks.py`: rows of a residual stream, one program a row (or a part of one)."""
 
 import torch
 

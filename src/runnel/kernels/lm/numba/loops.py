@@ -45,7 +45,7 @@ class Loop:
             call(words)
 
     def _compile(self) -> Callable[[Words], None]:
-        from runnel.ops.loop_maths import compile_loop
+        from runnel.kernels.lm.numba.loop_maths import compile_loop
 
         compiled = compile_loop(self._body)  # type: ignore[no-untyped-call]
         self._address = compiled.address

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Attention of one new token a row over a cache, as a compiled loop for float32 on the CPU (`cache_kernels.py` on CUDA)."""
+"""Attention of one new token a row over a cache, compiled for float32 on the CPU (`triton/cache_kernels.py` on CUDA)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from runnel.ops import loop_maths
-from runnel.ops.loop_maths import (
+from runnel.kernels.lm.numba import loop_maths
+from runnel.kernels.lm.numba.loop_maths import (
     LANES,
     OPTIONS,
     add,
@@ -26,7 +26,7 @@ from runnel.ops.loop_maths import (
     take,
     total,
 )
-from runnel.ops.loops import Loop
+from runnel.kernels.lm.numba.loops import Loop
 from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__)

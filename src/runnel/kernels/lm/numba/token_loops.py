@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What `sampling_kernels.py` and `logprob_kernels.py` do on CUDA, as compiled loops for float32 on the CPU."""
+"""What `triton/sampling_kernels.py` and `triton/logprob_kernels.py` do on CUDA, as compiled loops for float32 on the CPU."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numba import njit
 
-from runnel.ops import loop_maths
-from runnel.ops.loop_maths import OPTIONS, doubles, exp, floats, integers, number, take
-from runnel.ops.loops import Loop, split
+from runnel.kernels.lm.numba import loop_maths
+from runnel.kernels.lm.numba.loop_maths import OPTIONS, doubles, exp, floats, integers, number, take
+from runnel.kernels.lm.numba.loops import Loop, split
 from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__)

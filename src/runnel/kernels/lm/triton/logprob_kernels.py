@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels behind `logprobs.py`: one pass over a row of logits, forward and backward."""
+"""Triton kernels behind `llm/model/logprobs.py`: one pass over a row of logits, forward and backward."""
 
 import torch
 

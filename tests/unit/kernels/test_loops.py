@@ -9,13 +9,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("numba")
 
+from runnel.kernels.lm.numba import attention_loops, block_loops, cache_loops, token_loops
+from runnel.kernels.lm.numba.loop_maths import exp, floats, take
+from runnel.kernels.lm.numba.loops import Loop, loops
 from runnel.llm.engines import slots
 from runnel.llm.model import attention, block_host, blocks, logprobs, sampling
 from runnel.llm.model.attention import PackedRows, packed_attention
 from runnel.llm.model.weights import Weight
-from runnel.ops import attention_loops, block_loops, cache_loops, token_loops
-from runnel.ops.loop_maths import exp, floats, take
-from runnel.ops.loops import Loop, loops
 
 ROWS = [0, 1, 7, 700]
 HEADS = [(4, 4, 32), (6, 2, 8), (3, 1, 20), (2, 2, 48)]

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What `block_kernels.py` does on CUDA, as compiled loops for float32 on the CPU: one pass over memory each."""
+"""What `triton/block_kernels.py` does on CUDA, as compiled loops for float32 on the CPU: one pass over memory each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import math
 import numpy as np
 import torch
 
-from runnel.ops import loop_maths
-from runnel.ops.loop_maths import exp, floats, number, take
-from runnel.ops.loops import Loop, split
+from runnel.kernels.lm.numba import loop_maths
+from runnel.kernels.lm.numba.loop_maths import exp, floats, number, take
+from runnel.kernels.lm.numba.loops import Loop, split
 from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__)
