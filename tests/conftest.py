@@ -27,7 +27,7 @@ for folder in ("system", "contract", "unit/llm"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 FIRST = (
-    "tests/unit/ops/test_loops.py",
+    "tests/unit/kernels/test_loops.py",
     "tests/unit/nets/test_compiled_networks.py",
     "tests/system/",
     "tests/parity/",

@@ -21,9 +21,9 @@ import torch
 from runnel.core.errors import RunnelError
 from runnel.llm.agreement import Agreement, compare
 from runnel.llm.engines.row_cache import cache_argument
+from runnel.llm.model.decoder import supported
+from runnel.llm.model.tiny import tiny_config, tiny_model
 from runnel.llm.start_check import FOREIGN, REFUSED, difference, problem
-from runnel.nets.decoder import supported
-from runnel.nets.tiny import tiny_config, tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 ROPE = {"rope_type": "default", "rope_theta": 1e4}

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from runnel.core.protocols import OneProcess
-from runnel.nets.token_model import TokenModel
-from runnel.ops.attention import PackedRows
+from runnel.llm.model.attention import PackedRows
+from runnel.llm.model.token_model import TokenModel
 
 SIDES = {"none": (False, False), "reference": (False, True), "optimiser": (True, False), "both": (True, True)}
 """Whether optimiser and reference are on the host."""

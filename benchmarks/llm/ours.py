@@ -106,8 +106,8 @@ def learn(args: argparse.Namespace) -> None:
     """Optimiser steps on `prompts` rows of `tokens` tokens: cross entropy of every token, clipping, AdamW. Micro-batches hold
     8,192 tokens, as those of the learner do by default."""
     from runnel.core.protocols import OneProcess
-    from runnel.nets.token_model import TokenModel
-    from runnel.ops.attention import PackedRows
+    from runnel.llm.model.attention import PackedRows
+    from runnel.llm.model.token_model import TokenModel
 
     torch.set_num_threads(args.threads)
     options = {"micro_rows": max(1, 8192 // args.tokens), "recompute": "none", **json.loads(args.set)}

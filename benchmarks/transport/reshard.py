@@ -25,8 +25,8 @@ from benchmarks import results
 from benchmarks.transport.samples import Row, stamp, write_result
 from runnel.flow.collective import TorchCollective
 from runnel.flow.transports.shm import ShmChannel, anonymous_file
-from runnel.nets.causal_lm import ModelConfig, build_model
-from runnel.nets.sharded_model import ShardedModel
+from runnel.llm.model.causal_lm import ModelConfig, build_model
+from runnel.llm.model.sharded_model import ShardedModel
 
 NAME = "transport/reshard"
 MODEL = ModelConfig(layers=30, width=576, heads=9, kv_heads=3, inner=1536, max_positions=2048)

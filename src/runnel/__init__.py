@@ -75,12 +75,12 @@ from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig
 from runnel.llm.pairs import PairWriter
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks import DataConfig, DifficultyConfig, Example, TextTask
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
-from runnel.nets.causal_lm import ModelConfig
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.mlp import NetConfig

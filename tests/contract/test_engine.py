@@ -11,7 +11,7 @@ from torch import Tensor
 from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
-from runnel.nets.causal_lm import ModelConfig, build_model, load_model_params, model_params
+from runnel.llm.model.causal_lm import ModelConfig, build_model, load_model_params, model_params
 from runnel.testing.engines import PROPERTIES, check_engine
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)

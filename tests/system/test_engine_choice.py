@@ -16,7 +16,7 @@ from runnel.core.protocols import ParamSet
 from runnel.llm.engines.choose import make_engine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 
 PYTHON = os.environ.get("RUNNEL_VLLM_PYTHON") or str(Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
 needs_vllm = pytest.mark.skipif(

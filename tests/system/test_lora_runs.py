@@ -120,6 +120,6 @@ def test_a_reward_model_of_adapters_is_trained_saved_and_loaded(tmp_path: Path) 
 
 
 def rows_of(size: int) -> Any:
-    from runnel.ops.attention import PackedRows
+    from runnel.llm.model.attention import PackedRows
 
     return PackedRows([size])

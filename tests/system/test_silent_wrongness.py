@@ -10,7 +10,7 @@ import torch
 
 import runnel as rl
 from runnel.core.errors import OutOfMemoryError
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model.token_model import TokenModel
 
 
 def make_task() -> rl.TextTask:

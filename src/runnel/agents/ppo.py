@@ -23,13 +23,13 @@ from runnel.core.records import Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.trajectories import CARRIED, merge_segments
+from runnel.kernels.graphs import Captured
 from runnel.losses.actor_critic import ppo_gradient
 from runnel.losses.policy import clipped_policy_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.compiled import Compiled
 from runnel.nets.fused import Fused
-from runnel.ops.capture import Captured
 from runnel.ops.normalise import ReturnScale, explained_variance, standardise
 from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae

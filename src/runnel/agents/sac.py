@@ -28,10 +28,10 @@ from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
+from runnel.kernels.graphs import Captured
 from runnel.losses.actor import ActorSlope, ensemble_td_loss, soft_actor_loss, soft_actor_loss_discrete, temperature_loss
 from runnel.losses.td import Slope
 from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
-from runnel.ops.capture import Captured
 from runnel.ops.optimise import Adam, Target
 from runnel.ops.squashed import squash_backward
 from runnel.ops.targets import soft_target, soft_target_discrete

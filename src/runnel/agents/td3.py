@@ -26,9 +26,9 @@ from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
+from runnel.kernels.graphs import Captured
 from runnel.losses.actor import deterministic_actor_loss, ensemble_td_loss
 from runnel.nets.continuous import DeterministicActor, QEnsemble
-from runnel.ops.capture import Captured
 from runnel.ops.optimise import Adam, Target
 from runnel.ops.targets import min_target
 

@@ -14,9 +14,9 @@ from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, make_request
-from runnel.nets.causal_lm import copy_model, model_params
-from runnel.nets.token_model import TokenModel
-from runnel.ops.attention import PackedRows
+from runnel.llm.model.attention import PackedRows
+from runnel.llm.model.causal_lm import copy_model, model_params
+from runnel.llm.model.token_model import TokenModel
 
 EngineKind = Literal["native", "hf", "vllm"]
 ENGINES: dict[str, Callable[..., Any]] = {"native": partial(NativeEngine, prefill_tokens=10), "hf": HfEngine}

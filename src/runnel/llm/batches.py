@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.records import Segment
-from runnel.ops.capture import send
+from runnel.kernels.graphs import send
 from runnel.ops.ragged import row_index, row_sum
 
 PER_ROW = ("row_start", "row_length", "unit", "denominator/")

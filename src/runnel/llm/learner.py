@@ -30,12 +30,12 @@ from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.batches import MicroBatch, join_rows, merge, questions, sample_rows, split_tokens, split_units
 from runnel.llm.canary import Canary
 from runnel.llm.drift import Drift, Mismatch, version_stats
+from runnel.llm.model.decoder import Recompute
+from runnel.llm.model.lora import LoraConfig
+from runnel.llm.model.token_model import Precision
 from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import REFERENCE, KeptReference, ReferencePlan
 from runnel.llm.trained import Trained, TrainedModel
-from runnel.nets.decoder import Recompute
-from runnel.nets.lora import LoraConfig
-from runnel.nets.token_model import Precision
 from runnel.ops.ragged import row_index, row_sum
 
 DEMOS = "demos"

@@ -19,10 +19,10 @@ from runnel.core.records import Segment, Slot
 from runnel.data.preferences import Pair, append_pairs
 from runnel.llm.algorithms.base import sum_channels
 from runnel.llm.batches import join_rows
+from runnel.llm.model.causal_lm import model_params
 from runnel.llm.streams import write_row
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
-from runnel.nets.causal_lm import model_params
 from runnel.ops.credit import best_and_worst
 
 

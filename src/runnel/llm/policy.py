@@ -10,8 +10,8 @@ from runnel.core.protocols import ParamSet
 from runnel.core.rng import make_seed
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
+from runnel.llm.model.causal_lm import model_params, num_positions
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
-from runnel.nets.causal_lm import model_params, num_positions
 
 UNLIMITED = 8192
 """Tokens of a conversation with a model that has no limit of its own."""

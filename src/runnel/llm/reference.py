@@ -19,8 +19,8 @@ from runnel.core.pieces import whole
 from runnel.core.protocols import Reply, Request, State
 from runnel.llm.batches import MicroBatch, questions
 from runnel.llm.engines.one_pass import OnePassEngine
+from runnel.llm.model.token_model import Precision
 from runnel.llm.trained import Trained, TrainedModel
-from runnel.nets.token_model import Precision
 
 REFERENCE = "reference"
 """Its inference stream, and its parameter channel."""

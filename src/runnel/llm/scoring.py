@@ -12,13 +12,13 @@ from runnel.core.batch import Batch
 from runnel.core.protocols import EvalResult, InferenceClient, Progress, Reply, Request
 from runnel.data.preferences import Pair
 from runnel.llm.engines.one_pass import OnePassEngine
+from runnel.llm.model.attention import PackedRows
+from runnel.llm.model.causal_lm import num_positions
+from runnel.llm.model.token_model import TokenModel
 from runnel.llm.pairs import pair_rows
 from runnel.llm.sizes import check_room
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
 from runnel.llm.trained import ScalarModel
-from runnel.nets.causal_lm import num_positions
-from runnel.nets.token_model import TokenModel
-from runnel.ops.attention import PackedRows
 
 
 class ScoreEngine(OnePassEngine):

@@ -20,10 +20,10 @@ from runnel.core.protocols import Collective, MeshCollective
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.batches import MicroBatch
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.lora import LoraConfig
 from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import ReferencePlan
 from runnel.llm.trained import ShardedTrainedModel
-from runnel.nets.lora import LoraConfig
 
 
 def make_learner(

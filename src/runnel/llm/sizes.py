@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.tasks.text import Example, TextTask
 from runnel.llm.tokenize import Tokenizer, check_round_trip, messages_of
-from runnel.nets.causal_lm import num_positions
 
 MEASURED, MEASURED_LAZY = 1024, 128
 """Examples of each split that are measured, of a list and of prompts that are made on demand."""

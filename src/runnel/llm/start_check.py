@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, RunnelError
+from runnel.kernels.lm.numba.loops import without_loops
 from runnel.llm.agreement import Agreement, EngineKind, compare, own_logprobs
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Engine, SamplingConfig, generate, make_request
-from runnel.nets.tiny import tiny_config, tiny_model
-from runnel.nets.token_model import TokenModel
-from runnel.ops.loops import without_loops
+from runnel.llm.model.tiny import tiny_config, tiny_model
+from runnel.llm.model.token_model import TokenModel
 
 ROUNDING = 1e-3
 """A log-probability of a tiny model in float32 may be off by so much; what was seen is below 1e-5."""

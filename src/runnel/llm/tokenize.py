@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from runnel.core.errors import ConfigError, DataError, RunnelError
 from runnel.data.rows import check_text
-from runnel.nets.pretrained import embedding_rows, generation_ends
+from runnel.llm.model.pretrained import embedding_rows, generation_ends
 
 Message = Mapping[str, str]
 ROLES = ("system", "developer", "user", "assistant", "tool")

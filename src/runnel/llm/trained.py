@@ -1,4 +1,4 @@
-"""A language model as the token learner holds it (`nets/token_model.py`), asked about micro-batches; and models that score."""
+"""A language model as the token learner holds it (`llm/model/token_model.py`), asked about micro-batches; models that score."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from runnel.core.protocols import Collective, State
 from runnel.llm.batches import MicroBatch
-from runnel.nets.causal_lm import body_name, body_of
-from runnel.nets.sharded_model import ShardedModel
-from runnel.nets.token_model import TokenModel
-from runnel.ops.attention import PackedRows
-from runnel.ops.prefixes import fold
+from runnel.llm.model.attention import PackedRows
+from runnel.llm.model.causal_lm import body_name, body_of
+from runnel.llm.model.prefixes import fold
+from runnel.llm.model.sharded_model import ShardedModel
+from runnel.llm.model.token_model import TokenModel
 
 
 class ScalarModel(nn.Module):

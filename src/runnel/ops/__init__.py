@@ -1,1 +1,1 @@
-"""Pure maths on tensors: returns, credit, distributions, log-probabilities, masked reductions, running statistics."""
+"""Pure maths on tensors: returns, credit, distributions, masked reductions, running statistics."""

@@ -17,13 +17,13 @@ from runnel.flow.workers.trainer import Phase
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.export import save_scorer
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig
 from runnel.llm.pairs import PairSampler, fitting
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
 from runnel.llm.sharded import make_learner
 from runnel.llm.streams import pair_stream
 from runnel.llm.tasks import DataConfig, Example
 from runnel.llm.trained import ScalarModel
-from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import ActorSpec, EvaluationSpec, Experiment, PlacementConfig, RunConfig
 from runnel.run.prompt_task import PromptTask
 from runnel.run.unused import all_of, unused_by_learner, unused_on_data

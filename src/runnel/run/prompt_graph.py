@@ -21,9 +21,9 @@ from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig
 from runnel.llm.reference import ReferencePlan
 from runnel.llm.tasks import DataConfig, DifficultyConfig
-from runnel.nets.causal_lm import ModelConfig
 from runnel.run.experiment import Experiment, InferenceStream, PlacementConfig, RunConfig
 from runnel.run.prompt_task import PromptTask
 from runnel.run.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, unused_by_learner

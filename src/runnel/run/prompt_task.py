@@ -20,6 +20,11 @@ from runnel.llm.engines.requests import Engine, SamplingConfig
 from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.export import save_policy
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.architecture import model_config
+from runnel.llm.model.causal_lm import ModelConfig, build_model, count_parameters, shared_copy
+from runnel.llm.model.lora import LoraConfig, check_adapters
+from runnel.llm.model.pretrained import model_folder
+from runnel.llm.model.token_model import DTYPES, Precision, TokenModel
 from runnel.llm.policy import ChatPolicy
 from runnel.llm.recording import GroupRecorder
 from runnel.llm.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
@@ -33,11 +38,6 @@ from runnel.llm.start_check import check_engine, check_folder, check_learner
 from runnel.llm.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
 from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
-from runnel.nets.architecture import model_config
-from runnel.nets.causal_lm import ModelConfig, build_model, count_parameters, shared_copy
-from runnel.nets.lora import LoraConfig, check_adapters
-from runnel.nets.pretrained import model_folder
-from runnel.nets.token_model import DTYPES, Precision, TokenModel
 from runnel.run.experiment import PARAMS, ActorSpec, DiskNeed, EvaluationSpec, InferenceStream, RunConfig
 from runnel.run.registry import resolve_live
 

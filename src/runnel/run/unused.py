@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from runnel.llm.learner import TokenLearnerConfig
-from runnel.nets.causal_lm import ModelConfig
+from runnel.llm.model.causal_lm import ModelConfig
 
 Unused = dict[str, str]
 

@@ -12,11 +12,11 @@ from typing import Any
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import ParamSet
+from runnel.llm.model.architecture import differing, model_config, saved_config
+from runnel.llm.model.causal_lm import ModelConfig
+from runnel.llm.model.lora import SCALE
+from runnel.llm.model.pretrained import model_folder
 from runnel.llm.tokenize import CharTokenizer
-from runnel.nets.architecture import differing, model_config, saved_config
-from runnel.nets.causal_lm import ModelConfig
-from runnel.nets.lora import SCALE
-from runnel.nets.pretrained import model_folder
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.experiment import Experiment, RunConfig
 from runnel.track.folder import RunFolder

@@ -20,8 +20,8 @@ from runnel.core.pieces import Piece
 from runnel.flow.collective import TorchCollective
 from runnel.flow.transports.shm import ShmChannel
 from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.model.causal_lm import build_model
 from runnel.llm.sharded import make_learner
-from runnel.nets.causal_lm import build_model
 
 
 def apart(num: int, work: Callable[..., Any], *args: Any) -> list[Any]:

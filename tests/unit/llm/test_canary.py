@@ -18,8 +18,8 @@ from runnel.llm.canary import ENOUGH, Canary
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
-from runnel.nets.causal_lm import ModelConfig, build_model
-from runnel.nets.lora import LoraConfig
+from runnel.llm.model.causal_lm import ModelConfig, build_model
+from runnel.llm.model.lora import LoraConfig
 
 SIZES = ModelConfig(layers=2, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("numba")
 
 from runnel.llm.engines import runners
-from runnel.nets.decoder import Decoder
+from runnel.llm.model.decoder import Decoder
 
 VOCAB = 231
 """More than a tile's widest line, and not a multiple of it."""

@@ -14,12 +14,12 @@ from runnel.llm.engines.module_runners import ModuleRunner
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request
 from runnel.llm.engines.runners import DecoderRunner
+from runnel.llm.model import token_model
+from runnel.llm.model.causal_lm import hidden_states, model_params, num_positions, output_head
+from runnel.llm.model.decoder import supported
+from runnel.llm.model.tiny import WINDOW, tiny_config, tiny_model
+from runnel.llm.model.token_model import TokenModel
 from runnel.llm.start_check import check_engine, check_family, check_learner, problem
-from runnel.nets import token_model
-from runnel.nets.causal_lm import hidden_states, model_params, num_positions, output_head
-from runnel.nets.decoder import supported
-from runnel.nets.tiny import WINDOW, tiny_config, tiny_model
-from runnel.nets.token_model import TokenModel
 from runnel.run import prompt_task
 
 WINDOWED = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4096}

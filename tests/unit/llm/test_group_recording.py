@@ -16,10 +16,10 @@ from runnel.llm.algorithms.dpo import DPO, DPOConfig
 from runnel.llm.algorithms.grpo import DrGRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.recording import GroupRecorder, token_texts
 from runnel.llm.tasks import Example
 from runnel.llm.tokenize import CharTokenizer
-from runnel.nets.causal_lm import ModelConfig, build_model
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 CHANNELS = {"exact": 1.0, "style": 0.5}

@@ -10,7 +10,7 @@ from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine, draw, truncate
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)
 

@@ -10,7 +10,7 @@ from runnel.core.errors import DataError
 from runnel.core.protocols import ParamSet
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request, stream
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=96)
 VOCAB = 40
@@ -247,7 +247,7 @@ def block_attention(turned, keys, values, blocks, *, scale):
 @pytest.mark.parametrize("chunk", [8192, 70, 7])
 def test_prompts_in_shapes_of_a_few_sizes_give_the_same_completions(chunk, monkeypatch):
     """The bookkeeping of a recorded prefill, with its kernel in plain torch."""
-    from runnel.ops import cache_kernels
+    from runnel.kernels.lm.triton import cache_kernels
 
     model = build_model(SIZES, VOCAB, seed=2)
     asked = [make_request(i, p, seed=i, max_tokens=4) for i, p in enumerate(prompts(9, low=2, high=60))]
@@ -280,7 +280,7 @@ def test_a_cuda_engine_completes_as_the_cpu_does(chunk):
 @pytest.mark.parametrize("max_length", [64, 40])
 def test_given_tokens_in_a_recorded_shape_that_is_longer_than_a_slot(max_length, monkeypatch):
     """What fills the shape up must not touch the row that is asked about: both lie in the spare slot."""
-    from runnel.ops import cache_kernels
+    from runnel.kernels.lm.triton import cache_kernels
 
     model = build_model(SIZES, VOCAB, seed=2)
     row = torch.tensor(prompts(1, low=max_length, high=max_length + 1)[0])

@@ -14,13 +14,13 @@ from runnel.llm.demos import DemoSampler
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.groups import token_at
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.policy import ChatPolicy
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampler import PromptSampler
 from runnel.llm.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import Example, TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes_llm import FakeClient, FakeStream

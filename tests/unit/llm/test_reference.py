@@ -18,13 +18,13 @@ from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.lora import LoraConfig
 from runnel.llm.reference import ReferenceEngine, ReferencePlan, message_bytes, reference_rows
 from runnel.llm.sampler import PromptSampler
 from runnel.llm.streams import rollout_stream
 from runnel.llm.tasks import TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
-from runnel.nets.lora import LoraConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes_llm import FakeClient, FakeStream

@@ -12,6 +12,7 @@ from runnel.core.protocols import ParamSet
 from runnel.data.preferences import Pair
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.export import save_scorer
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.pairs import pair_rows
 from runnel.llm.rewards import scorers
 from runnel.llm.rewards.components import RewardComponent
@@ -21,7 +22,6 @@ from runnel.llm.streams import rollout_stream
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer, make_tokenizer
 from runnel.llm.trained import ScalarModel
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=128)
 SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]

@@ -19,9 +19,9 @@ from runnel.core.protocols import OneProcess
 from runnel.core.shares import share_of
 from runnel.flow.transports.shm import anonymous_file
 from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig, build_model
+from runnel.llm.model.sharded_model import ShardedModel
 from runnel.llm.sharded import make_learner
-from runnel.nets.causal_lm import ModelConfig, build_model
-from runnel.nets.sharded_model import ShardedModel
 from runnel.run.checkpoint import read_part, write_parts
 
 NAMES = ("grpo", "ppo", "sft", "dpo")

@@ -17,8 +17,8 @@ from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.engines.stops import completes
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.tokenize import CharTokenizer, HFTokenizer
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 from runnel.run.registry import build, configure, load_recipe
 
 sys.path.insert(0, str(Path(__file__).parent))

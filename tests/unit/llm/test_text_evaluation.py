@@ -13,10 +13,10 @@ from runnel.core.progress import num_progressed
 from runnel.core.protocols import ParamSet
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.evaluation import TextEvaluation, pass_at_k
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes_llm import FakeClient

@@ -30,13 +30,13 @@ from runnel.llm.batches import join_rows
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.lora import LoraConfig
 from runnel.llm.sampler import PromptSampler
 from runnel.llm.streams import rollout_stream
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
 from runnel.llm.trained import ScalarModel
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
-from runnel.nets.lora import LoraConfig
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 BOTH = {"channels": {"exact": 1.0}, "max_tokens": 6}

@@ -20,8 +20,8 @@ from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.batches import MicroBatch, join_rows
 from runnel.llm.learner import TokenLearner, TokenLearnerConfig
-from runnel.nets.causal_lm import ModelConfig, build_model, model_params
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.token_model import TokenModel
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 

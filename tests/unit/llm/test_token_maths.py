@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.llm.model.logprobs import head_logprobs, logprobs_from_logits
 from runnel.ops.credit import group_advantage, leave_one_out
-from runnel.ops.logprobs import head_logprobs, logprobs_from_logits
 from runnel.ops.ragged import token_gae
 
 

@@ -26,7 +26,7 @@ from runnel.llm.engines.hf import truncate as truncate_one
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
 from runnel.llm.engines.vllm_server import Wire, draw
-from runnel.nets.causal_lm import ModelConfig, build_model, load_model_params, model_params, save_model
+from runnel.llm.model.causal_lm import ModelConfig, build_model, load_model_params, model_params, save_model
 from runnel.testing.engines import check_engine
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ import pytest
 
 from runnel.core.config import to_data
 from runnel.core.errors import CheckpointError, ConfigError
-from runnel.nets.causal_lm import ModelConfig, build_model
+from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.run.api import train
 from runnel.run.registry import configure, load_recipe
 

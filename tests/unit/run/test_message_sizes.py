@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runnel.flow.inference import packed
 from runnel.llm.engines.requests import reply_rows, request_rows
-from runnel.nets.causal_lm import ModelConfig
+from runnel.llm.model.causal_lm import ModelConfig
 from runnel.recipes.grpo import Config, build
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 import runnel as rl
 from runnel.core.protocols import ParamSet
 from runnel.llm.engines.requests import generate, make_request
-from runnel.nets.causal_lm import model_params
+from runnel.llm.model.causal_lm import model_params
 from runnel.run import registry
 
 TINY: dict[str, Any] = {"lm": {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "inner": 32}, "track": ()}

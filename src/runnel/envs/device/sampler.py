@@ -28,7 +28,7 @@ from runnel.envs.device.engines import Act, Played
 from runnel.envs.device.episodes import records
 from runnel.envs.device.vector import TensorVector
 from runnel.envs.sampler import AGENT, VecEnvSampler
-from runnel.ops.capture import Captured
+from runnel.kernels.graphs import Captured
 
 _SMALLEST_NOISE = 2.0**-25
 

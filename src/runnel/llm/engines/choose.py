@@ -13,9 +13,9 @@ from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Decode, Engine
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
-from runnel.nets.causal_lm import save_model
-from runnel.nets.pack import packed
-from runnel.nets.token_model import DTYPES, Precision
+from runnel.llm.model.causal_lm import save_model
+from runnel.llm.model.pack import packed
+from runnel.llm.model.token_model import DTYPES, Precision
 
 
 @dataclass(frozen=True)

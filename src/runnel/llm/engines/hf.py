@@ -19,8 +19,8 @@ from runnel.llm.engines.completions import Completion
 from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_requests, check_row, check_sizes
 from runnel.llm.engines.row_cache import RowCache
 from runnel.llm.engines.stops import end_ids_of
-from runnel.nets.causal_lm import load_model_params, model_params
-from runnel.nets.lora import Adapters, MergedModel
+from runnel.llm.model.causal_lm import load_model_params, model_params
+from runnel.llm.model.lora import Adapters, MergedModel
 
 
 class HfEngine:

@@ -25,8 +25,8 @@ from transformers.cache_utils import (
 from runnel.core.protocols import State
 from runnel.llm.engines.row_cache import RowCache, cache_argument
 from runnel.llm.engines.runners import Piece
-from runnel.nets.causal_lm import body_of, hidden_states, output_head
-from runnel.nets.lora import Adapters, MergedModel
+from runnel.llm.model.causal_lm import body_of, hidden_states, output_head
+from runnel.llm.model.lora import Adapters, MergedModel
 
 
 def keeps_keys_alone(model: Any) -> bool:

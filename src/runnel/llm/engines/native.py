@@ -16,6 +16,7 @@ from torch import Tensor
 from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.memory import memory_for
 from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.kernels.graphs import Captured
 from runnel.llm.engines.requests import (
     Decode,
     LogitsHook,
@@ -29,11 +30,10 @@ from runnel.llm.engines.requests import (
 from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
 from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
 from runnel.llm.engines.stops import completes, end_ids_of
-from runnel.nets.causal_lm import load_model_params
-from runnel.nets.lora import Adapters
-from runnel.nets.pack import pack
-from runnel.ops.capture import Captured
-from runnel.ops.sampling import draw_within
+from runnel.llm.model.causal_lm import load_model_params
+from runnel.llm.model.lora import Adapters
+from runnel.llm.model.pack import pack
+from runnel.llm.model.sampling import draw_within
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from runnel.core.batch import Batch
 from runnel.core.protocols import ParamSet, Request, State
-from runnel.nets.token_model import TokenModel
+from runnel.llm.model.token_model import TokenModel
 
 
 class OnePassEngine:

@@ -16,7 +16,7 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.protocols import Inferencer, Reply, Request, State
-from runnel.nets.causal_lm import num_positions
+from runnel.llm.model.causal_lm import num_positions
 
 Decode = Callable[[Sequence[int]], str]
 """Tokens to text: needed for stop texts alone."""

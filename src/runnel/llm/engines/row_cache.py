@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.protocols import State
-from runnel.nets.causal_lm import body_of
+from runnel.llm.model.causal_lm import body_of
 
 NAMES = ("past_key_values", "cache_params")
 """What families call the argument that takes a cache."""

@@ -19,12 +19,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.core.memory import check_room
 from runnel.core.protocols import State
-from runnel.nets.decoder import Decoder
-from runnel.nets.lora import Adapters
-from runnel.ops import cache_kernels
-from runnel.ops.attention import PackedRows
-from runnel.ops.capture import Captured
-from runnel.ops.loops import loops
+from runnel.kernels.graphs import Captured
+from runnel.kernels.lm.numba.loops import loops
+from runnel.kernels.lm.triton import cache_kernels
+from runnel.llm.model.attention import PackedRows
+from runnel.llm.model.decoder import Decoder
+from runnel.llm.model.lora import Adapters
 
 STEP_WEIGHTS = 1 << 22
 """Weights of all layers up to which the host decodes in one loop: then they stay in a processor's cache."""
@@ -232,7 +232,7 @@ class DecoderRunner:
         if d.adapters:
             return None
         if self._step is None and sum(w.numel() for layer in d.layers for w in layer.values() if w is not None) <= STEP_WEIGHTS:
-            from runnel.ops.decode_loops import DecodeStep
+            from runnel.kernels.lm.numba.decode_loops import DecodeStep
 
             sizes, numbers = (d.heads, d.kv_heads, d.layers[0].down.value.shape[1]), (d.eps, d.scale)
             layers = [layer.values() for layer in d.layers]
@@ -241,7 +241,7 @@ class DecoderRunner:
         return self._step
 
     def _attend_loop(self, layer: int, turned: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-        from runnel.ops import cache_loops
+        from runnel.kernels.lm.numba import cache_loops
 
         keys, values = self.cache[layer].unbind(0)
         return cache_loops.decode_attention(  # type: ignore[no-any-return, no-untyped-call]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from runnel.core.protocols import Request
+from runnel.kernels.lm.numba.loops import loops
 from runnel.llm.engines.requests import SamplingConfig, sampling_of
-from runnel.ops.loops import loops
-from runnel.ops.sampling import draw
+from runnel.llm.model.sampling import draw
 
 MAX_STOPS = 16
 """Tokens that may end a row: those of the model, and those of its request."""
@@ -42,7 +42,7 @@ class Rows:
     def draw(self, logits: Tensor, rows: Tensor) -> None:
         """Draw a token for each of `rows` from the whole distribution, and `record` it. `[n, V], [n]`"""
         if loops(logits):
-            from runnel.ops import token_loops
+            from runnel.kernels.lm.numba import token_loops
 
             made = (self.tokens, self.logprobs)
             given = (rows, logits, self.heat, self.uniforms, self._ints, self.stops, made)
@@ -57,7 +57,7 @@ class Rows:
     def record(self, rows: Tensor, token: Tensor, logprob: Tensor, drawn: Tensor | None) -> None:
         """Append a token to each of `rows` that is active, and end those that are through. All on the device."""
         if loops(logprob):
-            from runnel.ops import token_loops
+            from runnel.kernels.lm.numba import token_loops
 
             made = (self.tokens, self.logprobs, self.drawn)
             token_loops.record(rows, token, logprob, drawn, self._ints, self.stops, made)  # type: ignore[no-untyped-call]

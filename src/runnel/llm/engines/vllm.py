@@ -23,8 +23,8 @@ from runnel.llm.engines.requests import Decode, check_requests, check_row
 from runnel.llm.engines.stops import end_ids_of
 from runnel.llm.engines.vllm_process import VllmProcess
 from runnel.llm.engines.vllm_server import NOT_FINITE, Message
-from runnel.nets.causal_lm import num_positions
-from runnel.nets.lora import Adapters, merged_params
+from runnel.llm.model.causal_lm import num_positions
+from runnel.llm.model.lora import Adapters, merged_params
 
 FORCED: Message = {"seed": 0, "skip": 0, "max_tokens": 1, "heat": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """How a token is drawn that is not drawn at all."""

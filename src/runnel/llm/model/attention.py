@@ -1,0 +1,161 @@
+"""Causal attention over packed rows: sequences of different length one after the other, without padding between them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from operator import add
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from runnel.kernels.lm.numba.loops import loops
+from runnel.llm.model.blocks import run
+from runnel.llm.model.weights import is_half
+
+LOOP_LENGTH = 512
+"""Tokens of a row up to which the compiled loop is faster than torch's blocks."""
+
+
+class PackedRows:
+    """Where rows of the given lengths lie when they are packed into one dimension of `N` tokens.
+
+    Rows may come in families of `families` rows, side by side: the first row of a family is the beginning that the others have
+    in common, and each of those goes on from its end. By default every row stands alone.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], *, device: str | torch.device = "cpu", families: Sequence[int] | None = None
+    ) -> None:
+        self.lengths = list(lengths)
+        self.families = [1] * len(self.lengths) if families is None else list(families)
+        starts = accumulate(self.families, initial=0)
+        self.first = [row for row, size in zip(starts, self.families, strict=False) for _ in range(size)]
+        """The first row of each row's family."""
+        self.before = [self.lengths[f] if f != i else 0 for i, f in enumerate(self.first)]
+        """Tokens that a row goes on from."""
+        self.longest = max(map(add, self.before, self.lengths))
+        self.device = torch.device(device)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        return torch.tensor(self.lengths, device=self.device)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """First token of each row. `[R]`"""
+        return self._lengths.cumsum(0) - self._lengths
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The row of each token. `[N]`"""
+        return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.device), self._lengths)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The place of each token in its row, or behind what its row goes on from. `[N]`"""
+        within = torch.arange(self.num_tokens, device=self.device) - self.starts[self.rows]
+        return within if max(self.families) == 1 else within + self.trunks[self.rows, 1]
+
+    @cached_property
+    def trunks(self) -> Tensor:
+        """What each row goes on from: its first token, how many they are (0: the row stands alone, or is what others go on
+        from). `[R, 2]`"""
+        first = torch.tensor(self.first, device=self.device)
+        return torch.stack((self.starts[first], torch.tensor(self.before, device=self.device)), dim=1)
+
+    @cached_property
+    def family_bounds(self) -> Tensor:
+        """The first row of each family, and the end of the last. `[F + 1]`"""
+        return torch.tensor(list(accumulate(self.families, initial=0)), device=self.device)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """First token of each row, and the end of the last: what variable-length kernels read. `[R + 1] int32`"""
+        ends = torch.cat((self._lengths.new_zeros(1), self._lengths.cumsum(0)))
+        return ends.to(torch.int32)
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """Places of the rows, each with what it goes on from, padded to the longest; padding repeats a row's last token.
+        `[R, L]`"""
+        steps = torch.arange(self.longest, device=self.device)
+        if max(self.families) == 1:
+            return self.starts[:, None] + torch.minimum(steps, self._lengths[:, None] - 1)
+        start, before = self.trunks[:, :1], self.trunks[:, 1:]
+        own = self.starts[:, None] + torch.minimum(steps - before, self._lengths[:, None] - 1)
+        return torch.where(steps < before, start + steps, own)
+
+
+def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
+    """Causal attention inside each row, and to what it goes on from. Queries and keys `[N, H + K, D]`, values `[N, K, D]` ->
+    `[N, H * D]`
+
+    On CUDA in half precision the variable-length flash kernel (where every row stands alone), on the CPU in float32 a compiled
+    loop; else, and where rows are long, rows are padded for this operation alone: attention is causal, so what stands behind a
+    row's end changes nothing in it.
+    """
+    num_kv = value.shape[1]
+    heads = turned.shape[1] - num_kv
+    query, key = turned[:, :heads], turned[:, heads:]
+    if query.is_cuda and is_half(query):
+        return flash_rows(turned, value, rows.bounds, rows.longest, scale=scale)
+    if rows.longest <= LOOP_LENGTH and loops(turned, value):
+        return cast(Tensor, run(_PackedLoop, turned, value, rows, scale))
+    if len(rows.lengths) == 1:
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    else:
+        q, k, v = (x[rows.padded].transpose(1, 2) for x in (query, key, value))
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=heads != num_kv)
+    return out.transpose(1, 2)[rows.rows, rows.positions].reshape(-1, heads * query.shape[2])
+
+
+def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, scale: float) -> Tensor:
+    """`packed_attention` on CUDA in half precision, of rows with these `bounds` `[R + 1] int32`, none above `longest`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    heads = turned.shape[1] - value.shape[1]
+    known = _parameters()
+    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known and heads != value.shape[1]:  # before, the kernel took fewer key-value heads as they were
+        causal["enable_gqa"] = True
+    query, key = turned[:, :heads], turned[:, heads:]
+    out: Tensor = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, **causal)  # type: ignore
+    return out.reshape(-1, heads * turned.shape[2])
+
+
+class _PackedLoop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, turned: Tensor, value: Tensor, rows: PackedRows, scale: float) -> Tensor:
+        from runnel.kernels.lm.numba import attention_loops
+
+        turned = turned.contiguous()
+        value = value if value.stride()[1:] == (value.shape[2], 1) else value.contiguous()
+        out, logs = attention_loops.forward(turned, value, rows, scale)  # type: ignore[no-untyped-call]
+        ctx.save_for_backward(turned, value, logs)
+        ctx.given = rows, scale
+        return cast(Tensor, out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        from runnel.kernels.lm.numba import attention_loops
+
+        turned, value, logs = ctx.saved_tensors
+        given = (grad.contiguous(), turned, value, *ctx.given, logs)
+        return *attention_loops.backward(*given), None, None  # type: ignore[no-untyped-call]
+
+
+@lru_cache
+def _parameters() -> frozenset[str]:
+    """What torch's variable-length attention can be told: that has changed between versions."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)
