@@ -28,7 +28,7 @@ for folder in ("system", "contract", "unit/llm"):
 
 FIRST = (
     "tests/unit/kernels/test_loops.py",
-    "tests/unit/nets/test_compiled_networks.py",
+    "tests/unit/kernels/test_numba_networks.py",
     "tests/system/",
     "tests/parity/",
     "tests/learning/",

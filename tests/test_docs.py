@@ -113,9 +113,8 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
             if not target.startswith(("http://", "https://")):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
-        for mention in re.findall(
-            r"`((?:core|ops|losses|nets|envs|data|agents|llm|flow|eval|track|recipes|run|plan|cli|testing)/[\w/]+\.py)`", text
-        ):
+        ours = "core|ops|losses|nets|kernels|envs|data|agents|llm|flow|eval|track|recipes|run|plan|cli|testing"
+        for mention in re.findall(rf"`((?:{ours})/[\w/]+\.py)`", text):
             assert (ROOT / "src/runnel" / mention).exists(), f"{page.relative_to(ROOT)}: {mention}"
 
 

@@ -76,6 +76,15 @@ def test_own_reward_by_hand() -> None:
     assert verdicts == [{"exact": 1.0, "letters": 1.0}, {"exact": 0.0, "letters": 0.5}]
 
 
+def test_own_policy_loss_learns(tmp_path: Path) -> None:
+    run = rl.train(
+        str(EXAMPLES / "own_policy_loss.py"), num_steps=32, total_steps=12_000, out=str(tmp_path), eval={"episodes": 20}
+    )
+    check_folder(run)
+    assert run.eval is not None
+    assert run.eval["mean"] > 100  # random play balances for about 20 steps
+
+
 def test_own_algorithm_improves(tmp_path: Path) -> None:
     run = rl.train(str(EXAMPLES / "own_algorithm.py"), total_steps=16_000, out=str(tmp_path), eval={"episodes": 20})
     check_folder(run)

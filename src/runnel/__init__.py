@@ -15,7 +15,7 @@ from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.agents.ppo_population import population_learner
+from runnel.agents.ppo_population import PopulationLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.batch import Batch
@@ -51,7 +51,7 @@ from runnel.core.records import FieldSpec, Segment, StreamSpec
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import trajectory_stream
+from runnel.core.trajectories import merge_segments, trajectory_stream
 from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
 from runnel.envs.registry import make_env
 from runnel.envs.sampler import VecEnvSampler
@@ -79,6 +79,7 @@ from runnel.llm.model.causal_lm import ModelConfig
 from runnel.llm.pairs import PairWriter
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks import DataConfig, DifficultyConfig, Example, TextTask
+from runnel.losses.base import Loss
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
@@ -86,6 +87,8 @@ from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.mlp import NetConfig
 from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet
+from runnel.ops.optimise import Adam
+from runnel.ops.returns import gae
 from runnel.run.api import Run, export, load, record, resume, train, train_config
 from runnel.run.env_config import EnvConfig, ReplayEnvConfig
 from runnel.run.env_task import EnvTask
@@ -132,6 +135,7 @@ __all__ = [
     "ActionSpec",
     "ActorCritic",
     "ActorSpec",
+    "Adam",
     "AgentRoute",
     "ArraySpec",
     "Batch",
@@ -177,6 +181,7 @@ __all__ = [
     "Inferencer",
     "LagPolicy",
     "Learner",
+    "Loss",
     "ModelConfig",
     "NetConfig",
     "NonFiniteError",
@@ -193,6 +198,7 @@ __all__ = [
     "PlacementConfig",
     "Policy",
     "Population",
+    "PopulationLearner",
     "PromptConfig",
     "PromptTask",
     "QEnsemble",
@@ -244,6 +250,7 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "gae",
     "learner_settings",
     "load",
     "make_env",
@@ -251,11 +258,11 @@ __all__ = [
     "make_rng",
     "make_seed",
     "may_change",
+    "merge_segments",
     "on_policy_graph",
     "pair_graph",
     "performance_profile",
     "population_graph",
-    "population_learner",
     "prompt_graph",
     "record",
     "refuse_unused",

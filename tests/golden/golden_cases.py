@@ -17,8 +17,8 @@ from tiny_recipes import TWO_STEPS
 
 HERE = Path(__file__).parent
 Settings = dict[str, Any]
-BY_KERNELS: Settings = {"compiled": True}
-BY_TORCH: Settings = {"compiled": False}
+BY_KERNELS: Settings = {"compiled": "on"}
+BY_TORCH: Settings = {"compiled": "off"}
 """The two forms of a small network. This is the only place where a case says `compiled`."""
 EVERY: Settings = {
     **{"seed": 3, "track": (), "name": "run", "checkpoint": {"every": "never"}, "placement": {"threads": 1}},
@@ -166,6 +166,13 @@ OTHERS: dict[str, tuple[str, Settings]] = {
     "sac images": ("sac", merged(OFF_POLICY, BRIGHT, {"sac": {"batch_size": 8}})),
     "td3": ("td3", merged(OFF_POLICY, POINT, {"td3": {"batch_size": 16}})),
     "ddpg": ("ddpg", merged(OFF_POLICY, POINT, {"ddpg": {"batch_size": 16}})),
+    "sac continuous, torch": ("sac", merged(OFF_POLICY, POINT, BY_TORCH, {"sac": {"batch_size": 16}})),
+    "sac fixed temperature, torch": (
+        "sac",
+        merged(OFF_POLICY, POINT, BY_TORCH, {"sac": {"batch_size": 16, "auto_temperature": False, "temperature": 0.2}}),
+    ),
+    "td3, torch": ("td3", merged(OFF_POLICY, POINT, BY_TORCH, {"td3": {"batch_size": 16}})),
+    "ddpg, torch": ("ddpg", merged(OFF_POLICY, POINT, BY_TORCH, {"ddpg": {"batch_size": 16}})),
 }
 
 CLASSICAL: dict[str, Case] = {

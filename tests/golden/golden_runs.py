@@ -29,7 +29,7 @@ import runnel as rl
 from runnel.core.config import override
 from runnel.core.proof import PREFIX
 from runnel.flow.params import LocalChannel
-from runnel.ops.loops import without_loops
+from runnel.kernels.lm.numba.loops import without_loops
 from runnel.run.experiment import PARAMS
 from runnel.run.pipeline import PIPELINES, load_pipeline
 

@@ -128,7 +128,7 @@ def test_a_stopped_run_goes_on_when_it_is_continued(tmp_path: Path) -> None:
     """Ctrl-Z and `fg`: all processes stood still for longer than the limits allow, and nobody is to blame."""
     limits = ["--placement.stage-timeout-s", "2", "--placement.stall-timeout-s", "2"]
     args = ["--launcher", "local", "--out", str(tmp_path), "--name", "run", "--total-updates", "100000", *limits]
-    args += ["--eval.episodes", "0", "--track", "--compiled", "False"]  # compiling alone may take longer than the limits
+    args += ["--eval.episodes", "0", "--track", "--compiled", "off"]  # compiling alone may take longer than the limits
     command = [sys.executable, "-m", "runnel", "train", "ppo", *args]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -23,14 +23,15 @@ from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.trajectories import CARRIED, merge_segments
-from runnel.losses.policy import policy_gradient_loss
+from runnel.losses.policy import approximate_kl, policy_gradient_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
 from runnel.ops.normalise import ReturnScale, explained_variance
 from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
 
-METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "explained_variance", "grad_norm")
+MEANS = ("explained_variance", "grad_norm")
+"""Metrics that are the same on every rank; all others were divided by the count of the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,14 @@ class A2CLearner:
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
         self.collective: Collective = collective or OneProcess()
         self.version, self._seed = 0, seed
-        self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
+        self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
         self._params = dict(net.state_dict())
 
     @torch.no_grad()
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         """Segments of all readers side by side, `{...: [T, B, ...]}`. May be views: release their memory after `update`."""
-        self._optimiser.lr = schedule.at(self.config.lr, progress)
+        self.optimiser.lr = schedule.at(self.config.lr, progress)
         data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
         if self._reward_scale is None:
             return data
@@ -112,36 +113,44 @@ class A2CLearner:
         """One optimiser step. The host waits for a device once, at the end, for the numbers."""
         self.net.train()
         with self.net.drawing(self._seed, "network", self.collective.rank, self.version):
-            numbers = self._step(batch)
+            numbers = self.step(batch)
         self.net.update_statistics({k: batch[k][:-1].flatten(0, 1) for k in self.net.env_spec.obs}, self.collective)
-        numbers = of_whole_batch(numbers, METRICS, self.collective, means=("explained_variance", "grad_norm"))
-        metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
+        found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
+        metrics = dict(zip(numbers, found.tolist(), strict=True))
         if not math.isfinite(metrics["loss/total"]):
             raise NonFiniteError(self._culprit(batch), self.version)
         self.version += 1
-        return Update({**metrics, "lr": self._optimiser.lr})
+        return Update({**metrics, "lr": self.optimiser.lr})
 
-    def _step(self, batch: Batch) -> Tensor:
-        """The gradient of the whole batch, and the step; returns the numbers of `METRICS`. `[7]`"""
+    def step(self, batch: Batch) -> Mapping[str, Tensor]:
+        """The gradient of the whole batch, and the step; metrics by name `[]`."""
+        numbers = self.loss(batch)
+        total = numbers["loss/total"]
+        if not total.is_cuda and not math.isfinite(total.item()):  # a device is asked once, at the end of the update
+            raise NonFiniteError(self._culprit(batch), self.version)
+        norm = self.optimiser.step(total, max_norm=self.config.max_grad_norm, collective=self.collective)
+        return {name: x.detach() for name, x in numbers.items()} | {"grad_norm": norm}
+
+    def loss(self, batch: Batch) -> Mapping[str, Tensor]:
+        """`-logprob advantage + value_coef value - entropy_coef entropy` as "loss/total", which is differentiated; its parts
+        beside it. Every sum is divided by the steps of all ranks."""
         config, mask = self.config, batch.get("action_mask")
         scores, values, next_values = self.net.unroll(batch)
         logprob, entropy = self.net.evaluate_scores(scores, batch["action"], None if mask is None else mask[:-1])
         count = logprob.numel() * self.collective.world_size
         with torch.no_grad():
             log_ratio = logprob - batch["logprob"]
-            kl = (log_ratio.exp() - 1.0 - log_ratio).sum() / count
-            targets, advantages = self._credit(batch, log_ratio, values.detach(), next_values)
+            targets, advantages = self.credit(batch, log_ratio, values.detach(), next_values)
+            kl = approximate_kl(logprob, batch["logprob"], denominator=count)
             explained = explained_variance(values, targets, self.collective)
         policy = policy_gradient_loss(logprob, advantages, denominator=count)
         critic = value_loss(values, targets, denominator=count)
         bonus = entropy.sum() / count
         total = policy.value + config.value_coef * critic.value - config.entropy_coef * bonus
-        if not total.is_cuda and not math.isfinite(total.item()):  # a device is asked once, at the end of the update
-            raise NonFiniteError(self._culprit(batch), self.version)
-        norm = self._optimiser.step(total, max_norm=config.max_grad_norm, collective=self.collective)
-        return torch.stack([total, policy.value, critic.value, bonus, kl, explained, norm]).detach()
+        parts = {"loss/policy": policy.value, "loss/value": critic.value, "entropy": bonus}
+        return {"loss/total": total, **parts, "kl": kl, "explained_variance": explained}
 
-    def _credit(self, batch: Batch, log_ratio: Tensor, values: Tensor, next_values: Tensor) -> tuple[Tensor, Tensor]:
+    def credit(self, batch: Batch, log_ratio: Tensor, values: Tensor, next_values: Tensor) -> tuple[Tensor, Tensor]:
         """Targets of the critic and advantages of the policy. `[T, B]` each"""
         advantages, returns = gae(
             batch["rewards/env"],
@@ -168,14 +177,14 @@ class A2CLearner:
     def state_dict(self) -> State:
         return {
             "net": {k: v.clone() for k, v in self._params.items()},
-            "optimiser": self._optimiser.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
             "reward_scale": None if self._reward_scale is None else dict(self._reward_scale.state_dict()),
             "version": self.version,
         }
 
     def load_state_dict(self, state: State) -> None:
         self.net.load_state_dict(state["net"])
-        self._optimiser.load_state_dict(state["optimiser"])
+        self.optimiser.load_state_dict(state["optimiser"])
         if self._reward_scale is not None:
             self._reward_scale.load_state_dict(state["reward_scale"])
         self.version = state["version"]

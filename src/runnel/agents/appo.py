@@ -52,7 +52,7 @@ class APPOLearner(PPOLearner):
 
     config: APPOConfig
 
-    def _credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values, advantages and targets of this learner's policy by V-trace. `[T, B]` each"""
         scores, values, next_values = self.net.unroll(data)
         mask = data["action_mask"][:-1] if "action_mask" in data else None

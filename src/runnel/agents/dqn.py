@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,16 +25,17 @@ from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
-from runnel.losses.td import Slope, categorical_td_loss, huber_td_loss
-from runnel.nets.compiled_q import CompiledQ
+from runnel.losses.base import Loss
+from runnel.losses.td import categorical_td_loss, huber_td_loss
 from runnel.nets.mlp import NetConfig
 from runnel.nets.q_nets import QNet
 from runnel.ops.categorical import c51_target, hl_gauss_target
 from runnel.ops.distributions import mask_logits
-from runnel.ops.optimise import Adam, Target, flat_view
+from runnel.ops.optimise import Adam, Target
 
-METRICS = ("loss/td", "td_error", "q", "grad_norm")
-Outputs = tuple[Tensor, Any, Tensor, Tensor, Tensor | None]
+MEANS = ("td_error", "q", "grad_norm")
+"""Metrics that are means over this rank's part of the batch, or the same on every rank."""
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,12 @@ class DQNConfig:
     """Errors beyond this count linearly (Huber loss); None: all are squared. With uniform replay and values much larger than
     this, a linear loss can run away: the few transitions that end an episode weigh no more than the many that do not."""
 
-    def network(self, env_spec: EnvSpec, net: NetConfig, *, seed: int, fused: bool = False) -> QNet:
+    def network(self, env_spec: EnvSpec, net: NetConfig, *, seed: int) -> QNet:
         """The network that fits these settings."""
-        atoms = {"num_atoms": self.num_atoms, "v_min": self.v_min, "v_max": self.v_max} if self.head != "value" else {}
-        return QNet(env_spec, net, seed=seed, dueling=self.dueling, fused=fused, **atoms)  # type: ignore[arg-type]
+        if self.head == "value":
+            return QNet(env_spec, net, seed=seed, dueling=self.dueling)
+        atoms, ends = self.num_atoms, (self.v_min, self.v_max)
+        return QNet(env_spec, net, seed=seed, dueling=self.dueling, num_atoms=atoms, v_min=ends[0], v_max=ends[1])
 
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot train."""
@@ -120,14 +123,11 @@ class DQNLearner:
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
         self.collective: Collective = collective or OneProcess()
         self.version = 0
-        self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0))
-        self._target_net = copy.deepcopy(net)
-        self._target = Target(net, self._target_net)
-        alone = device == "cpu" and self.collective.world_size == 1
-        self._target_vector = flat_view(list(self._target_net.parameters())) if alone else None
+        self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0))
+        self.target_net = copy.deepcopy(net)
+        self._target = Target(net, self.target_net)
         self._params = dict(net.state_dict())
         self._sizes: Sizes = {}
-        self._skip = config.burn_in if net.state_spec else 0
         self._epsilon = schedule.at(config.epsilon, 0.0)
         net.epsilon.fill_(self._epsilon)
 
@@ -135,82 +135,81 @@ class DQNLearner:
         """All rows in one batch. The exploration rate moves here and is published after the update."""
         self._sizes = {name: [s.num_rows for s in group] for name, group in segments.items()}
         batch = Batch.cat([s.arrays for group in segments.values() for s in group])
-        self._optimiser.lr = schedule.at(self.config.lr, progress)
+        self.optimiser.lr = schedule.at(self.config.lr, progress)
         self._epsilon = schedule.at(self.config.epsilon, progress)
         self.net.epsilon.fill_(self._epsilon)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def update(self, batch: Batch) -> Update:
         """One step towards `reward + discount Q_target(s', a')`, a' best by Q, or by Q_target without `double`."""
-        kernels = self.net.kernels() if self._target_vector is not None else None
-        numbers, priority = self._step(batch) if kernels is None else self._compiled_step(kernels, batch)
+        numbers, priority = self.step(batch)
         self.version += 1
         if self.version % self.config.target_every == 0:
             self._target.follow(self.config.target_tau)
-        found = of_whole_batch(numbers, METRICS, self.collective, means=METRICS[1:]).tolist()
-        if not math.isfinite(found[0]):
+        found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
+        metrics = dict(zip(numbers, found.tolist(), strict=True))
+        if not math.isfinite(metrics["loss/td"]):
             raise NonFiniteError(self._culprit(batch), self.version)
-        metrics = dict(zip(METRICS, found, strict=True)) | {"epsilon": self._epsilon, "lr": self._optimiser.lr}
+        metrics |= {"epsilon": self._epsilon, "lr": self.optimiser.lr}
         return Update(metrics, split_errors(self._sizes, batch["index"], priority))
 
-    def _compiled_step(self, kernels: CompiledQ, batch: Batch) -> tuple[Tensor, Tensor]:
-        """`_step` of a small plain network on the CPU, in one call."""
-        assert self._target_vector is not None
-        c = self.config
-        settings: dict[str, Any] = {"double": c.double, "huber": c.huber, "max_norm": c.max_grad_norm}
-        return kernels.step(batch, self._target_vector, optimiser=self._optimiser, **settings)
-
-    @torch.no_grad()
-    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The whole update on the device: the numbers of `METRICS`, and the priorities. `[4], [B]`"""
-        scores, tape, following, chooser, mask = self._sequences(batch) if self.net.state_spec else self._transitions(batch)
-        action, reward, discount = (batch[k] for k in ("action", "rewards/env", "discount"))
-        if self._skip:
-            action, reward, discount = (x[self._skip :] for x in (action, reward, discount))
-        best = mask_logits(self.net.expected(chooser), mask).argmax(-1)
-        at, at_best = (a[..., None, None].expand(*a.shape, 1, scores.shape[-1]) for a in (action, best))
-        out, after = scores.gather(-2, at).squeeze(-2), following.gather(-2, at_best).squeeze(-2)
-        slope, q = self._loss(out, after, reward, discount, batch["weight"])
-        if not slope.value.is_cuda and not math.isfinite(slope.value.item()):
+    def step(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor]:
+        """One optimiser step: metrics by name `[]`, and the priority of each row `[B]`."""
+        loss = self.loss(batch)
+        if not loss.value.is_cuda and not math.isfinite(loss.value.item()):  # never step on a bad loss; a device is asked later
             raise NonFiniteError(self._culprit(batch), self.version)
-        grads = self.net.backward(tape, torch.zeros_like(scores).scatter_(-2, at, slope.grad.view_as(at)))
-        norm = self._optimiser.apply(grads, self.config.max_grad_norm, collective=self.collective)
-        numbers = torch.stack([slope.value, slope.error.mean(), q.mean(), norm])
-        error = slope.error
+        norm = self.optimiser.step(loss.value, max_norm=self.config.max_grad_norm, collective=self.collective)
+        numbers = {"loss/td": loss.value.detach(), **loss.metrics, "grad_norm": norm}
+        error = loss.error
+        # the priority of a sequence lies between the mean and the largest of its errors (R2D2)
         return numbers, error if error.dim() == 1 else torch.lerp(error.mean(0), error.amax(0), self.config.eta)
 
-    def _loss(self, out: Tensor, after: Tensor, reward: Tensor, discount: Tensor, weight: Tensor) -> tuple[Slope, Tensor]:
-        """Loss and Q `[...]` of the output `[..., N]` at (s, a), given that of the target network at (s', a')."""
+    def loss(self, batch: Batch) -> Loss:
+        """The loss of the output at (s, a) against the target at s'. With sequences all are `[T - burn_in, B]`, else `[B]`."""
+        scores, following, chooser, mask = self._sequences(batch) if self.net.state_spec else self._transitions(batch)
+        action, reward, discount = (batch[k][-len(scores) :] for k in ("action", "rewards/env", "discount"))
+        with torch.no_grad():
+            # double Q-learning: the online network chooses a' and the target network values it, so that noise which makes an
+            # action look best does not also make it look valuable
+            best = mask_logits(self.net.expected(chooser), mask).argmax(-1)
+            after = _pick(following, best)
+        out = _pick(scores, action)
+        loss = self.td_loss(out, after, reward, discount, weight=batch["weight"].expand_as(reward))
+        loss.metrics |= {"td_error": loss.error.mean(), "q": self.net.expected(out.detach()).mean()}
+        return loss
+
+    def td_loss(self, out: Tensor, after: Tensor, reward: Tensor, discount: Tensor, *, weight: Tensor) -> Loss:
+        """The loss of the output `[..., N]` at (s, a), given that of the target network at (s', a'); all others `[...]`."""
         c, support, count = self.config, self.net.support, reward.numel() * self.collective.world_size
-        weight, q = weight.expand_as(reward), self.net.expected(out)
         if c.head == "c51":
             wanted = c51_target(after.softmax(-1), reward, discount, support=support)
-            return categorical_td_loss(out, wanted, weight=weight, denominator=count), q
+            return categorical_td_loss(out, wanted, weight=weight, denominator=count)
         target = torch.addcmul(reward, discount, self.net.expected(after))
         if c.head == "value":
             delta = math.inf if c.huber is None else c.huber
-            return huber_td_loss(q, target, weight=weight, denominator=count, delta=delta), q
+            return huber_td_loss(self.net.expected(out), target, weight=weight, denominator=count, delta=delta)
         wanted = hl_gauss_target(target, support=support, sigma=c.sigma)
-        slope = categorical_td_loss(out, wanted, weight=weight, denominator=count)
-        return replace(slope, error=(q - target).abs()), q
+        loss = categorical_td_loss(out, wanted, weight=weight, denominator=count)
+        return replace(loss, per_row=(self.net.expected(out.detach()) - target).abs())
 
     def _transitions(self, batch: Batch) -> Outputs:
-        """Output at s `[B, A, N]` with its tape; output of the target and of who chooses a' at s'; and the mask at s'."""
+        """Output at s; output of the target and of who chooses a' at s'; and the mask at s'. `[B, A, N]`, `[B, A]`"""
         next_obs = {k: batch["next_" + k] for k in self.net.env_spec.obs}
-        following = self._target_net.scores(next_obs)
-        chooser = self.net.scores(next_obs) if self.config.double else following
-        return *self.net.tape(batch), following, chooser, batch.get("next_action_mask")
+        with torch.no_grad():
+            following = self.target_net.scores(next_obs)
+            chooser = self.net.scores(next_obs) if self.config.double else following
+        return self.net.scores(batch), following, chooser, batch.get("next_action_mask")
 
     def _sequences(self, batch: Batch) -> Outputs:
         """The same for sequences, `[T - burn_in, B, A, N]`, each network with a state of its own."""
-        with torch.enable_grad():
-            scores, ours, mask = self.net.unroll_batch(batch, burn_in=self.config.burn_in)
-        _, following, _ = self._target_net.unroll_batch(batch, burn_in=self.config.burn_in)
-        return scores.detach(), scores, following, ours if self.config.double else following, mask
+        scores, ours, mask = self.net.unroll_batch(batch, burn_in=self.config.burn_in)
+        with torch.no_grad():
+            _, following, _ = self.target_net.unroll_batch(batch, burn_in=self.config.burn_in)
+        return scores, following, ours if self.config.double else following, mask
 
     def _culprit(self, batch: Batch) -> str:
         """What to name when the loss is not finite: data if it is bad, else the loss itself."""
-        return next((k for k, x in batch.items() if x.is_floating_point() and not x.isfinite().all()), METRICS[0])
+        return next((k for k, x in batch.items() if x.is_floating_point() and not x.isfinite().all()), "loss/td")
 
     # ------------------------------------------------------------------------------------------------------------ state
     def params(self) -> Mapping[str, Tensor]:
@@ -234,13 +233,19 @@ class DQNLearner:
     def state_dict(self) -> State:
         return {
             "net": {k: v.clone() for k, v in self._params.items()},
-            "target": {k: v.clone() for k, v in self._target_net.state_dict().items()},
-            "optimiser": self._optimiser.state_dict(),
+            "target": {k: v.clone() for k, v in self.target_net.state_dict().items()},
+            "optimiser": self.optimiser.state_dict(),
             "version": self.version,
         }
 
     def load_state_dict(self, state: State) -> None:
         self.net.load_state_dict(state["net"])
-        self._target_net.load_state_dict(state["target"])
-        self._optimiser.load_state_dict(state["optimiser"])
+        self.target_net.load_state_dict(state["target"])
+        self.optimiser.load_state_dict(state["optimiser"])
         self.version = state["version"]
+
+
+def _pick(scores: Tensor, action: Tensor) -> Tensor:
+    """The output at the actions. `[..., A, N], [...] -> [..., N]`"""
+    index = action[..., None, None].expand(*action.shape, 1, scores.shape[-1])
+    return scores.gather(-2, index).squeeze(-2)

@@ -44,7 +44,7 @@ class IMPALALearner(A2CLearner):
 
     config: IMPALAConfig
 
-    def _credit(self, batch: Batch, log_ratio: Tensor, values: Tensor, next_values: Tensor) -> tuple[Tensor, Tensor]:
+    def credit(self, batch: Batch, log_ratio: Tensor, values: Tensor, next_values: Tensor) -> tuple[Tensor, Tensor]:
         """V-trace targets, and advantages times their truncated importance weights. `[T, B]` each"""
         found = vtrace(
             batch["rewards/env"],

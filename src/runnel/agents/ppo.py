@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,19 +23,18 @@ from runnel.core.records import Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.trajectories import CARRIED, merge_segments
-from runnel.kernels.graphs import Captured
-from runnel.losses.actor_critic import ppo_gradient
-from runnel.losses.policy import clipped_policy_loss
+from runnel.losses.base import Loss
+from runnel.losses.policy import approximate_kl, clipped_policy_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.compiled import Compiled
-from runnel.nets.fused import Fused
 from runnel.ops.normalise import ReturnScale, explained_variance, standardise
 from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
 from runnel.ops.shuffle import Shuffle
 
-METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
+SUMS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
+"""Metrics that were divided by the count of the whole batch."""
+Numbers = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -129,16 +128,10 @@ class PPOLearner:
         self.config, self.net, self.device = config, net.to(device), torch.empty(0, device=device).device
         self.collective: Collective = collective or OneProcess()
         self.version, self._seed = 0, seed
-        self._optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
-        self._shuffle = Shuffle(make_seed(seed, "ppo", self.collective.rank), device=device)
+        self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
+        self.shuffle = Shuffle(make_seed(seed, "ppo", self.collective.rank), device=device)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
         self._params = dict(net.state_dict())
-        self._loss: dict[str, Any] = {
-            k: getattr(config, k) for k in ("clip", "dual_clip", "value_clip", "value_coef", "entropy_coef")
-        }
-        # on a CUDA device both are recorded once and replayed; elsewhere they are plain calls
-        self._make_batch = Captured(self._batch, name="PPO's batch")
-        self._train = Captured(self._learn, generators=self._shuffle.generators, name="PPO's update")
 
     # ------------------------------------------------------------------------------------------------------------ batch
     @torch.no_grad()
@@ -154,16 +147,18 @@ class PPOLearner:
         if self._reward_scale is not None and CARRIED not in data:
             fix = "segments must carry the return of their episodes: give return_gamma to on_policy_graph"
             raise ConfigError("normalise_reward", True, fix)
-        self._optimiser.lr = schedule.at(self.config.lr, progress)
+        self.optimiser.lr = schedule.at(self.config.lr, progress)
         self.net.eval()  # values are judged as actions were chosen: without dropout, by the statistics of training
-        return self._make_batch(data) if self.collective.world_size == 1 else self._batch(data)
+        return self.make_batch(data)
 
-    def _batch(self, data: Batch) -> Batch:
+    def make_batch(self, data: Batch) -> Batch:
+        """Credit for every step, and rows to shuffle: what `prepare` does on the device."""
         rewards, over = data["rewards/env"], data["terminated"] | data["truncated"]
         if self._reward_scale is not None:
             rewards = self._reward_scale(rewards, over, data[CARRIED], self.collective)
-        values, advantages, returns = self._credit(data, rewards)
+        values, advantages, returns = self.credit(data, rewards)
         if self.config.normalise_advantage:
+            # over the whole batch and all ranks: within a minibatch, what counts as good would depend on who is beside it
             advantages = standardise(advantages, self.collective)
         keys = [*self.net.env_spec.obs, "action", "logprob", *(["action_mask"] if "action_mask" in data else [])]
         columns = {k: data[k][: len(over)] for k in keys} | {"value": values, "advantage": advantages, "return": returns}
@@ -172,7 +167,7 @@ class PPOLearner:
         columns["resets"] = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
         return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | {k: data[k] for k in self.net.state_spec})
 
-    def _credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values by this learner's critic, advantages, and what the critic should have said. `[T, B]` each"""
         values, next_values = self._values(data)
         gamma, lam = self.config.gamma, self.config.lam
@@ -184,89 +179,91 @@ class PPOLearner:
             return self.net.unroll(data)[1:]
         num_steps, num_envs = data["action"].shape[:2]
         obs = {k: torch.cat([data[k].flatten(0, 1), data["final_" + k]]) for k in self.net.env_spec.obs}
-        values = self.net.value(obs)
+        values = self.value(obs)  # all of them in one pass
+        # What followed step t is obs[t + 1] of the same environment, num_envs rows on. But where an episode ended there, that
+        # is the next one's first observation, and the final one takes its place; `gae` leaves it out if the task terminated.
         at_steps, at_ends = values[: (num_steps + 1) * num_envs], values[(num_steps + 1) * num_envs :]
         next_values = at_steps[num_envs:].index_copy(0, data["final_index"], at_ends)
         return at_steps[: num_steps * num_envs].view(num_steps, num_envs), next_values.view(num_steps, num_envs)
 
+    def value(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """V of obs leaves `[N, *shape] -> [N]`; without gradient."""
+        return self.net.value(obs)
+
     # ----------------------------------------------------------------------------------------------------------- update
     def update(self, batch: Batch) -> Update:
         """`num_epochs` passes in shuffled minibatches; one version."""
-        plain = self.config.target_kl is not None or self.collective.world_size > 1  # a graph cannot wait for other ranks
         self.net.train()
         with self.net.drawing(self._seed, "network", self.collective.rank, self.version):
-            history, numbers = self._learn(batch) if plain else self._train(batch)
-        metrics = self._metrics(batch, history, numbers)
+            history, means = self.learn(batch)
+        metrics = self._metrics(batch, history, means)
         self.version += 1
         return Update(metrics)
 
-    def _learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The numbers of `METRICS` for each optimiser step `[steps, 7]`; their means, and the explained variance `[8]`."""
-        kernels = self.net.kernels() if self.config.target_kl is None and self.collective.world_size == 1 else None
-        history = self._passes(batch) if kernels is None else self._fused_passes(kernels, batch)
+    def learn(self, batch: Batch) -> tuple[Numbers, Tensor]:
+        """The whole update on the device: metrics of each optimiser step, by name `[steps]`; their means, and the critic's
+        explained variance behind them, in one tensor, so that the host waits once. `[n + 1]`"""
+        history = self.epochs(batch)
         # The batch was made by the statistics that were published with its version. They change only now, so that ratios
         # start at 1 and every minibatch sees one and the same normalisation; the next publication carries the new ones.
         self.net.update_statistics(self._flat_obs(batch), self.collective)
         explained = explained_variance(batch["value"], batch["return"], self.collective)
-        return history, torch.cat([history.mean(0), explained.reshape(1)])
+        return history, torch.stack([*(x.mean() for x in history.values()), explained])
 
-    def _passes(self, batch: Batch) -> Tensor:
-        """The numbers of `METRICS` for each optimiser step. `-> [steps, 7]`"""
+    def epochs(self, batch: Batch) -> Numbers:
+        """`num_epochs` passes over the rows, each in an order of its own; metrics of each optimiser step, by name. `[steps]`"""
         num_rows = len(batch["advantage"])
         size = num_rows // self.config.num_minibatches
-        history: list[Tensor] = []
+        history: list[Numbers] = []
         for _ in range(self.config.num_epochs):
-            order = self._shuffle.order(num_rows)
+            order = self.shuffle.order(num_rows)
+            # rows are put in order once and then cut: as many copies as leaves, and not as many as minibatches
             leaves = {k: torch.split(v.index_select(0, order), size) for k, v in batch.items()}
             for i in range(self.config.num_minibatches):
-                history.append(self._step({k: parts[i] for k, parts in leaves.items()}))
-                if self._far(history[-1]):
-                    break
-            else:
-                continue
-            break
-        return torch.stack(history)
+                history.append(self.step({k: parts[i] for k, parts in leaves.items()}))
+                if self._far(history[-1]):  # the policy has left the data behind: what follows would learn from noise
+                    return _columns(history)
+        return _columns(history)
 
-    def _fused_passes(self, kernels: Fused | Compiled, batch: Batch) -> Tensor:
-        """`_passes` of a small network by kernels (`nets/fused.py`, `nets/compiled.py`), which pick their rows themselves."""
-        config, num_rows = self.config, len(batch["advantage"])
-        settings = {"optimiser": self._optimiser, "max_norm": config.max_grad_norm, **self._loss}
-        orders = self._shuffle.orders(config.num_epochs, num_rows)
-        return kernels.passes(batch, orders, size=num_rows // config.num_minibatches, **settings)
+    def step(self, rows: Mapping[str, Tensor]) -> Numbers:
+        """One optimiser step on one minibatch: metrics by name `[]`."""
+        numbers = self.loss(rows)
+        self._check(rows, numbers)
+        norm = self.optimiser.step(numbers["loss/total"], max_norm=self.config.max_grad_norm, collective=self.collective)
+        return {name: x.detach() for name, x in numbers.items()} | {"grad_norm": norm}
 
-    def _step(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """One optimiser step on one minibatch; returns the numbers of `METRICS`. `[7]`"""
-        count = rows["advantage"].numel() * self.collective.world_size
-        if self.net.taped:
-            return self._step_by_hand(rows, count)
-        config = self.config
+    # ----------------------------------------------------------------------------------------------------------- losses
+    def loss(self, rows: Mapping[str, Tensor]) -> Numbers:
+        """`policy + value_coef value - entropy_coef entropy` (eq. 9) as "loss/total", which is differentiated; its parts beside
+        it. Every sum is divided by the rows of all ranks, so that the sum of their gradients is that of the whole batch."""
+        config, count = self.config, rows["advantage"].numel() * self.collective.world_size
         scores, values, rows = self._forward(rows)
         logprob, entropy = self.net.evaluate_scores(scores, rows["action"], rows.get("action_mask"))
-        clips: dict[str, Any] = {"clip": config.clip, "dual_clip": config.dual_clip}
-        policy = clipped_policy_loss(logprob, rows["logprob"], rows["advantage"], denominator=count, **clips)
-        value = value_loss(values, rows["return"], denominator=count, behaviour_value=rows["value"], clip=config.value_clip)
+        policy = self.policy_loss(logprob, rows, count)
+        value = self.value_loss(values, rows, count)
         bonus = entropy.sum() / count
         total = policy.value + config.value_coef * value.value - config.entropy_coef * bonus
-        self._check(total, rows, policy.value, value.value)
-        norm = self._optimiser.step(total, max_norm=config.max_grad_norm, collective=self.collective)
-        parts = [total, policy.value, value.value, bonus, policy.metrics["kl"], policy.metrics["clip_fraction"], norm]
-        return torch.stack(parts).detach()
+        parts = {"loss/total": total, "loss/policy": policy.value, "loss/value": value.value, "entropy": bonus}
+        if "kl" not in policy.metrics:  # a policy loss of your own need not say it
+            parts["kl"] = approximate_kl(logprob, rows["logprob"], denominator=count)
+        return {**parts, **policy.metrics, **value.metrics}
 
-    @torch.no_grad()
-    def _step_by_hand(self, rows: Mapping[str, Tensor], count: int) -> Tensor:
-        """`_step` with the gradient of losses and layers written out: the same numbers in a third of the time."""
-        scores, values, tape = self.net.tape(rows)
-        slope = ppo_gradient(scores, values, self.net.log_std, rows=rows, denominator=count, **self._loss)
-        numbers = slope.numbers
-        self._check(numbers[0], rows, numbers[1], numbers[2])
-        grads = self.net.backward(tape, slope.to_scores, slope.to_values, slope.to_log_std)
-        norm = self._optimiser.apply(grads, self.config.max_grad_norm, collective=self.collective)
-        return torch.cat((numbers, norm.reshape(1)))
+    def policy_loss(self, logprob: Tensor, rows: Mapping[str, Tensor], count: int) -> Loss:
+        """The clipped surrogate (eq. 7) of the policy's log-probabilities, against those with which it acted."""
+        behaviour, advantage = rows["logprob"], rows["advantage"]
+        c = self.config
+        return clipped_policy_loss(logprob, behaviour, advantage, clip=c.clip, dual_clip=c.dual_clip, denominator=count)
 
-    def _check(self, total: Tensor, rows: Mapping[str, Tensor], policy: Tensor, value: Tensor) -> None:
+    def value_loss(self, values: Tensor, rows: Mapping[str, Tensor], count: int) -> Loss:
+        """Half the squared error to the returns; with `value_clip` kept near what the critic said before the update."""
+        behaviour, clip = rows["value"], self.config.value_clip
+        return value_loss(values, rows["return"], denominator=count, behaviour_value=behaviour, clip=clip)
+
+    def _check(self, rows: Mapping[str, Tensor], numbers: Numbers) -> None:
         """Never step on a bad loss. A device is asked once, at the end of the update."""
+        total = numbers["loss/total"]
         if not total.is_cuda and not math.isfinite(total.item()):
-            raise NonFiniteError(self._culprit(rows, policy, value), self.version)
+            raise NonFiniteError(self._culprit(rows, numbers["loss/policy"], numbers["loss/value"]), self.version)
 
     def _forward(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Scores, values, and the columns laid out like them: `[N]`, or `[T, B]` for a recurrent network."""
@@ -275,19 +272,20 @@ class PPOLearner:
         columns = {k: x if k in self.net.state_spec else x.transpose(0, 1) for k, x in rows.items()}
         return *self.net.sequence(columns, columns["resets"]), columns
 
-    def _far(self, numbers: Tensor) -> bool:
+    def _far(self, numbers: Numbers) -> bool:
         if self.config.target_kl is None:
             return False
-        return self.collective.all_reduce(numbers[METRICS.index("kl")].clone()).item() > self.config.target_kl
+        return self.collective.all_reduce(numbers["kl"].clone()).item() > self.config.target_kl
 
-    def _metrics(self, batch: Batch, history: Tensor, numbers: Tensor) -> Metrics:
-        names = (*METRICS, "explained_variance")
-        numbers = of_whole_batch(numbers, names, self.collective, means=("grad_norm", "explained_variance"))
-        metrics = dict(zip(names, numbers.tolist(), strict=True))
+    def _metrics(self, batch: Batch, history: Numbers, means: Tensor) -> Metrics:
+        names = [*history, "explained_variance"]
+        found = of_whole_batch(means, names, self.collective, means=[name for name in names if name not in SUMS])
+        metrics = dict(zip(names, found.tolist(), strict=True))
         if not math.isfinite(metrics["loss/total"]):
-            first = int((~history[:, 0].isfinite()).nonzero()[0])
-            raise NonFiniteError(self._culprit(batch, *history[first][1:3].unbind()), self.version)
-        return metrics | {"lr": self._optimiser.lr, "optimiser_steps": len(history)}
+            first = int((~history["loss/total"].isfinite()).nonzero()[0])
+            policy, value = (history[name][first] for name in ("loss/policy", "loss/value"))
+            raise NonFiniteError(self._culprit(batch, policy, value), self.version)
+        return metrics | {"lr": self.optimiser.lr, "optimiser_steps": len(history["loss/total"])}
 
     def _culprit(self, rows: Mapping[str, Tensor], policy: Tensor, value: Tensor) -> str:
         """What to name when a loss is not finite: data if it is bad, else the loss itself."""
@@ -303,6 +301,11 @@ class PPOLearner:
         return {k: batch[k].flatten(0, 1) for k in self.net.env_spec.obs} if self.net.state_spec else batch
 
     # ------------------------------------------------------------------------------------------------------------ state
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """What an update draws from on its device."""
+        return self.shuffle.generators
+
     def params(self) -> Mapping[str, Tensor]:
         """Weights and normaliser statistics: the same tensors at every call, updated in place."""
         return self._params
@@ -310,21 +313,26 @@ class PPOLearner:
     def reseed(self, version: int) -> None:
         """A rank that joins at `version` shuffles in orders of its own."""
         seed = make_seed(self._seed, "ppo", self.collective.rank, version)
-        self._shuffle.load_state_dict(Shuffle(seed, device=str(self.device)).state_dict())
+        self.shuffle.load_state_dict(Shuffle(seed, device=str(self.device)).state_dict())
 
     def state_dict(self) -> State:
         return {
             "net": {k: v.clone() for k, v in self._params.items()},
-            "optimiser": self._optimiser.state_dict(),
-            "shuffle": self._shuffle.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "shuffle": self.shuffle.state_dict(),
             "reward_scale": None if self._reward_scale is None else dict(self._reward_scale.state_dict()),
             "version": self.version,
         }
 
     def load_state_dict(self, state: State) -> None:
         self.net.load_state_dict(state["net"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._shuffle.load_state_dict(state["shuffle"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.shuffle.load_state_dict(state["shuffle"])
         if self._reward_scale is not None:
             self._reward_scale.load_state_dict(state["reward_scale"])
         self.version = state["version"]
+
+
+def _columns(history: Sequence[Numbers]) -> Numbers:
+    """Metrics of each step, by name. `[steps]`"""
+    return {name: torch.stack([numbers[name] for numbers in history]) for name in history[0]}

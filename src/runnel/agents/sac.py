@@ -2,9 +2,9 @@
 
 An update is three steps: the critics towards `r + discount (min Q_target(s', a') - temperature log pi(a' | s'))`, the actor
 towards actions that the critics value and that keep its entropy up, and the temperature towards a set entropy. Discrete
-actions (Christodoulou 2019, arXiv:1910.07207) take expectations where continuous ones take samples. Losses and their
-gradients are in `losses/actor.py`, targets in `ops/targets.py`, the policy in `ops/squashed.py`, networks in
-`nets/continuous.py`; a network gives its output and a tape, from which it makes its gradients.
+actions (Christodoulou 2019, arXiv:1910.07207) take expectations where continuous ones take samples. Losses are in
+`losses/actor.py`, targets in `ops/targets.py`, networks in `nets/continuous.py`. A variant overrides `critic_loss`, `target`,
+`actor_loss` or `temperature_loss`, or calls `super()` and adds a term.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from runnel.agents.transitions import BEFORE_UPDATES, Sizes, merge_transitions, split_errors
-from runnel.agents.whole_batch import of_whole_batch
+from runnel.agents.whole_batch import read_metrics
 from runnel.core import schedule
 from runnel.core.batch import Batch
-from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
-from runnel.kernels.graphs import Captured
-from runnel.losses.actor import ActorSlope, ensemble_td_loss, soft_actor_loss, soft_actor_loss_discrete, temperature_loss
-from runnel.losses.td import Slope
+from runnel.losses.actor import ensemble_td_loss, soft_actor_loss, soft_actor_loss_discrete, temperature_loss
+from runnel.losses.base import Loss
 from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
 from runnel.ops.optimise import Adam, Target
-from runnel.ops.squashed import squash_backward
 from runnel.ops.targets import soft_target, soft_target_discrete
 
-METRICS = ("loss/critic", "loss/actor", "loss/temperature", "td_error", "q", "entropy", "temperature", "grad_norm")
+SUMS = ("loss/critic", "loss/actor", "loss/temperature", "entropy")
+"""Metrics that were divided by the count of the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +126,12 @@ class SACLearner:
         lrs = schedule.at(config.actor_lr, 0.0), schedule.at(config.critic_lr, 0.0)
         self._actor_adam, self._critic_adam = Adam(actor.parameters(), lr=lrs[0]), Adam(critic.parameters(), lr=lrs[1])
         self._temperature_adam = Adam([self._log_temperature], lr=lrs[1])
-        self._target_critic = copy.deepcopy(critic).requires_grad_(False)
-        self._target = Target(critic, self._target_critic)
+        self.target_critic = copy.deepcopy(critic).requires_grad_(False)
+        self._target = Target(critic, self.target_critic)
         self._generator = torch.Generator(device).manual_seed(make_seed(seed, "sac", self.collective.rank))
         self._params = dict(actor.state_dict())
         self._sizes: Sizes = {}
         self._home = Batch()
-        self._captured = Captured(self._step, generators=(self._generator,), name="an update of SAC")
 
     # ----------------------------------------------------------------------------------------------------------- update
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
@@ -145,31 +143,74 @@ class SACLearner:
 
     def update(self, batch: Batch) -> Update:
         """One step of the critics, the actor, the temperature and the targets; one version. Reads no number in between."""
-        step = self._captured if self.collective.world_size == 1 else self._step  # a graph cannot wait for other ranks
-        numbers, errors = step(batch)
+        numbers, errors = self.step(batch)
         self.version += 1
         metrics = {}
         if self.version % self.config.metrics_every == 0:
-            numbers = of_whole_batch(numbers, METRICS, self.collective, means=("td_error", "q", "temperature", "grad_norm"))
-            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
-            for name in METRICS[:3]:
-                if not math.isfinite(metrics[name]):
-                    raise NonFiniteError(name, self.version)
+            metrics = read_metrics(numbers, self.collective, sums=SUMS, version=self.version)
         return Update(metrics, split_errors(self._sizes, batch["index"], errors))
 
-    @torch.no_grad()
-    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The whole update on the device: the numbers of `METRICS` and the errors by transition. `[8], [B]`"""
-        temperature = self._log_temperature.exp()
-        step = self._step_continuous if isinstance(self.actor, SquashedGaussianActor) else self._step_discrete
-        critic, q, norm, actor = step(batch, temperature, len(batch["discount"]) * self.collective.world_size)
-        heat = temperature_loss(temperature, actor.entropy, target_entropy=self._wanted_entropy(batch))
+    def step(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor]:
+        """The whole update on the device: metrics by name `[]`, and the errors by transition `[B]`."""
+        with torch.no_grad():
+            temperature = self._log_temperature.exp()
+        critic = self.critic_loss(batch, temperature)
+        norm = self._critic_adam.step(critic.value, max_norm=None, collective=self.collective)
+        # The actor learns from the critics as they are now. Only its own weights are moved along this gradient: those of the
+        # critics are passed through, and not differentiated.
+        actor = self.actor_loss(batch, temperature)
+        self._actor_adam.step(actor.value, max_norm=None, collective=self.collective)
+        heat = self.temperature_loss(batch, actor.metrics["entropy"])
         if self.config.auto_temperature:
-            self._temperature_adam.follow([heat.value.clone()], collective=self.collective)
+            self._temperature_adam.step(heat.value, max_norm=None, collective=self.collective)
         self._target.follow(self.config.tau)
-        self.actor.explore.zero_()
-        losses = critic.value, actor.value, heat.value
-        return torch.stack([*losses, critic.error.mean(), q, actor.entropy, temperature, norm]), critic.error
+        self.actor.explore.zero_()  # from the first update on the policy plays, and no longer at random
+        losses = {"loss/critic": critic.value, "loss/actor": actor.value, "loss/temperature": heat.value}
+        rest = {**critic.metrics, **actor.metrics, **heat.metrics, "temperature": temperature, "grad_norm": norm}
+        return {name: x.detach() for name, x in {**losses, **rest}.items()}, critic.error
+
+    # ----------------------------------------------------------------------------------------------------------- losses
+    def critic_loss(self, batch: Batch, temperature: Tensor) -> Loss:
+        """Each critic's squared error to `r + discount (min_i Q_i(s', a') - temperature log pi(a' | s'))`, a' by the policy,
+        Q by the targets."""
+        with torch.no_grad():
+            target = self.target(batch, temperature)
+        if isinstance(self.actor, CategoricalActor):
+            values = self.critic.values(batch)
+            q = values.gather(-1, batch["action"].expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
+        else:
+            q = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
+        loss = ensemble_td_loss(q, target, weight=batch["weight"], denominator=self._count(batch))
+        loss.metrics |= {"td_error": loss.error.mean(), "q": q.detach().mean()}
+        return loss
+
+    def target(self, batch: Batch, temperature: Tensor) -> Tensor:
+        """What the critics should have said. `[B]`"""
+        reward, discount = batch["rewards/env"], batch["discount"]
+        following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
+        if isinstance(self.actor, CategoricalActor):  # the expectation over actions is a sum, and nothing is drawn
+            logprobs = self.actor.logprobs(following, batch.get("next_action_mask"))
+            next_q = self.target_critic.values(following)
+            return soft_target_discrete(reward, discount, next_q, next_logprobs=logprobs, temperature=temperature)
+        action, logprob = self.actor.sample(following, self.draw(len(reward)))
+        next_q = self.target_critic.q(following, action)
+        return soft_target(reward, discount, next_q, next_logprob=logprob, temperature=temperature)
+
+    def actor_loss(self, batch: Batch, temperature: Tensor) -> Loss:
+        """`temperature log pi(a | s) - min_i Q_i(s, a)`; a is a function of the noise, so the gradient passes through Q."""
+        count = self._count(batch)
+        if isinstance(self.actor, CategoricalActor):
+            logprobs = self.actor.logprobs(batch, batch.get("action_mask"))
+            with torch.no_grad():
+                values = self.critic.values(batch)
+            return soft_actor_loss_discrete(values, logprobs=logprobs, temperature=temperature, denominator=count)
+        action, logprob = self.actor.sample(batch, self.draw(len(batch["discount"])))
+        q = self.critic.q(batch, action)
+        return soft_actor_loss(q, logprob=logprob, temperature=temperature, denominator=count)
+
+    def temperature_loss(self, batch: Batch, entropy: Tensor) -> Loss:
+        """`temperature (entropy - target entropy)`: above its target, the entropy weighs less."""
+        return temperature_loss(self._log_temperature, entropy, target_entropy=self._wanted_entropy(batch))
 
     def _wanted_entropy(self, batch: Batch) -> Tensor | float:
         """The target entropy, as a mean over this rank's part of the batch, divided by the ranks.
@@ -183,53 +224,20 @@ class SACLearner:
         most = self.config.entropy_share * mask.sum(-1).log()
         return most.clamp(max=self.target_entropy).mean() / ranks
 
-    def _step_continuous(self, batch: Batch, temperature: Tensor, count: int) -> tuple[Slope, Tensor, Tensor, ActorSlope]:
-        """Critics, then actor: their losses, and of the critics the mean of Q and the norm of the gradient.
+    def draw(self, num_rows: int) -> Tensor:
+        """Normal noise for `num_rows` actions, from this learner's own generator. `[num_rows, D]`"""
+        return torch.randn(num_rows, self.actor.noise_size, generator=self._generator, device=self.device)
 
-        The actor's step is the chain rule from its loss through the critics to the action, and from there to the actor.
-        """
-        assert isinstance(self.actor, SquashedGaussianActor)
-        following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
-        shape = 2 * len(batch["discount"]), self.actor.noise_size
-        both, tape = self.actor.sample(following, batch, torch.randn(shape, generator=self._generator, device=self.device))
-        after, policy = both.halves()
-        next_q, _ = self._target_critic.q(following, after.action)
-        target = soft_target(
-            batch["rewards/env"], batch["discount"], next_q, next_logprob=after.logprob, temperature=temperature
-        )
-        q, given = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
-        mean = q.mean()  # before another pass writes over it
-        critic = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
-        norm = self._critic_adam.apply(self.critic.grads(given, critic.grad.unsqueeze(-1)), None, collective=self.collective)
-        q, judged = self.critic.q(batch, policy.action)
-        actor = soft_actor_loss(q, logprob=policy.logprob, temperature=temperature, denominator=count)
-        to_action = self.critic.input_grad(judged, actor.to_q.unsqueeze(-1), policy.action.shape[-1])
-        to_scores = squash_backward(policy, to_action=to_action, to_logprob=actor.to_policy)
-        self._actor_adam.follow(self.actor.grads(tape, to_scores.unsqueeze(0)), collective=self.collective)
-        return critic, mean, norm, actor
-
-    def _step_discrete(self, batch: Batch, temperature: Tensor, count: int) -> tuple[Slope, Tensor, Tensor, ActorSlope]:
-        """The same where every action's value is known, so that nothing has to pass through the critics."""
-        assert isinstance(self.actor, CategoricalActor)
-        following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
-        logprobs, _ = self.actor.logprobs(following, batch.get("next_action_mask"))
-        next_q, _ = self._target_critic.values(following)
-        target = soft_target_discrete(
-            batch["rewards/env"], batch["discount"], next_q, next_logprobs=logprobs, temperature=temperature
-        )
-        values, given = self.critic.values(batch)
-        taken = batch["action"].expand(len(values), -1).unsqueeze(-1)
-        q = values.gather(-1, taken).squeeze(-1)
-        critic = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
-        to_values = torch.zeros_like(values).scatter_(-1, taken, critic.grad.unsqueeze(-1))
-        norm = self._critic_adam.apply(self.critic.grads(given, to_values), None, collective=self.collective)
-        logprobs, tape = self.actor.logprobs(batch, batch.get("action_mask"))
-        values, _ = self.critic.values(batch)
-        actor = soft_actor_loss_discrete(values, logprobs=logprobs, temperature=temperature, denominator=count)
-        self._actor_adam.follow(self.actor.grads(tape, actor.to_policy.unsqueeze(0)), collective=self.collective)
-        return critic, q.mean(), norm, actor
+    def _count(self, batch: Batch) -> int:
+        """Rows of the whole batch: each rank has a part, and sums over its own."""
+        return len(batch["discount"]) * self.collective.world_size
 
     # ------------------------------------------------------------------------------------------------------------ state
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """What an update draws from on its device."""
+        return [self._generator]
+
     def params(self) -> Mapping[str, Tensor]:
         """The actor's weights and its exploration flag: the same tensors at every call, updated in place."""
         return self._params
@@ -252,7 +260,7 @@ class SACLearner:
         self._generator.manual_seed(make_seed(self._seed, "sac", self.collective.rank, version))
 
     def state_dict(self) -> State:
-        nets = {"actor": self.actor, "critic": self.critic, "target": self._target_critic}
+        nets = {"actor": self.actor, "critic": self.critic, "target": self.target_critic}
         adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
         return {
             "nets": {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in nets.items()},
@@ -263,7 +271,7 @@ class SACLearner:
         }
 
     def load_state_dict(self, state: State) -> None:
-        for name, net in (("actor", self.actor), ("critic", self.critic), ("target", self._target_critic)):
+        for name, net in (("actor", self.actor), ("critic", self.critic), ("target", self.target_critic)):
             net.load_state_dict(state["nets"][name])
         adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
         for name, adam in adams.items():

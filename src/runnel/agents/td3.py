@@ -1,9 +1,8 @@
 """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477) from replay.
 
 Three changes to DDPG (which runs on the same learner, see `ddpg.py`): the smaller of two target critics (alg. 1), noise on
-the target's action, and an actor that moves less often than its critics. Losses and their gradients are in
-`losses/actor.py`, targets in `ops/targets.py`, networks in `nets/continuous.py`; a network gives its output and a tape, from
-which it makes its gradients.
+the target's action, and an actor that moves less often than its critics. Losses are in `losses/actor.py`, targets in
+`ops/targets.py`, networks in `nets/continuous.py`. A variant overrides `critic_loss`, `target` or `actor_loss`.
 """
 
 from __future__ import annotations
@@ -18,21 +17,22 @@ import torch
 from torch import Tensor
 
 from runnel.agents.transitions import BEFORE_UPDATES, Sizes, merge_transitions, split_errors
-from runnel.agents.whole_batch import of_whole_batch
+from runnel.agents.whole_batch import read_metrics
 from runnel.core import schedule
 from runnel.core.batch import Batch
-from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.errors import ConfigError
 from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
-from runnel.kernels.graphs import Captured
 from runnel.losses.actor import deterministic_actor_loss, ensemble_td_loss
+from runnel.losses.base import Loss
 from runnel.nets.continuous import DeterministicActor, QEnsemble
 from runnel.ops.optimise import Adam, Target
 from runnel.ops.targets import min_target
 
-METRICS = ("loss/critic", "loss/actor", "td_error", "q", "grad_norm")
+SUMS = ("loss/critic", "loss/actor")
+"""Metrics that were divided by the count of the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TD3Config:
 class TD3Learner:
     """Consumes sampled transitions `[B]`, one batch a version; owns the actor, the critics and the targets of both."""
 
-    own_state: tuple[str, ...] = ("generator", "actor_loss")
+    own_state: tuple[str, ...] = ("generator",)
 
     def __init__(
         self,
@@ -105,15 +105,13 @@ class TD3Learner:
         self.version, self._seed = 0, seed
         self._actor_adam = Adam(actor.parameters(), lr=schedule.at(config.actor_lr, 0.0))
         self._critic_adam = Adam(critic.parameters(), lr=schedule.at(config.critic_lr, 0.0))
-        self._target_actor = copy.deepcopy(actor).requires_grad_(False)
-        self._target_critic = copy.deepcopy(critic).requires_grad_(False)
-        self._targets = Target(actor, self._target_actor), Target(critic, self._target_critic)
+        self.target_actor = copy.deepcopy(actor).requires_grad_(False)
+        self.target_critic = copy.deepcopy(critic).requires_grad_(False)
+        self._targets = Target(actor, self.target_actor), Target(critic, self.target_critic)
         self._generator = torch.Generator(device).manual_seed(make_seed(seed, "td3", self.collective.rank))
         self._params = dict(actor.state_dict())
         self._sizes: Sizes = {}
         self._home = Batch()
-        self._captured = Captured(self._step, generators=(self._generator,), name="an update of TD3")
-        self._actor_loss = torch.zeros((), device=device)
         actor.noise_scale.fill_(schedule.at(config.exploration_noise, 0.0))
 
     # ----------------------------------------------------------------------------------------------------------- update
@@ -127,59 +125,61 @@ class TD3Learner:
 
     def update(self, batch: Batch) -> Update:
         """One step of the critics and, each `actor_delay` updates, of the actor and the targets; one version."""
-        step = self._captured if self.collective.world_size == 1 else self._step  # a graph cannot wait for other ranks
-        move_actor = (self.version + 1) % self.config.actor_delay == 0
-        numbers, errors = step(batch, move_actor)
+        numbers, errors = self.step(batch, (self.version + 1) % self.config.actor_delay == 0)
         self.version += 1
         metrics = {}
         if self.version % self.config.metrics_every == 0:
-            numbers = of_whole_batch(numbers, METRICS, self.collective, means=("td_error", "q", "grad_norm"))
-            metrics = dict(zip(METRICS, numbers.tolist(), strict=True))
-            for name in METRICS[:2]:
-                if not math.isfinite(metrics[name]):
-                    raise NonFiniteError(name, self.version)
-            if not move_actor:
-                del metrics["loss/actor"]  # it is of an earlier update, or of none
+            metrics = read_metrics(numbers, self.collective, sums=SUMS, version=self.version)
         return Update(metrics, split_errors(self._sizes, batch["index"], errors))
 
-    @torch.no_grad()
-    def _step(self, batch: Batch, move_actor: bool) -> tuple[Tensor, Tensor]:
-        """The whole update on the device: the numbers of `METRICS` and the errors by transition. `[5], [B]`"""
-        count = len(batch["discount"]) * self.collective.world_size
-        target = self._target_values(batch)
-        q, tape = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
-        mean = q.mean()  # before another pass writes over it
-        slope = ensemble_td_loss(q, target, weight=batch["weight"], denominator=count)
-        grads = self.critic.grads(tape, slope.grad.unsqueeze(-1))
-        norm = self._critic_adam.apply(grads, None, collective=self.collective)
-        if move_actor:
-            self._step_actor(batch, count)
-            for target_net in self._targets:
-                target_net.follow(self.config.tau)
-        self.actor.explore.zero_()
-        return torch.stack([slope.value, self._actor_loss, slope.error.mean(), mean, norm]), slope.error
+    def step(self, batch: Batch, move_actor: bool) -> tuple[Mapping[str, Tensor], Tensor]:
+        """The whole update on the device: metrics by name `[]`, and the errors by transition `[B]`."""
+        critic = self.critic_loss(batch)
+        norm = self._critic_adam.step(critic.value, max_norm=None, collective=self.collective)
+        numbers = {"loss/critic": critic.value, **critic.metrics, "grad_norm": norm}
+        if move_actor:  # less often than the critics, so that it follows values that have settled (sec. 5.2)
+            actor = self.actor_loss(batch)
+            self._actor_adam.step(actor.value, max_norm=None, collective=self.collective)
+            for target in self._targets:
+                target.follow(self.config.tau)
+            numbers |= {"loss/actor": actor.value, **actor.metrics}
+        self.actor.explore.zero_()  # from the first update on the policy plays, and no longer at random
+        return {name: x.detach() for name, x in numbers.items()}, critic.error
 
-    def _target_values(self, batch: Batch) -> Tensor:
+    # ----------------------------------------------------------------------------------------------------------- losses
+    def critic_loss(self, batch: Batch) -> Loss:
+        """Each critic's squared error to the target."""
+        with torch.no_grad():
+            target = self.target(batch)
+        q = self.critic.q(batch, self.actor.box.normalise(batch["action"]))
+        loss = ensemble_td_loss(q, target, weight=batch["weight"], denominator=self._count(batch))
+        loss.metrics |= {"td_error": loss.error.mean(), "q": q.detach().mean()}
+        return loss
+
+    def target(self, batch: Batch) -> Tensor:
         """`r + discount min_i Q_i(s', a')` by the target networks, a' smoothed by clipped noise (eqs. 14 and 15). `[B]`"""
         following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
-        action, _ = self._target_actor.action(following)
+        action = self.target_actor.action(following)
         if self.config.target_noise:
             noise = torch.randn(action.shape, generator=self._generator, device=self.device) * self.config.target_noise
             action = (action + noise.clamp_(-self.config.target_noise_clip, self.config.target_noise_clip)).clamp_(-1.0, 1.0)
-        next_q, _ = self._target_critic.q(following, action)
-        return min_target(batch["rewards/env"], batch["discount"], next_q)
+        return min_target(batch["rewards/env"], batch["discount"], self.target_critic.q(following, action))
 
-    def _step_actor(self, batch: Batch, count: int) -> None:
-        """The chain rule from -Q_1 through the first critic to the action, and through tanh to the actor."""
-        action, tape = self.actor.action(batch)
-        q, judged = self.critic.q(batch, action, copies=1)
-        slope = deterministic_actor_loss(q, denominator=count)
-        to_action = self.critic.input_grad(judged, slope.grad.unsqueeze(-1), action.shape[-1])
-        to_scores = torch.ops.aten.tanh_backward(to_action, action)
-        self._actor_adam.follow(self.actor.grads(tape, to_scores.unsqueeze(0)), collective=self.collective)
-        self._actor_loss.copy_(slope.value)
+    def actor_loss(self, batch: Batch) -> Loss:
+        """`-Q_1(s, mu(s))`: the gradient passes through the first critic to the action."""
+        q = self.critic.q(batch, self.actor.action(batch), copies=1)
+        return deterministic_actor_loss(q, denominator=self._count(batch))
+
+    def _count(self, batch: Batch) -> int:
+        """Rows of the whole batch: each rank has a part, and sums over its own."""
+        return len(batch["discount"]) * self.collective.world_size
 
     # ------------------------------------------------------------------------------------------------------------ state
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """What an update draws from on its device."""
+        return [self._generator]
+
     def params(self) -> Mapping[str, Tensor]:
         """The actor's weights, its noise and its exploration flag: the same tensors at every call, updated in place."""
         return self._params
@@ -207,7 +207,6 @@ class TD3Learner:
         return {
             "nets": {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in self._nets().items()},
             "adams": {"actor": self._actor_adam.state_dict(), "critic": self._critic_adam.state_dict()},
-            "actor_loss": self._actor_loss.clone(),
             "generator": self._generator.get_state(),
             "version": self.version,
         }
@@ -217,7 +216,6 @@ class TD3Learner:
             net.load_state_dict(state["nets"][name])
         self._actor_adam.load_state_dict(state["adams"]["actor"])
         self._critic_adam.load_state_dict(state["adams"]["critic"])
-        self._actor_loss.copy_(state["actor_loss"])
         self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
         self.version = state["version"]
 
@@ -225,6 +223,6 @@ class TD3Learner:
         return {
             "actor": self.actor,
             "critic": self.critic,
-            "target_actor": self._target_actor,
-            "target_critic": self._target_critic,
+            "target_actor": self.target_actor,
+            "target_critic": self.target_critic,
         }

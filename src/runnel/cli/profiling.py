@@ -21,8 +21,8 @@ from runnel.core.clock import WallClock
 from runnel.envs.vector import VectorEnv
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.trainer import TrainerWorker
-from runnel.nets.compiled import Compiled
-from runnel.nets.compiled_q import CompiledQ
+from runnel.kernels.small.numba.dqn import NumbaQ
+from runnel.kernels.small.numba.ppo import NumbaActorCritic
 from runnel.ops.optimise import Adam, Target
 from runnel.run.experiment import Experiment
 from runnel.run.ledger import Ledger
@@ -31,14 +31,12 @@ from runnel.track.folder import RunFolder
 
 ENVIRONMENT, POLICY, BACKWARD, OPTIMISER, TARGETS = "environment", "policy", "backward", "optimiser", "targets"
 COMPILED = "compiled steps"
-"""Forward, backward and optimiser in one call (`nets/compiled.py`)."""
+"""Forward, backward and optimiser in one call (`kernels/small/numba`)."""
 REST = {"sample": "writing", "update": "forward, losses"}
 """What is left of a stage once its known parts are taken away."""
 VECTOR_CALLS = ("reset", "step", "send", "ready", "recv", "play")
 """`play` (tensor environments) also writes the segment."""
 CLIENT_CALLS = ("submit", "ready", "poll", "sync")
-BACKWARD_CALLS = ("backward", "grads", "input_grad")
-"""Networks that differentiate themselves do it by one of these names; the others go through `torch.autograd`."""
 
 
 class Parts:
@@ -74,17 +72,13 @@ class Parts:
                         self._open(vector, VECTOR_CALLS, ENVIRONMENT, undo)
                     for client in worker.clients.values():
                         self._open_client(client, undo)
-                if isinstance(worker, TrainerWorker):
-                    for net in found_in(worker.learner, torch.nn.Module):
-                        self._open(net, BACKWARD_CALLS, BACKWARD, undo)
             for owner, call, name in (
                 (torch.autograd, "grad", BACKWARD),
                 (torch.autograd, "backward", BACKWARD),
                 (Adam, "step", OPTIMISER),
                 (Adam, "apply", OPTIMISER),
-                (Adam, "follow", OPTIMISER),
-                (Compiled, "passes", COMPILED),
-                (CompiledQ, "step", COMPILED),
+                (NumbaActorCritic, "passes", COMPILED),
+                (NumbaQ, "step", COMPILED),
                 (Target, "follow", TARGETS),
             ):
                 undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))

@@ -104,7 +104,7 @@ class Provable(Protocol):
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """A small actor as compiled code takes it (`ops/row_kernels.py`): the vector of its parameters, and its shape."""
+    """A small actor as compiled code takes it (`kernels/small/numba/rows.py`): the vector of its parameters, and its shape."""
 
     vector: np.ndarray[Any, Any]
     sizes: tuple[int, int, int, int, bool]

@@ -46,7 +46,8 @@ class Captured(Generic[R]):
     a graph cannot be entered by a backward pass later. Tensors made under `inference_mode` may leave the function only if
     nobody needs gradients through them.
 
-    Graphs of one device share memory for what lives inside them, so they must be replayed one after the other, on one stream.
+    Graphs of one device share memory for what lives inside them, so they must be replayed one after the other, on one stream;
+    and what one returned must be used before one that was recorded earlier is replayed, which may write over it.
     """
 
     def __init__(self, function: Callable[..., R], *, generators: Sequence[torch.Generator] = (), name: str = "") -> None:

@@ -12,10 +12,17 @@ from runnel.core.errors import DataError
 
 @dataclass
 class Loss:
-    """A scalar to differentiate, and detached scalars to show."""
+    """A scalar to differentiate, detached scalars to show, and where the loss has one, the error of each row (detached)."""
 
     value: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    per_row: Tensor | None = None
+
+    @property
+    def error(self) -> Tensor:
+        """`per_row` of a loss that has it: replay takes it for a priority."""
+        assert self.per_row is not None, "this loss has no error by row"
+        return self.per_row
 
 
 def same_shape(loss: str, /, **tensors: Tensor | torch.Size | None) -> None:

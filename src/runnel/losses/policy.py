@@ -22,6 +22,22 @@ def policy_gradient_loss(
     return Loss(masked_mean(logprob * -advantage.detach(), mask, denominator=denominator))
 
 
+@torch.no_grad()
+def approximate_kl(logprob: Tensor, behaviour_logprob: Tensor, *, denominator: Tensor | float) -> Tensor:
+    """How far the policy has moved from the one that acted: the k3 estimate of KL(behaviour || policy), which is never
+    negative (Schulman 2020, "Approximating KL divergence"). `[...], [...] -> []`, without gradient.
+
+    sum (r - 1 - log r) / denominator,  r = exp(logprob - behaviour_logprob)
+    """
+    same_shape("approximate_kl", logprob=logprob, behaviour_logprob=behaviour_logprob)
+    log_ratio = logprob - behaviour_logprob
+    return _k3(log_ratio, log_ratio.exp(), None, denominator=denominator)
+
+
+def _k3(log_ratio: Tensor, ratio: Tensor, mask: Tensor | None, *, denominator: Tensor | float) -> Tensor:
+    return masked_mean(ratio - 1.0 - log_ratio, mask, denominator=denominator)
+
+
 def clipped_policy_loss(
     logprob: Tensor,
     behaviour_logprob: Tensor,
@@ -40,8 +56,7 @@ def clipped_policy_loss(
     With `dual_clip` c > 1, entries of negative advantage are bounded below as well, by c A (Ye et al. 2020,
     arXiv:1912.09729, eq. 5): data of an old policy may have an r so large that one entry rules the gradient.
 
-    Metrics: `kl`, the k3 estimate `r - 1 - log r` of KL(behaviour || policy) (Schulman 2020, "Approximating KL divergence"),
-    and `clip_fraction`, the share of entries at which r left the interval.
+    Metrics: `kl` (`approximate_kl`), and `clip_fraction`, the share of entries at which r left the interval.
     """
     same_shape("clipped_policy_loss", logprob=logprob, behaviour_logprob=behaviour_logprob, advantage=advantage, mask=mask)
     log_ratio = logprob - behaviour_logprob
@@ -49,7 +64,7 @@ def clipped_policy_loss(
     with torch.no_grad():
         clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
         earns = ratio * advantage <= clipped * advantage
-        kl = masked_mean(ratio - 1.0 - log_ratio, mask, denominator=denominator)
+        kl = _k3(log_ratio, ratio, mask, denominator=denominator)
         clip_fraction = masked_mean((ratio != clipped).to(ratio.dtype), mask, denominator=denominator)
     # the minimum, as a choice: where the clipped term is the smaller one it is a constant, and earns no gradient
     chosen = torch.where(earns, ratio, clipped)

@@ -16,15 +16,11 @@ from torch import Tensor, nn
 
 from runnel.core.batch import Batch
 from runnel.core.checks import check_body, check_output
-from runnel.core.protocols import Collective, RowPolicy
+from runnel.core.protocols import Collective
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody
-from runnel.nets.compiled import Compiled, can_compile
-from runnel.nets.fused import Fused, can_fuse, fuse
-from runnel.nets.heads import ContinuousHead, DiscreteHead, make_head
-from runnel.nets.host import host_action, on_host
-from runnel.nets.mlp import Tape
+from runnel.nets.heads import make_head
 from runnel.ops.normalise import RunningMeanStd
 
 Obs = Mapping[str, Tensor]
@@ -32,8 +28,6 @@ Obs = Mapping[str, Tensor]
 
 class ActorCritic(nn.Module):
     """A policy and a critic over `body`, for the observations and the action of `env_spec`.
-
-    `fused` runs a small network by kernels of its own, where some serve it (`fused.py` on a CUDA device, else `compiled.py`).
 
     A body of a user's own is held against its contract when it is made and whenever it is asked (`core/checks.py`). It acts
     and judges in eval mode; learners put it into train mode for their gradients.
@@ -44,7 +38,7 @@ class ActorCritic(nn.Module):
     state_spec: Mapping[str, ArraySpec]
     """Recurrent state of one row, by name; empty for a feedforward body."""
 
-    def __init__(self, env_spec: EnvSpec, body: nn.Module, *, normalise_obs: bool = False, fused: bool = False) -> None:
+    def __init__(self, env_spec: EnvSpec, body: nn.Module, *, normalise_obs: bool = False) -> None:
         super().__init__()
         self.env_spec, self.head = env_spec, make_head(env_spec.action)
         self.noise_size = self.head.noise_size
@@ -56,22 +50,7 @@ class ActorCritic(nn.Module):
         leaves = {k: leaf for k, leaf in env_spec.obs.items() if leaf.dtype.is_floating_point} if normalise_obs else {}
         statistics = nn.ModuleDict({k: RunningMeanStd(leaf.shape) for k, leaf in leaves.items()})
         self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
-        self._normalises, self.fuses = bool(leaves), fused
-        self._kernels: Fused | Compiled | None = None
-        self._sought = False
-        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
-
-    @property
-    def compilable(self) -> bool:
-        """Whether kernels of its own would run this network, where it lies."""
-        return self.fuses and (can_fuse(self) or can_compile(self))
-
-    def kernels(self) -> Fused | Compiled | None:
-        """What runs this network in one go; None where torch does. Parameters must have their address (make the optimiser
-        first); it is looked for once, and again after each `load_state_dict`."""
-        if self.fuses and (not self._sought or (isinstance(self._kernels, Compiled) and self._kernels.stale)):
-            self._kernels, self._sought = fuse(self), True
-        return self._kernels
+        self._normalises = bool(leaves)
 
     def train(self, mode: bool = True) -> Self:
         """As for every module. Bodies of ours are the same in both modes, so no module is walked over for them: a learner may
@@ -101,18 +80,7 @@ class ActorCritic(nn.Module):
         The mask may be absent. Gives `action` `[B, *action.shape]` (continuous ones unclipped), `logprob` `[B]` and the state
         after the step. The critic does not run (but in a recurrent body, where it costs one row of a matrix).
         """
-        if self.fuses and not greedy and (kernels := self.kernels()) is not None:
-            chosen = kernels.act(rows, rows["noise"])
-            if chosen is not None:
-                return Batch(action=chosen[0], logprob=chosen[1])
-        few = isinstance(self.body, SeparateBody) and on_host(rows[next(iter(self.env_spec.obs))])
-        obs = self.observe(rows, few=few)
-        if few:
-            scores = cast(SeparateBody, self.body).host(obs)
-            if scores is not None:
-                answer = host_action(self.head, scores, rows, self.log_std, shape=self.env_spec.action.shape, greedy=greedy)
-                if answer is not None:
-                    return answer
+        obs = self.observe(rows)
         after: Mapping[str, Tensor] = {}
         if isinstance(self.body, RecurrentBody):
             out, _, after = self.body.step(obs, {k: rows[k] for k in self.state_spec})
@@ -123,11 +91,6 @@ class ActorCritic(nn.Module):
             self.head.mode(out, mask, self.log_std) if greedy else self.head.sample(out, rows["noise"], mask, self.log_std)
         )
         return Batch(action=action, logprob=logprob, **after)
-
-    def row_policy(self) -> RowPolicy | None:
-        """This network as compiled environments take it; None where it is not compiled, or sees more than one plain vector."""
-        kernels = self.kernels() if self.fuses and not self._normalises and len(self.env_spec.obs) == 1 else None
-        return kernels.row_policy() if isinstance(kernels, Compiled) else None
 
     # --------------------------------------------------------------------------------------------------------- learning
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:
@@ -156,24 +119,6 @@ class ActorCritic(nn.Module):
         key, leaf = next(iter(self.env_spec.obs.items()))
         return obs[key].shape[: obs[key].dim() - len(leaf.shape)]
 
-    @property
-    def taped(self) -> bool:
-        """Whether `tape` and `backward` serve this network: fully connected layers alone, and a plain action."""
-        plain = isinstance(self.head, DiscreteHead | ContinuousHead)
-        return plain and isinstance(self.body, SeparateBody) and not self.body.torso.convolves
-
-    def tape(self, obs: Obs) -> tuple[Tensor, Tensor, Tape]:
-        """`both` of `[N, ...]` leaves, and what `backward` needs; for a `taped` network, without automatic differentiation."""
-        assert isinstance(self.body, SeparateBody)
-        (scores, values), tape = self.body.nets.tape(self.body.torso(self.observe(obs)))
-        return scores, values.squeeze(-1), tape
-
-    def backward(self, tape: Tape, to_scores: Tensor, to_values: Tensor, to_log_std: Tensor | None) -> list[Tensor]:
-        """Gradients of all parameters, in the order of `parameters()`."""
-        assert isinstance(self.body, SeparateBody)
-        own = [] if to_log_std is None else [to_log_std]
-        return own + self.body.nets.grads(tape, (to_scores, to_values.unsqueeze(-1)))
-
     def evaluate_scores(self, scores: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability of `action` `[..., *action.shape]` under `scores` `[..., S]`, and the entropy: `[...]` each."""
         return self.head.evaluate(scores, action, mask, self.log_std)
@@ -184,8 +129,6 @@ class ActorCritic(nn.Module):
 
     def value(self, obs: Obs) -> Tensor:
         """The critic's value. Obs leaves `[..., *shape]` -> `[...]`; feedforward."""
-        if self.fuses and not torch.is_grad_enabled() and (kernels := self.kernels()) is not None:
-            return kernels.values(obs)
         return self._values(self.observe(obs))
 
     def sequence(self, data: Obs, resets: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,20 +183,8 @@ class ActorCritic(nn.Module):
         for key, normaliser in self.normalisers.items():
             normaliser.update(obs[key], collective)
 
-    def observe(self, obs: Obs, *, few: bool = False) -> Obs:
-        """Leaves as the body sees them: normalised where that is on; the float32 ones of a `few` rows in numpy."""
+    def observe(self, obs: Obs) -> Obs:
+        """Leaves as the body sees them: normalised where that is on."""
         if not self._normalises:
             return obs
-        return {k: self._normalise(k, obs[k], few=few) if k in self.normalisers else obs[k] for k in self.env_spec.obs}
-
-    def _normalise(self, key: str, leaf: Tensor, *, few: bool) -> Tensor:
-        statistics = self.normalisers[key]
-        seen: Tensor = statistics.host(leaf) if few and leaf.dtype == torch.float32 else statistics(leaf)
-        return seen
-
-
-def _forget(module: nn.Module, incompatible: object) -> None:
-    """Loaded parameters may lie elsewhere. If not, kernels stay: a captured graph may be using their memory."""
-    assert isinstance(module, ActorCritic)
-    if module._kernels is None or not module._kernels.serves(module):
-        module._kernels, module._sought = None, False
+        return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in self.env_spec.obs}

@@ -6,18 +6,16 @@ The contract (a user's own network follows it too): a factory `make(env_spec, se
     value(obs: Batch) -> Tensor[...]                 the critic
 
 `obs` holds the leaves of `env_spec.obs` under their keys, each `[..., *leaf.shape]`, already normalised where that is on.
-`policy` and `value` must treat rows independently. Bodies of this file also give both in one pass (`both`), act on a few rows
-in numpy (`host`), or carry a recurrent state (`RecurrentBody`).
+`policy` and `value` must treat rows independently. Bodies of this file also give both in one pass (`both`), or carry a
+recurrent state (`RecurrentBody`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runnel.core.rng import make_seed
@@ -65,7 +63,6 @@ class SeparateBody(nn.Module):
             seed=(make_seed(seed, "actor"), make_seed(seed, "critic")),
             copies=2,
         )
-        (self._leaf,) = env_spec.obs if len(env_spec.obs) == 1 and not torso.convolves else ("",)
 
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:
         scores, value = self.nets(self.torso(obs))
@@ -76,13 +73,6 @@ class SeparateBody(nn.Module):
 
     def value(self, obs: Obs) -> Tensor:
         return self.nets.one(self.torso(obs), 1).squeeze(-1)
-
-    def host(self, obs: Obs) -> NDArray[Any] | None:
-        """Scores of a few rows, in numpy; None where the observation is not one plain vector."""
-        if not self._leaf or obs[self._leaf].dtype != torch.float32:
-            return None
-        x = obs[self._leaf].numpy()
-        return self.nets.host(x if x.ndim == 2 else x.reshape(len(x), -1), copy=0)
 
 
 class SharedBody(nn.Module):

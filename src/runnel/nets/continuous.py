@@ -8,8 +8,8 @@ what the environment was given; a learner undoes that (`box.normalise`) before i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.mlp import MLP, NetConfig
-from runnel.nets.passes import Passes
 from runnel.nets.torso import Torso
-from runnel.ops.distributions import UNIFORM_MARGIN, categorical_sample, mask_logits
-from runnel.ops.squashed import Squashed, squash
+from runnel.ops.distributions import UNIFORM_MARGIN, categorical_sample, mask_logits, squashed_gaussian
 
 LOG_STD_BOUNDS = (-20.0, 2.0)
 """Of a squashed Gaussian, as in the code of Haarnoja et al. 2018."""
@@ -60,10 +58,7 @@ class Box(nn.Module):
 
 
 class _Net(nn.Module):
-    """Torso and perceptron, differentiated by hand (`Passes`), or by autograd where they have convolutions or silu.
-
-    A tape belongs to the last pass, and is good for one gradient: take it before the next pass.
-    """
+    """Torso and perceptron over obs leaves and what else is given; with `copies` a stack of perceptrons over one torso."""
 
     def __init__(
         self, env_spec: EnvSpec, config: NetConfig, *, extra: int, outputs: int, copies: int, gain: float, seed: int, name: str
@@ -75,31 +70,12 @@ class _Net(nn.Module):
         self.torso = Torso(env_spec.obs, config, seed=make_seed(seed, name, "torso"))
         width, config = self.torso.width + extra, self.torso.settle(config)
         self.head = MLP(width, outputs, config=config, head_gain=gain, seed=make_seed(seed, name), copies=copies)
-        self._passes = Passes(self.head) if Passes.fit(self.head) and not self.torso.convolves else None
 
-    def tape(self, obs: Mapping[str, Tensor], *extra: Tensor, copies: int = 0) -> tuple[Tensor, Any]:
-        """The output `[S, B, O]` for obs leaves `[B, *shape]` and `extra` `[B, D]` (by the first `copies` of a stack), and
-        what its gradients need."""
-        if self._passes is not None:
-            return self._passes.forward(_join(self.torso(obs), extra), copies=copies), None
-        with torch.enable_grad():
-            inputs = [x.detach().requires_grad_() for x in extra]
-            out = cast(Tensor, self.head(_join(self.torso(obs), inputs)))
-            out = (out if self.head.copies else out.unsqueeze(0))[: copies or None]
-        return out.detach(), (out, inputs)
-
-    def grads(self, tape: Any, grad: Tensor) -> Sequence[Tensor]:
-        """Gradients of the parameters, in their order, from that of the output `[S, B, O]`; one flat vector if by hand."""
-        if self._passes is not None:
-            return (self._passes.backward(grad),)
-        return torch.autograd.grad(tape[0], list(self.parameters()), grad)
-
-    def input_grad(self, tape: Any, grad: Tensor, size: int) -> Tensor:
-        """The gradient of the last `size` numbers of the input alone. `[S, B, O] -> [B, size]`"""
-        if self._passes is not None:
-            return self._passes.to_input(grad, size)
-        found: Tensor = torch.autograd.grad(tape[0], tape[1][-1], grad)[0]
-        return found
+    def scores(self, obs: Mapping[str, Tensor], *extra: Tensor, copies: int = 0) -> Tensor:
+        """Obs leaves `[B, *shape]` and `extra` `[B, D]` -> `[B, outputs]`, of a stack `[S, B, outputs]` (by the first `copies`
+        of it; 0: by all)."""
+        features = self.torso(obs)
+        return cast(Tensor, self.head(torch.cat([features, *extra], dim=-1) if extra else features, copies=copies))
 
 
 class _Actor(_Net):
@@ -112,10 +88,6 @@ class _Actor(_Net):
         self.noise_size, self.state_spec = env_spec.action.noise_size, cast(Mapping[str, ArraySpec], {})
         self.register_buffer("explore", torch.ones(()))
 
-    def scores(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Obs leaves `[B, *shape]` -> `[B, outputs]`."""
-        return cast(Tensor, self.head(self.torso(obs)))
-
 
 class SquashedGaussianActor(_Actor):
     """SAC's actor: `a = tanh(x)`, `x ~ N(mean(s), std(s))` (Haarnoja et al. 2018, arXiv:1812.05905, app. C)."""
@@ -124,13 +96,10 @@ class SquashedGaussianActor(_Actor):
         super().__init__(env_spec, config, outputs=2 * env_spec.action.size, seed=seed)
         self.box = Box(env_spec.action)
 
-    def sample(self, following: Mapping[str, Tensor], obs: Mapping[str, Tensor], z: Tensor) -> tuple[Squashed, Any]:
-        """Actions in (-1, 1) with their log-probabilities from normal noise `z` `[2 B, D]`: at s', then at s; and s's tape."""
-        if self._passes is not None:
-            out, tape = self.tape({k: torch.cat([following[k], obs[k]]) for k in self.env_spec.obs})
-            return squash(out[0], z, log_std_bounds=LOG_STD_BOUNDS), tape
-        (first, _), (second, tape) = self.tape(following), self.tape(obs)
-        return squash(torch.cat([first[0], second[0]]), z, log_std_bounds=LOG_STD_BOUNDS), tape
+    def sample(self, obs: Mapping[str, Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions in (-1, 1) by normal noise `z` `[B, D]`, and their log-densities: `[B, D], [B]`, both differentiable."""
+        mean, log_std = self.scores(obs).chunk(2, dim=-1)
+        return squashed_gaussian(mean, log_std.clamp(*LOG_STD_BOUNDS), z)
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B, *shape]` in the environment's units: the mode, or a sample from the request's noise."""
@@ -149,10 +118,9 @@ class CategoricalActor(_Actor):
             raise ConfigError("env", env_spec.action.kind, "SAC needs one discrete action or one box; use ppo for several")
         super().__init__(env_spec, config, outputs=env_spec.action.num_actions, seed=seed)
 
-    def logprobs(self, obs: Mapping[str, Tensor], mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Log-probability of every action, `[B, A]` (finite where `mask` forbids one, with probability 0), and the tape."""
-        out, tape = self.tape(obs)
-        return mask_logits(out[0], mask).log_softmax(-1).clamp(min=-1e9), tape
+    def logprobs(self, obs: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
+        """Log-probability of every action, `[B, A]`: finite where `mask` forbids one, with probability 0."""
+        return mask_logits(self.scores(obs), mask).log_softmax(-1).clamp(min=-1e9)
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B]`: the most probable one, or a sample from the request's noise."""
@@ -173,14 +141,13 @@ class DeterministicActor(_Actor):
         self.box = Box(env_spec.action)
         self.register_buffer("noise_scale", torch.zeros(()))
 
-    def action(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
-        """Actions in (-1, 1), `[B, D]`, and the tape."""
-        out, tape = self.tape(obs)
-        return out[0].tanh(), tape
+    def action(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Actions in (-1, 1), `[B, D]`."""
+        return self.scores(obs).tanh()
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B, *shape]` in the environment's units; unless greedy with noise of `noise_scale` (in units of 1)."""
-        action = self.scores(rows).tanh()
+        action = self.action(rows)
         if greedy:
             return Batch(action=self.box.scale(action))
         action = torch.addcmul(action, _normal(rows["noise"]), self.noise_scale).clamp(-1.0, 1.0)
@@ -195,18 +162,13 @@ class QEnsemble(_Net):
         extra, outputs = (0, action.num_actions) if action.kind == "discrete" else (action.size, 1)
         super().__init__(env_spec, config, extra=extra, outputs=outputs, copies=copies, gain=1.0, seed=seed, name="critic")
 
-    def q(self, obs: Mapping[str, Tensor], action: Tensor, *, copies: int = 0) -> tuple[Tensor, Any]:
-        """Obs leaves `[B, *shape]`, `action` `[B, D]` in [-1, 1] -> `[S, B]`, and the tape."""
-        out, tape = self.tape(obs, action, copies=copies)
-        return out.squeeze(-1), tape
+    def q(self, obs: Mapping[str, Tensor], action: Tensor, *, copies: int = 0) -> Tensor:
+        """Obs leaves `[B, *shape]`, `action` `[B, D]` in [-1, 1] -> `[S, B]`, by the first `copies` critics (0: by all)."""
+        return self.scores(obs, action, copies=copies).squeeze(-1)
 
-    def values(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
-        """Obs leaves `[B, *shape]` -> `[S, B, A]`, and the tape."""
-        return self.tape(obs)
-
-
-def _join(features: Tensor, extra: Sequence[Tensor]) -> Tensor:
-    return torch.cat([features, *extra], dim=-1) if extra else features
+    def values(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Obs leaves `[B, *shape]` -> `[S, B, A]`."""
+        return self.scores(obs)
 
 
 def _normal(noise: Tensor) -> Tensor:

@@ -56,6 +56,8 @@ class TorchInferencer:
     def __init__(self, net: ActingNet, *, greedy: bool = False, device: str = "cpu", merge: bool = True) -> None:
         self.net, self.greedy, self.device, self.merge = net, greedy, torch.device(device), merge
         net.to(self.device)
+        self.acts: Acts = net
+        """What answers: the network, or what `kernels/` lets stand in for its `act`."""
         self.version = -1
         self._pending: list[Request] = []
         self._bound: list[Tensor] | None = None
@@ -66,8 +68,8 @@ class TorchInferencer:
             return self._forward(rows)
 
     def row_policy(self) -> RowPolicy | None:
-        """The network as compiled environments take it, where it is small and plain."""
-        give = getattr(self.net, "row_policy", None)
+        """The network as compiled environments take it, where something compiled stands in for it."""
+        give = getattr(self.acts, "row_policy", None)
         to_act(self.net)
         return None if give is None or self.greedy or self.device.type != "cpu" else give()
 
@@ -125,8 +127,8 @@ class TorchInferencer:
         to_act(self.net)
         home = next(iter(rows.values())).device
         if home == self.device:
-            return self.net.act(rows, greedy=self.greedy)
-        return self.net.act(rows.to(self.device), greedy=self.greedy).map(lambda x: x.to(home))
+            return self.acts.act(rows, greedy=self.greedy)
+        return self.acts.act(rows.to(self.device), greedy=self.greedy).map(lambda x: x.to(home))
 
     def _bind(self, params: Mapping[str, Tensor]) -> None:
         tensors = list(params.values())

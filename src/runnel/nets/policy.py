@@ -24,10 +24,11 @@ class EnvPolicy:
 
     `flatten` turns a raw observation into the leaves of `env_spec.obs`; `seed` feeds the noise of stochastic acting. A
     network with recurrent state (`state_spec`, names `state/...`) remembers from call to call: `reset` before each episode.
+    `acts` may stand in for the network's own `act`.
     """
 
-    def __init__(self, net: Acts, env_spec: EnvSpec, *, flatten: Flatten, seed: int = 0) -> None:
-        self.net, self.env_spec = net, env_spec
+    def __init__(self, net: Acts, env_spec: EnvSpec, *, flatten: Flatten, seed: int = 0, acts: Acts | None = None) -> None:
+        self.net, self.env_spec, self._acts = net, env_spec, acts or net
         self._flatten, self._rng = flatten, make_rng(seed, "policy")
         self._to_env = env_action(env_spec.action)
         self._state_spec: Mapping[str, ArraySpec] = getattr(net, "state_spec", {})  # a user's own network may have none
@@ -52,7 +53,7 @@ class EnvPolicy:
         rows.update(self._recall(num_rows))
         to_act(self.net)
         with torch.inference_mode():
-            reply = self.net.act(rows, greedy=deterministic)
+            reply = self._acts.act(rows, greedy=deterministic)
         self._state = Batch({key: reply[key] for key in self._state_spec})
         action = reply["action"].numpy()
         if batched:

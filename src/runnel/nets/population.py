@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective
 from runnel.core.spaces import ArraySpec
 from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.fused import Fused, can_fuse
 from runnel.ops.optimise import flat_view
 
 BEST = -1
@@ -33,7 +30,6 @@ class Population:
         self.env_spec, self.noise_size = members[0].env_spec, members[0].noise_size
         self.state_spec: Mapping[str, ArraySpec] = {}
         self.tally = torch.zeros(len(members), 2, dtype=torch.float64)
-        self._kernels: Fused | None = None
 
     def to(self, device: torch.device | str) -> Population:
         for member in self.members:
@@ -53,10 +49,6 @@ class Population:
 
     def eval(self) -> Population:
         return self.train(False)
-
-    def drawing(self, seed: int, *key: int | str) -> AbstractContextManager[None]:
-        """As for one network; members that run in one go draw nothing."""
-        return self.members[0].drawing(seed, *key)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Those of the first member, then those of the second, and so on."""
@@ -87,41 +79,22 @@ class Population:
             own = {name: part.view_as(w) for name, w, part in zip(names, weights, parts, strict=True)}
             own |= {name: state_dict[f"member/{i}/{name}"] for name, _ in member.named_buffers()}
             member.load_state_dict(own, assign=assign)
-        if self._kernels is not None and not self._kernels.serves(self.members[0]):
-            self._kernels = None
-
-    @property
-    def compilable(self) -> bool:
-        """Whether kernels of its own would run each member, where it lies."""
-        return self.members[0].compilable
-
-    def kernels(self) -> Fused | None:
-        """What runs all members in one go (`nets/fused.py`); None where they run one after the other."""
-        if self._kernels is None and self.members[0].fuses and can_fuse(self.members[0]):
-            vector = flat_view(list(self.parameters()))
-            self._kernels = None if vector is None else Fused(self.members[0], vector, members=len(self.members))
-        return self._kernels
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """Each member acts on its rows; see `ActorCritic.act`."""
         if self.chosen is not None:
-            return self.members[self.best() if self.chosen == BEST else self.chosen].act(rows, greedy=greedy)
-        if not greedy and (kernels := self.kernels()) is not None:
-            action, logprob = kernels.act(rows, rows["noise"])
-            return Batch(action=action, logprob=logprob)
+            return self.members[self.chosen_member()].act(rows, greedy=greedy)
+        return self.each(rows, lambda i, part: self.members[i].act(part, greedy=greedy))
+
+    def each(self, rows: Batch, act: Callable[[int, Batch], Batch]) -> Batch:
+        """What `act` makes of each member's number and rows, side by side again."""
         parts = {k: x.chunk(len(self.members)) for k, x in rows.items()}
-        own = [Batch({k: p[i] for k, p in parts.items()}) for i in range(len(self.members))]
-        return Batch.cat([self.members[i].act(part, greedy=greedy) for i, part in enumerate(own)])
+        return Batch.cat([act(i, Batch({k: p[i] for k, p in parts.items()})) for i in range(len(self.members))])
 
-    def value(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """The critics, on rows `[T, members * num_envs]` in a line. `[N, ...] -> [N]`"""
-        kernels = self.kernels()
-        assert kernels is not None, "members that run one after the other are asked by themselves"
-        return kernels.values(obs, width=len(self.members) * self.num_envs)
-
-    def update_statistics(self, obs: Mapping[str, Tensor], collective: Collective) -> None:
-        """Members that run in one go have no statistics: those that normalise observations run one after the other."""
-        assert not self.members[0].normalisers, "kernels do not normalise"
+    def chosen_member(self) -> int:
+        """The number of the one that acts on all rows."""
+        assert self.chosen is not None, "every member acts on its own rows"
+        return self.best() if self.chosen == BEST else self.chosen
 
     @torch.no_grad()
     def keep(self, rewards: Tensor, ended: Tensor) -> None:

@@ -6,36 +6,30 @@ The output is one number for each action, or the logits of a distribution over `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.nets.compiled_q import CompiledQ, can_compile_q, compile_q
-from runnel.nets.host import on_host
 from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
 from runnel.nets.rnn import Core
 from runnel.nets.torso import Torso
 from runnel.ops.distributions import UNIFORM_MARGIN, mask_logits
 
 Obs = Mapping[str, Tensor]
-Array = NDArray[Any]
 
 
 class QNet(nn.Module):
     """Q(s, a) for every discrete action. `epsilon` is a buffer: the exploration rate is published with the weights.
 
     `dueling`: a network for V and one for A, joined as Q = V + A - mean A (Wang et al. 2016, arXiv:1511.06581, eq. 9), for
-    each atom where there are several. With a core in `config`, the state of a row is `state/...` (`state_spec`). `fused` runs a
-    small plain network by compiled kernels.
+    each atom where there are several. With a core in `config`, the state of a row is `state/...` (`state_spec`).
     """
 
     epsilon: Tensor
@@ -53,7 +47,6 @@ class QNet(nn.Module):
         num_atoms: int = 1,
         v_min: float = 0.0,
         v_max: float = 0.0,
-        fused: bool = False,
     ) -> None:
         super().__init__()
         if env_spec.action.kind != "discrete":
@@ -80,23 +73,6 @@ class QNet(nn.Module):
         self.head = MLP(width, outputs, config=config, head_gain=1.0, seed=make_seed(seed, "q"), copies=2 if dueling else 0)
         self.register_buffer("epsilon", torch.ones(()))
         self.register_buffer("support", torch.linspace(v_min, v_max, num_atoms), persistent=False)
-        plain = len(env_spec.obs) == 1 and not self.torso.convolves and self.core is None
-        (self.leaf,) = env_spec.obs if plain and next(iter(env_spec.obs.values())).dtype == torch.float32 else ("",)
-
-        self._fuses, self._sought, self._kernels = fused, False, cast(CompiledQ | None, None)
-        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
-
-    @property
-    def compilable(self) -> bool:
-        """Whether kernels of its own would run this network, where it lies."""
-        return self._fuses and can_compile_q(self)
-
-    def kernels(self) -> CompiledQ | None:
-        """What runs a small network in one go (`compiled_q.py`); None where torch does. Parameters must have their address
-        (make the optimiser first); it is looked for once, and again after each `load_state_dict`."""
-        if self._fuses and (not self._sought or (self._kernels is not None and self._kernels.stale)):
-            self._kernels, self._sought = compile_q(self), True
-        return self._kernels
 
     # --------------------------------------------------------------------------------------------------------- learning
     def scores(self, obs: Obs) -> Tensor:
@@ -110,24 +86,6 @@ class QNet(nn.Module):
     def expected(self, scores: Tensor) -> Tensor:
         """Q of the network's output. `[..., num_atoms] -> [...]`"""
         return scores.squeeze(-1) if self.num_atoms == 1 else scores.softmax(-1) @ self.support
-
-    def tape(self, obs: Obs) -> tuple[Tensor, Any]:
-        """`scores`, and what `backward` needs to differentiate them; fully connected layers are differentiated by hand."""
-        if self.core is None and not self.torso.convolves:
-            out, tape = self.head.tape(self.torso(obs))
-            return self._join(out if self.dueling else out[0]), tape
-        with torch.enable_grad():
-            scores = self.scores(obs)
-        return scores.detach(), scores
-
-    def backward(self, tape: Any, grad: Tensor) -> Sequence[Tensor]:
-        """Gradients of all parameters from that of the scores `[..., A, num_atoms]`; a tape may be the scores themselves."""
-        if isinstance(tape, Tensor):
-            return torch.autograd.grad(tape, list(self.parameters()), grad)
-        if not self.dueling:
-            return self.head.grads(tape, (grad.flatten(-2),))
-        to_value = grad.sum(-2)
-        return self.head.grads(tape, (to_value, (grad - to_value.unsqueeze(-2) / self.num_actions).flatten(-2)))
 
     def step(self, obs: Obs, state: Obs) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of `[B, ...]` leaves with a core: `[B, A, num_atoms]`, and the state after it."""
@@ -185,8 +143,6 @@ class QNet(nn.Module):
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B]`: the best one, or, with probability epsilon unless greedy, a uniform one among those allowed; and
         the state after the step where there is a core."""
-        if self.leaf and on_host(rows[self.leaf]):
-            return self._act_on_host(rows, greedy=greedy)
         after: Mapping[str, Tensor] = {}
         if self.core is not None:
             out, after = self.step(rows, {k: rows[k] for k in self.state_spec})
@@ -201,55 +157,6 @@ class QNet(nn.Module):
             random = torch.searchsorted(rank, (pick.unsqueeze(-1) * rank[..., -1:]).floor(), right=True).squeeze(-1)
             action = torch.where(explore < self.epsilon, random, action)
         return Batch(action=action, **after)
-
-    def _act_on_host(self, rows: Batch, *, greedy: bool) -> Batch:
-        """The same in numpy, where a few rows cost a third; rows that explore anyway are not scored."""
-        mask = rows["action_mask"].numpy() if "action_mask" in rows else None
-        if greedy:
-            return Batch(action=torch.from_numpy(self._best_on_host(rows, mask)))
-        noise = rows["noise"].numpy()
-        explore = noise[:, 0] < self.epsilon.item()
-        num = np.count_nonzero(explore)
-        if num == 0:
-            return Batch(action=torch.from_numpy(self._best_on_host(rows, mask)))
-        random = self._random_on_host(noise[:, 1], mask)
-        return Batch(
-            action=torch.from_numpy(random if num == len(random) else np.where(explore, random, self._best_on_host(rows, mask)))
-        )
-
-    def _random_on_host(self, noise: Array, mask: Array | None) -> Array:
-        pick = np.minimum(noise, np.float32(1.0 - UNIFORM_MARGIN))
-        if mask is None:
-            return (pick * np.float32(self.num_actions)).astype(np.int64)
-        rank = mask.cumsum(-1)
-        random: Array = (rank <= np.floor(pick * rank[:, -1])[:, None]).sum(-1)
-        return random
-
-    def _best_on_host(self, rows: Batch, mask: Array | None) -> Array:
-        obs = rows[self.leaf].numpy()
-        x = obs if obs.ndim == 2 else obs.reshape(len(obs), -1)
-        if (kernels := self.kernels()) is not None and (found := kernels.best(x, mask)) is not None:
-            return found
-        out = self.head.host(x, copy=1) if self.dueling else self.head.host(x)  # V does not change which action is best
-        if self.num_atoms > 1:
-            out = self._expected_on_host(x, out)
-        best: Array = (out if mask is None else np.where(mask, out, np.finfo(np.float32).min)).argmax(-1)
-        return best
-
-    def _expected_on_host(self, x: Array, out: Array) -> Array:
-        logits = out.reshape(len(x), self.num_actions, self.num_atoms)
-        if self.dueling:
-            logits = logits - logits.mean(1, keepdims=True) + self.head.host(x, copy=0)[:, None, :]
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        q: Array = (weights @ self.support.numpy()) / weights.sum(-1)
-        return q
-
-
-def _forget(module: nn.Module, incompatible: object) -> None:
-    """Loaded parameters may lie elsewhere."""
-    assert isinstance(module, QNet)
-    if module._kernels is None or not module._kernels.serves(module):
-        module._kernels, module._sought = None, False
 
 
 def _followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:

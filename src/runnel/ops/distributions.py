@@ -83,31 +83,15 @@ def _normal_logprob(z: Tensor, log_std: Tensor) -> Tensor:
     return -0.5 * z.square().sum(-1) - (log_std.sum() + log_std.numel() * HALF_LOG_TWO_PI)
 
 
-def squashed_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """`a = tanh(u)`, `u = mean + std * Phi^-1(noise)`, and its log-density. `[..., D], [..., D], [..., D] -> [..., D], [...]`
+def squashed_gaussian(mean: Tensor, log_std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """`a = tanh(u)`, `u = mean + std z` with normal noise `z`, and its log-density. `[..., D]` each `-> [..., D], [...]`
 
-    log p(a) = sum_i (log N(u_i) - log(1 - tanh(u_i)^2)): Haarnoja et al. 2018 (arXiv:1801.01290), appendix C. Both results are
+    log p(a) = sum_i (log N(u_i) - log(1 - tanh(u_i)^2)): Haarnoja et al. 2018 (arXiv:1812.05905), appendix C. Both results are
     differentiable in `mean` and `log_std` (the noise is fixed). In float32 an action is exactly 1 from u = 9.1 on; its
-    log-density is right beyond that.
+    log-density is right beyond that. Entropy has no closed form: it is the mean of `-logprob`.
     """
-    z = torch.special.ndtri(noise.clamp(UNIFORM_MARGIN, 1.0 - UNIFORM_MARGIN))
     u = mean + log_std.exp() * z
     return u.tanh(), _squashed_logprob(z, log_std, u)
-
-
-def squashed_gaussian_mode(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """`tanh(mean)` (the median of each coordinate) and its log-density. `[..., D], [..., D] -> [..., D], [...]`"""
-    return mean.tanh(), _squashed_logprob(torch.zeros_like(mean), log_std, mean)
-
-
-def squashed_gaussian_evaluate(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
-    """Log-density of `action` in [-1, 1] under a squashed Gaussian. `[..., D], [..., D], [..., D] -> [...]`
-
-    An action at an end counts as the last number before it. Entropy has no closed form: it is the mean of `-logprob`.
-    """
-    end = 1.0 - UNIFORM_MARGIN
-    u = action.clamp(-end, end).atanh()
-    return _squashed_logprob((u - mean) * (-log_std).exp(), log_std, u)
 
 
 def _squashed_logprob(z: Tensor, log_std: Tensor, u: Tensor) -> Tensor:

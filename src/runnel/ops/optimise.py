@@ -68,11 +68,6 @@ class Adam:
         self._step(grad)
         return norm
 
-    @torch.no_grad()
-    def follow(self, grads: Sequence[Tensor], *, collective: Collective) -> None:
-        """`apply` for those who want neither clipping nor the norm."""
-        self._step(_join(grads, collective))
-
     def _step(self, grad: Tensor) -> None:
         progressed()
         if self._on_device is None:

@@ -19,7 +19,6 @@ class Config(rl.EnvConfig):
         "num_segments", why="segments of that number are on their way"
     )
 
-    compiles: ClassVar[str] = "step"
     num_actors: int = 2
     """Actors that play at the same time; each has its own environments."""
     num_envs: int = 4
@@ -52,7 +51,7 @@ def build(c: Config) -> rl.Experiment:
 
     def network() -> rl.ActorCritic:
         body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
-        return rl.ActorCritic(task.spec, body, normalise_obs=c.appo.normalise_obs, fused=c.fuses)
+        return rl.ActorCritic(task.spec, body, normalise_obs=c.appo.normalise_obs)
 
     def learner(ranks: rl.Collective) -> rl.APPOLearner:
         return rl.APPOLearner(c.appo, network(), seed=c.seed, collective=ranks, device=c.device)

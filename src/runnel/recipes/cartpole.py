@@ -6,6 +6,7 @@ runnel train cartpole
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import runnel as rl
 from runnel.recipes import ppo
@@ -19,8 +20,8 @@ class Config(ppo.Config):
     """Steps of each environment in one segment."""
     total_steps: int | None = 150_000
     """Budget in steps of the environment."""
-    compiled: bool | None = False
-    """Solved before compiling would pay; use `--compiled` where kernels have been compiled before."""
+    compiled: Literal["auto", "on", "off"] = "off"
+    """Solved before compiling would pay; use `--compiled on` where kernels have been compiled before."""
     ppo: rl.PPOConfig = field(
         default_factory=lambda: rl.PPOConfig(
             lr="linear(1e-3, 0)", gamma=0.98, lam=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0

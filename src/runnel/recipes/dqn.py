@@ -8,7 +8,6 @@ runnel train dqn --net.core lstm --dqn.burn-in 8 --dqn.batch-size 16
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import runnel as rl
 
@@ -17,7 +16,6 @@ import runnel as rl
 class Config(rl.ReplayEnvConfig):
     """DQN (agents/dqn.py): actors fill a replay buffer, which gives out `update_ratio` batches for each step."""
 
-    compiles: ClassVar[str] = "q_step"
     update_ratio: float = 0.25
     """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
     total_steps: int | None = 500_000
@@ -48,16 +46,17 @@ class Config(rl.ReplayEnvConfig):
             )
 
 
-def build(c: Config) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with priorities."""
+def build(c: Config, learner: type[rl.DQNLearner] = rl.DQNLearner) -> rl.Experiment:
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with priorities.
+    `learner` may be a variant of DQN."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "discrete":
         raise rl.ConfigError("env", c.env, "DQN needs discrete actions; use ppo or sac for this environment")
 
     def network() -> rl.QNet:
-        return c.dqn.network(task.spec, c.net, seed=c.seed, fused=c.fuses)
+        return c.dqn.network(task.spec, c.net, seed=c.seed)
 
-    def learner(ranks: rl.Collective) -> rl.DQNLearner:
-        return rl.DQNLearner(c.dqn, network(), collective=ranks, device=c.device)
+    def single(ranks: rl.Collective) -> rl.DQNLearner:
+        return learner(c.dqn, network(), collective=ranks, device=c.device)
 
-    return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.dqn.batch_size, gamma=c.dqn.gamma)
+    return rl.replay_graph(c, task, network=network, learner=single, batch_size=c.dqn.batch_size, gamma=c.dqn.gamma)

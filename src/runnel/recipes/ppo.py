@@ -21,7 +21,6 @@ class Config(rl.EnvConfig):
         | rl.may_change("member", then="is what `rl.load` gives from now on")
     )
 
-    compiles: ClassVar[str] = "step"
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
     population: int = 1
@@ -52,28 +51,27 @@ class Config(rl.EnvConfig):
             raise rl.ConfigError("member", self.member, f"use 0 to {self.population - 1}, or -1 for the best")
 
 
-def build(c: Config) -> rl.Experiment:
-    """Actors play and write `trajectories`; an update takes one segment of each actor."""
+def build(c: Config, learner: type[rl.PPOLearner] = rl.PPOLearner) -> rl.Experiment:
+    """Actors play and write `trajectories`; an update takes one segment of each actor. `learner` may be a variant of PPO."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     c.ppo.check(c.batch_steps // c.placement.trainers)
-    fused = c.fuses and c.ppo.target_kl is None
 
     def network(seed: int = c.seed) -> rl.ActorCritic:
         body = rl.make_network(c.network, task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)
-        return rl.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs, fused=fused)
+        return rl.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs)
 
-    def learner(ranks: rl.Collective) -> rl.PPOLearner:
-        return rl.PPOLearner(c.ppo, network(), seed=c.seed, collective=ranks, device=c.device)
+    def single(ranks: rl.Collective) -> rl.PPOLearner:
+        return learner(c.ppo, network(), seed=c.seed, collective=ranks, device=c.device)
 
     if c.population == 1:
-        return rl.on_policy_graph(c, task, network=network, learner=learner, return_gamma=c.ppo.return_gamma)
+        return rl.on_policy_graph(c, task, network=network, learner=single, return_gamma=c.ppo.return_gamma)
 
     def networks(chosen: int | None = None) -> rl.Population:
         members = [network(c.seed + i) for i in range(c.population)]
         return rl.Population(members, num_envs=c.num_envs, chosen=chosen)
 
     def learners(ranks: rl.Collective) -> rl.Learner:
-        return rl.population_learner(c.ppo, networks(), seed=c.seed, device=c.device)
+        return rl.PopulationLearner(c.ppo, networks(), seed=c.seed, device=c.device, learner=learner)
 
     gamma = c.ppo.return_gamma
     return rl.population_graph(

@@ -53,16 +53,17 @@ class Config(rl.ReplayEnvConfig):
         self.sac.check()
 
 
-def build(c: Config) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors."""
+def build(c: Config, learner: type[rl.SACLearner] = rl.SACLearner) -> rl.Experiment:
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors.
+    `learner` may be a variant of SAC."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     discrete = task.spec.action.kind == "discrete"
 
     def network() -> rl.CategoricalActor | rl.SquashedGaussianActor:
         return (rl.CategoricalActor if discrete else rl.SquashedGaussianActor)(task.spec, c.net, seed=c.seed)
 
-    def learner(ranks: rl.Collective) -> rl.SACLearner:
+    def single(ranks: rl.Collective) -> rl.SACLearner:
         critic = rl.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
-        return rl.SACLearner(c.sac, network(), critic, seed=c.seed, collective=ranks, device=c.device)
+        return learner(c.sac, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
-    return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.sac.batch_size, gamma=c.sac.gamma)
+    return rl.replay_graph(c, task, network=network, learner=single, batch_size=c.sac.batch_size, gamma=c.sac.gamma)

@@ -36,8 +36,9 @@ class Config(rl.ReplayEnvConfig):
         self.td3.check()
 
 
-def build(c: Config) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors."""
+def build(c: Config, learner: type[rl.TD3Learner] = rl.TD3Learner) -> rl.Experiment:
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors.
+    `learner` may be a variant of TD3."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "continuous":
         fix = "TD3 needs one box of continuous actions; use ppo, or sac or dqn for discrete ones"
@@ -46,8 +47,8 @@ def build(c: Config) -> rl.Experiment:
     def network() -> rl.DeterministicActor:
         return rl.DeterministicActor(task.spec, c.net, seed=c.seed)
 
-    def learner(ranks: rl.Collective) -> rl.TD3Learner:
+    def single(ranks: rl.Collective) -> rl.TD3Learner:
         critic = rl.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
-        return rl.TD3Learner(c.td3, network(), critic, seed=c.seed, collective=ranks, device=c.device)
+        return learner(c.td3, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
-    return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.td3.batch_size, gamma=c.td3.gamma)
+    return rl.replay_graph(c, task, network=network, learner=single, batch_size=c.td3.batch_size, gamma=c.td3.gamma)

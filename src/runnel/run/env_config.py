@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+import torch
+
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
@@ -25,15 +27,13 @@ from runnel.envs.vector.build import same_layout
 from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.processes import num_cores
-from runnel.nets.compiled import has_numba, is_cached
+from runnel.kernels.select import Accelerator, Mode
+from runnel.kernels.small.numba.ppo import has_numba
 from runnel.nets.mlp import NetConfig
 from runnel.nets.torso import is_image
 from runnel.run.experiment import RunConfig
 from runnel.run.registry import resolve_live
 from runnel.run.unused import OF_PRIORITIES, ON_ENVIRONMENTS
-
-COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
-"""Steps of a run that pay for compiling kernels for its network; a shorter run is over sooner without."""
 
 
 def wrapped_target(env: str, wrappers: Sequence[str]) -> Target:
@@ -82,8 +82,6 @@ class EnvConfig(RunConfig):
         | stays("num_envs", "num_steps", "ring", why="segments and environments of that number are in the checkpoint")
     )
 
-    compiles: ClassVar[str] = ""
-    """The optimiser step of the recipe's learner in `nets/compiled_kernels.py`; empty: there is none."""
     env: str = "CartPole-v1"
     """Gymnasium id, module:Class, or path/to/file.py:factory; tensor:CartPole-v1 keeps the environment on the device."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -102,9 +100,10 @@ class EnvConfig(RunConfig):
     """Groups that an actor's environments are split into; while one group waits for the policy, another steps."""
     vector: VectorConfig = field(default_factory=VectorConfig)
     net: NetConfig = field(default_factory=NetConfig)
-    compiled: bool | None = None
-    """Run a small network by kernels compiled for it (ppo, appo, dqn). None: in a run that is long enough to pay for compiling
-    them, which takes some 20 seconds once on a machine: 50,000 steps on the CPU, 100 million on a CUDA device."""
+    compiled: Mode = "auto"
+    """Let kernels stand in for the update and for acting (docs/speed.md). auto: where they serve exactly this learner, and a
+    run is long enough to pay for compiling them (some 20 seconds once on a machine): 50,000 steps on the CPU, 100 million on a
+    CUDA device. on: at once; refused where none serve. off: all code runs as it is written."""
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments, where it is open."""
@@ -126,12 +125,6 @@ class EnvConfig(RunConfig):
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
         found = super().unused() | ON_ENVIRONMENTS
-        if self.compiled and not self.compiles:
-            found["compiled"] = "this recipe has no compiled kernels"
-        elif self.compiled and self.placement.trainers > 1:
-            found["compiled"] = "ranks that share a batch run by torch"
-        elif self.compiled and any(getattr(getattr(self, f.name), "target_kl", None) for f in fields(self)):
-            found["compiled"] = "an update that may end early (target_kl) runs by torch"
         if is_tensor_env(self.env):
             found["vector"] = "a tensor environment steps all its copies at once"
         if self.wrappers and not self.env.startswith("live:") and (why := why_not_wrapped(self.env)):
@@ -152,7 +145,8 @@ class EnvConfig(RunConfig):
     def _about_normalising(self) -> list[str]:
         """That the fastest kernels stand aside: those for tensor environments, GPUs and populations keep no statistics."""
         groups = [f.name for f in fields(self) if getattr(getattr(self, f.name), "normalise_obs", False)]
-        faster = (self.fuses and (self.device != "cpu" or is_tensor_env(self.env))) or getattr(self, "population", 1) > 1
+        compiles = self.accelerator.compiles(torch.device(self.device))
+        faster = (compiles and (self.device != "cpu" or is_tensor_env(self.env))) or getattr(self, "population", 1) > 1
         if not groups or not faster:
             return []
         off = f"--{groups[0]}.no-normalise-obs --{groups[0]}.no-normalise-reward"
@@ -168,16 +162,11 @@ class EnvConfig(RunConfig):
         return found
 
     def _about_compiling(self) -> list[str]:
-        """What a user should know of it before it takes its time, or why it does not happen."""
-        if not self.fuses or self.device != "cpu":
+        """That a package is missing; what is compiled, or why not, is told by who does it (`kernels/select.py`)."""
+        wanted = self.device == "cpu" and self.accelerator.compiles(torch.device("cpu"))
+        if not wanted or has_numba():
             return []
-        if not has_numba():
-            return ["pip install 'runnel[compiled]' would train small networks several times as fast (Numba is not installed)"]
-        return (
-            []
-            if is_cached(self.compiles)
-            else ["the first update compiles kernels for small networks: some 20 s, once on a machine"]
-        )
+        return ["pip install 'runnel[compiled]' would train small networks several times as fast (Numba is not installed)"]
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
@@ -192,8 +181,8 @@ class EnvConfig(RunConfig):
                 raise ConfigError(name, value, "use at least 1")
         if self.num_envs % self.ring:
             raise ConfigError("ring", self.ring, f"must divide num_envs ({self.num_envs}); use a divisor of it")
-        if self.compiled and self.device == "cpu" and not has_numba():
-            raise ConfigError("compiled", True, "needs Numba: pip install 'runnel[compiled]'; or leave it open")
+        if self.compiled == "on" and self.device == "cpu" and not has_numba():
+            raise ConfigError("compiled", "on", "needs Numba: pip install 'runnel[compiled]'; or use auto")
 
     @property
     def num_planned_steps(self) -> int:
@@ -201,12 +190,9 @@ class EnvConfig(RunConfig):
         return self.total_steps or (self.total_updates or 0) * self.batch_steps
 
     @property
-    def fuses(self) -> bool:
-        """Whether small networks run by compiled kernels, where these serve them."""
-        if not self.compiles:
-            return False
-        least = COMPILE_FROM["cpu" if self.device == "cpu" else "cuda"]
-        return self.num_planned_steps >= least if self.compiled is None else self.compiled
+    def accelerator(self) -> Accelerator:
+        """What lets kernels stand in for the update and for acting."""
+        return Accelerator(self.compiled, self.num_planned_steps)
 
     @property
     def batch_segments(self) -> int:

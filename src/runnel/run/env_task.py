@@ -27,6 +27,7 @@ from runnel.envs.vector import VectorEnv
 from runnel.envs.vector.config import VectorConfig
 from runnel.eval.recording import EpisodeRecorder
 from runnel.eval.runner import EnvEvaluation
+from runnel.kernels.select import Accelerator
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
 from runnel.run.env_config import EnvConfig, wrapped_target
@@ -164,6 +165,7 @@ class EnvTask:
         return EnvPolicy(
             inferencer.net,
             self.spec,
+            acts=Accelerator().acts(inferencer.net),
             flatten=obs_flattener(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack),
             seed=self._config.seed,
         ), inferencer

@@ -22,6 +22,7 @@ from runnel.core.shares import check_shares
 from runnel.eval.runner import MAX_STEPS
 from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
+from runnel.kernels.select import Accelerator
 from runnel.run.record_config import RecordConfig
 from runnel.run.unused import IN_ONE_PROCESS, OF_EVALUATIONS, OF_SAMPLES, OF_VIDEOS, OF_WINDOW, ON_THE_WAY
 from runnel.track.folder import check_run_name
@@ -452,6 +453,8 @@ class Experiment:
     """What it will write; compared with the free space before it starts."""
     own_params: tuple[str, ...] = ()
     """Parameters that only a run of its own kind publishes (the head of a reward model): `init_from` must bring them."""
+    accelerator: Accelerator = field(default_factory=Accelerator)
+    """What lets kernels stand in for the plain update and for acting, where they serve (`kernels/select.py`)."""
 
     @property
     def budget(self) -> Budget:

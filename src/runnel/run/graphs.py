@@ -13,7 +13,7 @@ import torch
 
 from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective, Learner
+from runnel.core.protocols import Collective, Learner, OneProcess
 from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.leaves import leaf_bytes
@@ -46,7 +46,6 @@ def on_policy_graph(
     batch = batch_segments or c.batch_segments
     policy = c.lag_policy(batch, batch_steps=batch * c.num_envs // c.ring * c.num_steps)
     net = network()
-    _check_compiled(c, net)
     stream = trajectory_stream(
         task.spec,
         num_steps=c.num_steps,
@@ -59,7 +58,7 @@ def on_policy_graph(
         device=c.device,
     )
     _check_memory(c, task, num_segments=stream.capacity // c.batch_segments)
-    return Experiment(
+    experiment = Experiment(
         config=c,
         title=task.name,
         streams=(stream,),
@@ -70,7 +69,9 @@ def on_policy_graph(
         phases=(Phase({"trajectories": batch}),),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
+        accelerator=c.accelerator,
     )
+    return _checked(experiment)
 
 
 def replay_graph(
@@ -103,7 +104,6 @@ def replay_graph(
     net = network()  # refuses actions that are not for it, before a budget that no budget would mend
     if c.total_steps is not None and c.total_steps < c.min_fill:
         raise ConfigError("total_steps", c.total_steps, f"ends before the first update; use at least {c.min_fill}")
-    _check_compiled(c, net)
     experience = trajectory_stream(
         task.spec,
         num_steps=c.num_steps,
@@ -121,7 +121,7 @@ def replay_graph(
         make_store, replay = ReplayStore, replay_stream(task.spec, batch_size=batch_size, capacity=batches.lag + 2)
     _check_memory(c, task, num_segments=2)
     length = {"total_steps": c.total_steps, "total_updates": c.total_updates}
-    return Experiment(
+    experiment = Experiment(
         config=c,
         title=task.name,
         streams=(experience, replay),
@@ -134,15 +134,30 @@ def replay_graph(
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),
+        accelerator=c.accelerator,
     )
+    return _checked(experiment)
 
 
-def _check_compiled(c: EnvConfig, net: AgentNet) -> None:
-    """Refuse kernels that were asked for, and that do not serve this network; a device that is not here says so later."""
+def _checked(experiment: Experiment) -> Experiment:
+    """Refuse kernels that were asked for (`compiled` on) and that do not serve what this run learns with, before anything is
+    made; a device that is not here says so later."""
+    c = experiment.config
+    assert isinstance(c, EnvConfig)
     here = torch.device(c.device).type == "cpu" or torch.cuda.is_available()
-    if c.compiled and here and not getattr(net.to(torch.device(c.device)), "compilable", False):
-        why = "no kernels serve this network: it needs two fully connected hidden layers of tanh or relu over a vector"
-        refuse_unused(c, {"compiled": f"{why}, and plain values (docs/speed.md)"})
+    if c.compiled == "on" and here:
+        made = experiment.accelerator.learner(experiment.learner(_Ranks(c.placement.trainers)))
+        if not made.on:
+            why = made.text.partition("because ")[2] or f"no kernels are for {type(made.learner).__name__}"
+            refuse_unused(c, {"compiled": f"{why} (docs/speed.md)"})
+    return experiment
+
+
+class _Ranks(OneProcess):
+    """The first of `world_size` ranks, for a learner that is only looked at."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
 
 
 def _replay_bytes(c: ReplayEnvConfig, task: EnvTask) -> int:

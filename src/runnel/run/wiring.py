@@ -34,6 +34,7 @@ from runnel.flow.workers.evaluator import EvaluatorWorker, Keep
 from runnel.flow.workers.policy import PolicyWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
+from runnel.nets.inferencer import TorchInferencer
 from runnel.run.experiment import PARAMS, ActorSpec, Experiment, InferenceStream, RunConfig
 from runnel.run.group import Group
 
@@ -212,14 +213,14 @@ class _Wiring:
             if stream.num_workers:
                 clients[stream.name] = self._client(stream, spec.name)
             else:
-                clients[stream.name] = self._inline(stream.make(), stream.params)
+                clients[stream.name] = self._inline(self._fast(stream.make()), stream.params)
         writers = {s: self._writer(s, spec.name) for s in spec.writes}
         return ActorWorker(spec.name, self.clock, sampler=spec.make(self.incarnation), clients=clients, writers=writers)
 
     def _policy(self, stream: InferenceStream, index: int) -> PolicyWorker:
         name = f"{stream.name}-{index}"
         server, subscriber = self._server(stream, index), self._subscriber(stream.params)
-        return PolicyWorker(name, self.clock, server=server, inferencer=stream.make(), subscriber=subscriber)
+        return PolicyWorker(name, self.clock, server=server, inferencer=self._fast(stream.make()), subscriber=subscriber)
 
     def _buffer(self) -> BufferWorker:
         spec = self.experiment.buffer
@@ -240,7 +241,8 @@ class _Wiring:
         rest: dict[str, Any] = {"phases": e.phases, "budget": e.budget, "token_streams": e.token_streams}
         if num_ranks > 1:
             rest["collective"] = rank_collective(e.config, rank, self._outer().meet_at)
-        learner = e.learner(rest.get("collective", OneProcess()))
+        made = e.accelerator.learner(e.learner(rest.get("collective", OneProcess())))
+        learner = made.learner
         if rank:
             ends = {name: self._outer().rank_reader(e.stream(name), e.staleness[name], rank, num_ranks) for name in reads}
             here = all(isinstance(end, TableReader) for end in ends.values())
@@ -249,17 +251,26 @@ class _Wiring:
         kind = LeadingTrainer if num_ranks > 1 else TrainerWorker
         readers = {name: self._reader(name, "trainer") for name in reads}
         rest["frozen"] = {name: self._publisher(name) for name in e.channels if name != PARAMS}
-        return kind("trainer", self.clock, learner=learner, readers=readers, publisher=self._publisher(), **rest)
+        trainer = kind("trainer", self.clock, learner=learner, readers=readers, publisher=self._publisher(), **rest)
+        if made.text:
+            trainer.emit({"kind": "event", "text": made.text})
+        return trainer
 
     def _evaluator(self) -> EvaluatorWorker:
         spec = self.experiment.evaluation
         assert spec is not None
-        client = self._inline(spec.inferencer())
+        client = self._inline(self._fast(spec.inferencer()))
         config = self.experiment.config
         rest: dict[str, Any] = {"every": config.eval.every, "progress": self.progress, "keep": self._keep}
         if config.record.videos and spec.recorder is not None:
             rest |= {"recorder": spec.recorder(), "record_every": config.record.every}
         return EvaluatorWorker("evaluator", self.clock, evaluation=spec.make(), client=client, **rest)
+
+    def _fast(self, inferencer: Inferencer) -> Inferencer:
+        """The same inferencer, with what stands in for its network's `act`."""
+        if isinstance(inferencer, TorchInferencer):
+            inferencer.acts = self.experiment.accelerator.acts(inferencer.net)
+        return inferencer
 
     def _inline(self, inferencer: Inferencer, channel: str = PARAMS) -> InlineClient:
         return InlineClient(inferencer, self._subscriber(channel))

@@ -84,6 +84,8 @@ def check_run_name(name: str) -> None:
 
 CAME_LATER = {"a2c.normalise_reward": False, "impala.normalise_reward": False}
 """Settings that are on by default today, and what runs did that were made before there were such settings."""
+SAID_OTHERWISE: dict[str, list[tuple[Any, Any]]] = {"compiled": [(None, "auto"), (True, "on"), (False, "off")]}
+"""Settings whose values were others once, and what those are called today."""
 
 
 class RunFolder:
@@ -217,12 +219,16 @@ class RunFolder:
         _write_json(self.config, config)
 
     def read_config(self) -> dict[str, Any]:
-        """The settings of the run, with those that it was made before (`CAME_LATER`)."""
+        """The settings of the run in today's words, with those that it was made before (`CAME_LATER`)."""
         config = _read_json(self.config)
         for name, before in CAME_LATER.items():
             group, _, field = name.partition(".")
             if isinstance(config.get(group), dict):
                 config[group].setdefault(field, before)
+        for name, values in SAID_OTHERWISE.items():
+            for old, new in values:
+                if name in config and config[name] is old:
+                    config[name] = new
         return config
 
     def write_run_info(

@@ -56,7 +56,7 @@ def numpy_step(learner, a):
     c, rows = learner.config, np.arange(len(a["action"]))
     out, online, target = (
         n.scores({"obs": a[k]}).detach().double().numpy()
-        for n, k in ((learner.net, "obs"), (learner.net, "next_obs"), (learner._target_net, "next_obs"))
+        for n, k in ((learner.net, "obs"), (learner.net, "next_obs"), (learner.target_net, "next_obs"))
     )
     z = np.linspace(c.v_min, c.v_max, c.num_atoms)
     mean = (lambda s: s[..., 0]) if c.head == "value" else (lambda s: softmax(s) @ z)
@@ -104,7 +104,7 @@ def test_an_update_is_that_of_an_independent_computation(head, huber, dueling, d
 def test_a_masked_action_is_never_bootstrapped_from():
     learner, data = make(spec=MASKED), segment(spec=MASKED)
     a = data.arrays
-    value = learner._target_net.q({"obs": a["next_obs"]})[:, 1]
+    value = learner.target_net.q({"obs": a["next_obs"]})[:, 1]
     q = learner.net.q(a).gather(1, a["action"][:, None]).squeeze(1)
     expected = (q - a["rewards/env"] - a["discount"] * value).abs().detach()
     torch.testing.assert_close(step(learner, data).feedback["replay"][0]["priority"], expected)
@@ -151,7 +151,7 @@ def by_single_steps(learner, a, *, burn_in):
     errors = np.zeros((steps - burn_in, num))
     for b in range(num):
         q, after = {}, {}
-        for name, net in (("online", learner.net), ("target", learner._target_net)):
+        for name, net in (("online", learner.net), ("target", learner.target_net)):
             state = {k: a[k][b : b + 1] for k in net.state_spec}
             q[name], after[name] = [], []
             for t in range(steps + 1):
@@ -215,11 +215,11 @@ def test_feedback_has_one_mapping_per_segment():
 
 def test_target_network_moves_on_schedule():
     learner = make(target_every=2, target_tau=0.5)
-    old = [p.clone() for p in learner._target_net.parameters()]
+    old = [p.clone() for p in learner.target_net.parameters()]
     for i in range(2):
-        assert all(torch.equal(a, b) for a, b in zip(old, learner._target_net.parameters(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(old, learner.target_net.parameters(), strict=True))
         step(learner, segment(i))
-    for before, now, online in zip(old, learner._target_net.parameters(), learner.net.parameters(), strict=True):
+    for before, now, online in zip(old, learner.target_net.parameters(), learner.net.parameters(), strict=True):
         torch.testing.assert_close(now, (before + online) / 2)
 
 

@@ -1,4 +1,4 @@
-"""PPO on a CUDA device: captured, fused and plain updates make the same steps; runs learn and are resumed exactly."""
+"""PPO on a CUDA device: plain updates, graphs and kernels make the same steps; runs learn and are resumed exactly."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.batch import Batch
 from runnel.core.records import Segment
+from runnel.kernels.select import Accelerator
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
 from runnel.nets.mlp import NetConfig
@@ -15,9 +16,13 @@ from runnel.nets.mlp import NetConfig
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def make(config, spec, *, fused=False, device="cuda"):
-    net = ActorCritic(spec, build_body(spec, NetConfig(), seed=0), fused=fused)
-    return PPOLearner(config, net, seed=0, device=device)
+def make(config, spec, *, mode="off", device="cuda"):
+    """A learner as a run with this `compiled` has it: auto (of a short run) has graphs, on has kernels in them."""
+    learner = PPOLearner(config, ActorCritic(spec, build_body(spec, NetConfig(), seed=0)), seed=0, device=device)
+    made = Accelerator(mode).learner(learner)
+    assert made.on == (mode != "off")
+    assert ("CUDA graphs" in made.text, "triton" in made.text) == (mode != "off", mode == "on")
+    return made.learner
 
 
 def moved(segment, device):
@@ -28,8 +33,8 @@ def learn(learner, segment, *, num=1, forget=False):
     metrics = {}
     for _ in range(num):
         if forget:
-            learner._train.forget()
-            learner._make_batch.forget()
+            learner.learn.forget()
+            learner.make_batch.forget()
         metrics = learner.update(learner.prepare({"trajectories": [segment]}, progress=0.0)).metrics
     return metrics
 
@@ -51,35 +56,39 @@ def test_a_device_makes_the_step_of_the_host(spec, num_envs):
 
 @pytest.mark.parametrize("spec", [DISCRETE, BOX], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("extra", [{}, {"dual_clip": 2.0, "value_clip": 0.2}], ids=["plain", "clips"])
-def test_a_fused_learner_makes_the_step_of_a_plain_one(spec, extra):
+def test_kernels_make_the_step_of_a_plain_learner(spec, extra):
     """To the rounding of tf32; Adam's first step goes by signs, so weights may differ where a gradient is next to nothing."""
     config = PPOConfig(num_epochs=1, num_minibatches=1, entropy_coef=0.01, lr=1e-3, **extra)
     segment = moved(make_segment(0, spec=spec, num_envs=512), "cuda")
-    fused, plain = (make(config, spec, fused=f) for f in (True, False))
-    ours, theirs = learn(fused, segment), learn(plain, segment)
-    assert fused.net.kernels() is not None
-    assert plain.net.kernels() is None
+    kernels, plain = (make(config, spec, mode=mode) for mode in ("on", "off"))
+    ours, theirs = learn(kernels, segment), learn(plain, segment)
+    assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         assert ours[key] == pytest.approx(value, rel=0.02, abs=2e-3), key
-    off = torch.cat([(fused.params()[k] - x).abs().flatten() for k, x in plain.params().items()])
+    off = torch.cat([(kernels.params()[k] - x).abs().flatten() for k, x in plain.params().items()])
     assert off.mean() < 2e-4
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_graphs_make_the_steps_of_plain_calls(fused):
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_graphs_make_the_steps_of_plain_calls(mode):
+    """Bit for bit: replayed, and called anew each time (with auto also by the plain learner)."""
     config, segment = PPOConfig(num_epochs=2, num_minibatches=2), moved(make_segment(0, num_envs=128), "cuda")
-    captured, called = (make(config, DISCRETE, fused=fused) for _ in range(2))
-    assert learn(captured, segment, num=4) == learn(called, segment, num=4, forget=True)
-    assert captured._train._graphs
+    captured, called = (make(config, DISCRETE, mode=mode) for _ in range(2))
+    told = learn(captured, segment, num=4)
+    assert told == learn(called, segment, num=4, forget=True)
+    assert captured.learn._graphs
+    if mode == "auto":
+        plain = make(config, DISCRETE)
+        assert told == learn(plain, segment, num=4)
+        assert all(torch.equal(x, plain.params()[k]) for k, x in captured.params().items())
     assert all(torch.equal(x, called.params()[k]) for k, x in captured.params().items())
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FourRooms"])
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_run_is_resumed_bit_for_bit(env, fused, tmp_path, monkeypatch):
-    monkeypatch.setattr("runnel.run.env_config.COMPILE_FROM", {"cuda": 0 if fused else 1 << 60})
+@pytest.mark.parametrize("compiled", ["on", "auto"])
+def test_a_run_is_resumed_bit_for_bit(env, compiled, tmp_path):
     settings = {"env": f"tensor:{env}", "device": "cuda", "num_envs": 256, "num_steps": 16, "track": (), "checkpoint.every": 0}
-    settings |= {"ppo.lr": 3e-3, "ppo.num_epochs": 4, "eval.episodes": 50}
+    settings |= {"ppo.lr": 3e-3, "ppo.num_epochs": 4, "eval.episodes": 50, "compiled": compiled}
     whole = rl.train("ppo", total_updates=30, out=str(tmp_path / "whole"), **settings)
     part = rl.train("ppo", total_updates=12, out=str(tmp_path / "part"), **settings)
     again = rl.resume(part.path, total_updates=30)

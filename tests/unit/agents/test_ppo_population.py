@@ -1,4 +1,4 @@
-"""A population of PPO learners: each member as if it were alone, the choice of the best, runs, and the fused form."""
+"""A population of PPO learners: each member as if it were alone, the choice of the best, runs, and all at once by kernels."""
 
 import pytest
 import torch
@@ -6,13 +6,15 @@ from made_segments import BOX, DISCRETE, make_segment
 
 import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.agents.ppo_population import FusedPopulationLearner, PopulationLearner, population_learner
+from runnel.agents.ppo_population import PopulationLearner
 from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.protocols import EvalResult
 from runnel.core.records import Segment
 from runnel.core.trajectories import trajectory_stream
 from runnel.eval.population import PopulationEvaluation
+from runnel.kernels.select import Accelerator
+from runnel.kernels.small.triton.population import TritonPopulationLearner
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
 from runnel.nets.mlp import NetConfig
@@ -23,8 +25,8 @@ CONFIG = PPOConfig(num_epochs=2, num_minibatches=2, entropy_coef=0.01)
 TINY = {"num_envs": 4, "num_steps": 16, "track": (), "ppo.num_epochs": 2, "eval.episodes": 6, "checkpoint.every": 0}
 
 
-def member(seed, *, spec=DISCRETE, hidden=(16,), fused=False):
-    return ActorCritic(spec, build_body(spec, NetConfig(hidden=hidden), seed=seed), fused=fused)
+def member(seed, *, spec=DISCRETE, hidden=(16,)):
+    return ActorCritic(spec, build_body(spec, NetConfig(hidden=hidden), seed=seed))
 
 
 def made(num=3, *, num_envs=2, chosen=None, **kwargs):
@@ -133,19 +135,36 @@ def test_what_a_population_cannot_be(wrong, tmp_path):
         rl.train("ppo", total_updates=1, **settings)
 
 
+def test_kernels_of_the_host_let_each_member_learn_what_it_would_learn_alone():
+    """Each member by itself, with its own kernels; to float32 rounding."""
+    pytest.importorskip("numba")
+    config = PPOConfig(num_epochs=2, num_minibatches=2, entropy_coef=0.01, lr=1e-3)
+    plain, twin = (PopulationLearner(config, made(num_envs=4, hidden=(8, 8)), seed=7) for _ in range(2))
+    accelerated = Accelerator("on").learner(twin)
+    assert accelerated.on
+    assert accelerated.learner is twin
+    told = []
+    for learner in (plain, twin):
+        segments = [make_segment(k, num_envs=12) for k in range(2)]
+        told.append([learner.update(learner.prepare({"trajectories": [s]}, progress=0.5)).metrics for s in segments])
+    for ours, theirs in zip(*told, strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3, abs=2e-5)
+    for key, x in plain.params().items():
+        torch.testing.assert_close(twin.params()[key], x, atol=2e-5, rtol=1e-3)
+
+
 # --------------------------------------------------------------------------------------------------------------- device
 @cuda
 @pytest.mark.cuda
 @pytest.mark.parametrize("spec", [DISCRETE, BOX], ids=["discrete", "continuous"])
-def test_fused_members_learn_what_they_would_learn_one_by_one(spec):
+def test_kernels_teach_all_members_what_they_would_learn_one_by_one(spec):
     """One minibatch, so that the order of rows does not matter; rounding apart (tf32, and Adam's first step is a sign)."""
     config = PPOConfig(num_epochs=1, num_minibatches=1, entropy_coef=0.01, lr=1e-3)
-    learners = []
-    for fused in (True, False):
-        net = made(num_envs=64, spec=spec, hidden=(64, 64), fused=fused)
-        learners.append(population_learner(config, net, seed=1, device="cuda"))
-    assert isinstance(learners[0], FusedPopulationLearner)
-    assert isinstance(learners[1], PopulationLearner)
+    plain = [PopulationLearner(config, made(num_envs=64, spec=spec, hidden=(64, 64)), seed=1, device="cuda") for _ in range(2)]
+    accelerated = Accelerator("on").learner(plain[0])
+    assert accelerated.on
+    learners = [accelerated.learner, plain[1]]
+    assert isinstance(learners[0], TritonPopulationLearner)
     segment = make_segment(3, spec=spec, num_envs=192)
     arrays = Batch({k: x.cuda() for k, x in segment.arrays.items()})
     arrays["truncated"].zero_()  # final observations as a device lays them out: a row for each environment
@@ -168,9 +187,9 @@ def test_fused_members_learn_what_they_would_learn_one_by_one(spec):
 
 @cuda
 @pytest.mark.cuda
-def test_a_fused_population_learns_and_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("runnel.run.env_config.COMPILE_FROM", {"cpu": 0, "cuda": 0})
+def test_a_population_by_kernels_learns_and_is_resumed(tmp_path):
     settings = {"env": "tensor:CartPole-v1", "population": 4, "device": "cuda", **TINY, "num_envs": 64, "ppo.lr": 3e-3}
+    settings["compiled"] = "on"
     runs = [rl.train("ppo", total_updates=n, out=str(tmp_path / str(n)), **settings) for n in (40, 20)]
     assert runs[0].eval["extra"]["worst_member"] > 100.0
     again = rl.resume(runs[1].path, total_updates=40)

@@ -57,13 +57,14 @@ def dqn(ranks: Collective) -> DQNLearner:
 
 
 def sac(ranks: Collective) -> SACLearner:
-    """The noise of a transition is a function of the transition, so that one learner and several draw the same."""
+    """The noise of an observation is a function of the observation, so that one learner and several draw the same."""
     actor = SquashedGaussianActor(BOX, NET, seed=0)
     sample = actor.sample
 
-    def fixed(following: Any, batch: Any, noise: torch.Tensor) -> Any:
-        grid = torch.cat([batch["index"], batch["index"] + 1000])[:, None] * torch.tensor([0.7, 1.3])
-        return sample(following, batch, grid.sin())
+    def fixed(obs: Any, noise: torch.Tensor) -> Any:
+        grid = 50.0 * obs["obs"].sum(-1, keepdim=True) * torch.tensor([0.7, 1.3])
+        assert noise.shape == grid.shape
+        return sample(obs, grid.sin())
 
     actor.sample = fixed  # type: ignore[method-assign]
     return SACLearner(SACConfig(), actor, QEnsemble(BOX, NET, seed=0), seed=1, collective=ranks)

@@ -18,7 +18,7 @@ from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.data.replay import replay_stream
 from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.mlp import NetConfig
-from runnel.ops.distributions import squashed_gaussian_sample
+from runnel.ops.distributions import squashed_gaussian
 
 NET = NetConfig(hidden=(16, 16), activation="relu")
 
@@ -46,7 +46,7 @@ def numpy_errors(learner, a):
     following = np.tanh(x)
     logprob = (-0.5 * z**2 - log_std - 0.5 * np.log(2.0 * np.pi) - np.log1p(-(following**2))).sum(-1)
     state = np.concatenate([a["next_obs"].numpy(), following], -1)
-    best = np.minimum(*(numpy_mlp(learner._target_critic.head, state, i)[:, 0] for i in range(2)))
+    best = np.minimum(*(numpy_mlp(learner.target_critic.head, state, i)[:, 0] for i in range(2)))
     alpha = math.exp(learner._log_temperature.item())
     y = a["rewards/env"].numpy() + a["discount"].numpy() * (best - alpha * logprob)
     played = (a["action"].numpy() - [0.0, 5.0]) / [2.0, 5.0]
@@ -58,7 +58,7 @@ def numpy_errors_discrete(learner, a):
     logits = numpy_mlp(learner.actor.head, a["next_obs"].numpy())
     logits[~a["next_action_mask"].numpy()] = -np.inf
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    best = np.minimum(*(numpy_mlp(learner._target_critic.head, a["next_obs"].numpy(), i) for i in range(2)))
+    best = np.minimum(*(numpy_mlp(learner.target_critic.head, a["next_obs"].numpy(), i) for i in range(2)))
     logs = np.log(np.where(probs > 0, probs, 1.0))
     value = (probs * (best - math.exp(learner._log_temperature.item()) * logs)).sum(-1)
     y = a["rewards/env"].numpy() + a["discount"].numpy() * value
@@ -96,8 +96,8 @@ def test_the_critics_follow_the_gradient_of_the_written_loss():
     z = torch.randn(len(batch["discount"]), 2, generator=same(learner._generator))
     with torch.no_grad():
         scores = learner.actor.scores({"obs": batch["next_obs"]})
-        action, logprob = squashed_gaussian_sample(*scores.chunk(2, -1), torch.special.ndtr(z))
-        next_q = learner._target_critic.head(torch.cat([batch["next_obs"], action], -1)).squeeze(-1).min(0).values
+        action, logprob = squashed_gaussian(*scores.chunk(2, -1), z)
+        next_q = learner.target_critic.head(torch.cat([batch["next_obs"], action], -1)).squeeze(-1).min(0).values
         y = batch["rewards/env"] + batch["discount"] * (next_q - learner.config.temperature * logprob)
     pairs = torch.cat([batch["obs"], learner.actor.box.normalise(batch["action"])], -1)
     loss = sum((batch["weight"] * (q.squeeze(-1) - y).square()).mean() / 2 for q in probe.head(pairs))
@@ -114,7 +114,7 @@ def test_the_actor_follows_the_gradient_of_the_written_loss():
     generator = same(learner._generator)
     _, z = (torch.randn(32, 2, generator=generator) for _ in range(2))
     learner.update(batch)
-    action, logprob = squashed_gaussian_sample(*probe.scores(batch).chunk(2, -1), torch.special.ndtr(z))
+    action, logprob = squashed_gaussian(*probe.scores(batch).chunk(2, -1), z)
     q = learner.critic.head(torch.cat([batch["obs"], action], -1)).squeeze(-1)
     loss = (0.3 * logprob - q.min(0).values).mean()
     grads = torch.autograd.grad(loss, list(probe.parameters()))
@@ -143,9 +143,9 @@ def test_the_default_target_entropy_is_the_papers_but_for_discrete_actions_which
 
 def test_the_target_critics_follow_slowly():
     learner = make(SACConfig(tau=0.25))
-    old = [p.clone() for p in learner._target_critic.parameters()]
+    old = [p.clone() for p in learner.target_critic.parameters()]
     step(learner, segment())
-    for before, now, online in zip(old, learner._target_critic.parameters(), learner.critic.parameters(), strict=True):
+    for before, now, online in zip(old, learner.target_critic.parameters(), learner.critic.parameters(), strict=True):
         torch.testing.assert_close(now, before + 0.25 * (online - before))
 
 

@@ -31,13 +31,13 @@ def step(learner, data, progress=0.0):
 def numpy_errors(learner, a):
     """|Q - y| averaged over the critics, with the noise that the learner will draw."""
     config, num = learner.config, learner.critic.head.copies
-    action = np.tanh(numpy_mlp(learner._target_actor.head, a["next_obs"].numpy()))
+    action = np.tanh(numpy_mlp(learner.target_actor.head, a["next_obs"].numpy()))
     if config.target_noise:
         generator = torch.Generator().set_state(learner._generator.get_state())
         noise = config.target_noise * torch.randn(action.shape, generator=generator).numpy()
         action = np.clip(action + np.clip(noise, -config.target_noise_clip, config.target_noise_clip), -1.0, 1.0)
     state = np.concatenate([a["next_obs"].numpy(), action], -1)
-    best = np.min([numpy_mlp(learner._target_critic.head, state, i)[:, 0] for i in range(num)], axis=0)
+    best = np.min([numpy_mlp(learner.target_critic.head, state, i)[:, 0] for i in range(num)], axis=0)
     y = a["rewards/env"].numpy() + a["discount"].numpy() * best
     played = (a["action"].numpy() - [0.0, 5.0]) / [2.0, 5.0]
     state = np.concatenate([a["obs"].numpy(), played], -1)
@@ -102,7 +102,7 @@ def test_ddpg_has_one_critic_and_moves_its_actor_at_every_update():
     before = [p.clone() for p in learner.actor.parameters()]
     step(learner, segment())
     assert all(not torch.equal(a, b) for a, b in zip(before, learner.actor.parameters(), strict=True))
-    assert learner.critic.q({"obs": torch.zeros(4, 3)}, torch.zeros(4, 2))[0].shape == (1, 4)
+    assert learner.critic.q({"obs": torch.zeros(4, 3)}, torch.zeros(4, 2)).shape == (1, 4)
     with pytest.raises(ConfigError, match="one critic"):
         DDPGLearner(DDPGConfig(), DeterministicActor(BOX, NET, seed=0), QEnsemble(BOX, NET, copies=2, seed=0), seed=0)
 

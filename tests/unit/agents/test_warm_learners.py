@@ -67,7 +67,7 @@ def test_targets_start_from_what_was_taken_and_exploration_from_its_start(make: 
         assert torch.equal(taken, begun[key] if key in begun else old.params()[key])
     assert begun
     assert not EXPLORATION & set(new.base_params())
-    target = {"DQNLearner": "_target_net", "SACLearner": "actor"}.get(type(new).__name__, "_target_actor")
+    target = {"DQNLearner": "target_net", "SACLearner": "actor"}.get(type(new).__name__, "target_actor")
     weights = dict(getattr(new, target).named_parameters())
     assert all(torch.equal(x, old.params()[k]) for k, x in weights.items())
 

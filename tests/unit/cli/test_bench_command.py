@@ -30,7 +30,7 @@ def test_throughput_of_a_recipe(capsys, tmp_path, monkeypatch):
 
 
 def test_profile_takes_sample_and_update_apart(capsys):
-    result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16", "--net.hidden", "64")
+    result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16", "--compiled", "off")
     found = {(r["worker"], r["stage"], r["part"]): r for r in result["stages"]}
     for part in ("environment", "policy", "writing"):
         assert ("actor-0", "sample", part) in found

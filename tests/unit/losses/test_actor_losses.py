@@ -18,40 +18,69 @@ def tensor(x, *, grad=False):
     return torch.tensor(np.asarray(x), dtype=torch.float32, requires_grad=grad)
 
 
+def grads(value, *of):
+    """The gradient of `value` in each of `of`, as numpy arrays."""
+    return [g.numpy() for g in torch.autograd.grad(value, of)]
+
+
 def test_ensemble_td_loss_by_hand():
     """Errors (1, -2) of the first critic and (3, 0) of the second, weights (1, 1/2): (1 + 9 + (4 + 0) / 2) / 2 / 2 = 3."""
-    q = tensor([[2.0, 0.0], [4.0, 2.0]])
-    slope = ensemble_td_loss(q, tensor([1.0, 2.0]), weight=tensor([1.0, 0.5]), denominator=2)
-    assert slope.value.item() == pytest.approx(3.0)
-    assert slope.error.tolist() == [2.0, 1.0]
-    torch.testing.assert_close(slope.grad, tensor([[0.5, -0.5], [1.5, 0.0]]))
+    q = tensor([[2.0, 0.0], [4.0, 2.0]], grad=True)
+    loss = ensemble_td_loss(q, tensor([1.0, 2.0]), weight=tensor([1.0, 0.5]), denominator=2)
+    assert loss.value.item() == pytest.approx(3.0)
+    assert loss.error.tolist() == [2.0, 1.0]
+    assert not loss.error.requires_grad
+    np.testing.assert_allclose(*grads(loss.value, q), [[0.5, -0.5], [1.5, 0.0]], rtol=1e-6)
 
 
 def test_soft_actor_loss_by_hand():
     """min Q = (1, 2), log pi = (-1, 3), temperature 1/2: ((-1/2 - 1) + (3/2 - 2)) / 2 = -1; the entropy is (1 - 3) / 2."""
-    q = tensor([[1.0, 4.0], [3.0, 2.0]])
-    slope = soft_actor_loss(q, logprob=tensor([-1.0, 3.0]), temperature=tensor(0.5), denominator=2)
-    assert slope.value.item() == pytest.approx(-1.0)
-    assert slope.entropy.item() == pytest.approx(-1.0)
-    assert slope.to_q.tolist() == [[-0.5, 0.0], [0.0, -0.5]]
-    assert slope.to_policy.tolist() == [0.25, 0.25]
+    q, logprob = tensor([[1.0, 4.0], [3.0, 2.0]], grad=True), tensor([-1.0, 3.0], grad=True)
+    loss = soft_actor_loss(q, logprob=logprob, temperature=tensor(0.5), denominator=2)
+    assert loss.value.item() == pytest.approx(-1.0)
+    assert loss.metrics["entropy"].item() == pytest.approx(-1.0)
+    assert not loss.metrics["entropy"].requires_grad
+    to_q, to_policy = grads(loss.value, q, logprob)
+    assert to_q.tolist() == [[-0.5, 0.0], [0.0, -0.5]]
+    assert to_policy.tolist() == [0.25, 0.25]
 
 
-def test_gradients_are_those_of_autograd():
+def test_where_critics_agree_the_gradient_takes_the_way_of_one():
+    q = tensor([[1.0], [1.0]], grad=True)
+    loss = soft_actor_loss(q, logprob=tensor([0.0]), temperature=tensor(0.5), denominator=1)
+    assert sorted(grads(loss.value, q)[0].flatten().tolist()) == [-1.0, 0.0]
+
+
+def test_gradients_are_the_formulas():
+    """By hand: d/dq = weight (q - y) / n; -1[the smallest] / n and temperature / n; and for discrete actions with
+    u_a = temperature log pi_a - min_i Q_i(a): d/dlogit_a = pi_a (u_a - sum_b pi_b u_b) / n."""
     rng = make_rng(3, "slopes")
-    q, logprob, logits = (tensor(rng.normal(size=s), grad=True) for s in ((2, 8), 8, (8, 4)))
-    target, weight, values, alpha = (tensor(rng.normal(size=s)) for s in (8, 8, (2, 8, 4), ()))
-    loss = (weight * (q - target).square()).sum() / 16
-    slope = ensemble_td_loss(q.detach(), target, weight=weight, denominator=8)
-    torch.testing.assert_close((slope.value, slope.grad), (loss.detach(), torch.autograd.grad(loss, q)[0]))
-    loss = (alpha * logprob - torch.minimum(q[0], q[1])).mean()
-    soft = soft_actor_loss(q.detach(), logprob=logprob.detach(), temperature=alpha, denominator=8)
-    torch.testing.assert_close((soft.to_q, soft.to_policy), torch.autograd.grad(loss, (q, logprob)))
-    logs = logits.log_softmax(-1)
-    loss = (logs.exp() * (alpha * logs - values.amin(0))).sum() / 8
-    choice = soft_actor_loss_discrete(values, logprobs=logs.detach(), temperature=alpha, denominator=8)
-    torch.testing.assert_close((choice.value, choice.to_policy), (loss.detach(), torch.autograd.grad(loss, logits)[0]))
-    assert choice.to_q.numel() == 0
+    arrays = [rng.normal(size=s).astype(np.float32) for s in ((2, 8), 8, (8, 4), 8, 8, (2, 8, 4))]
+    q, logprob, logits = (tensor(x, grad=True) for x in arrays[:3])
+    y, weight, values, alpha = arrays[3], np.abs(arrays[4]), arrays[5], 0.3
+    loss = ensemble_td_loss(q, tensor(y), weight=tensor(weight), denominator=8)
+    assert loss.value.item() == pytest.approx((weight * (arrays[0] - y) ** 2).sum() / 16, rel=1e-5)
+    np.testing.assert_allclose(*grads(loss.value, q), weight * (arrays[0] - y) / 8, rtol=1e-5, atol=1e-7)
+    loss = soft_actor_loss(q, logprob=logprob, temperature=tensor(alpha), denominator=8)
+    to_q, to_policy = grads(loss.value, q, logprob)
+    smallest = np.arange(2)[:, None] == arrays[0].argmin(0)
+    np.testing.assert_allclose(to_q, smallest / -8.0)
+    np.testing.assert_allclose(to_policy, np.full(8, alpha / 8), rtol=1e-6)
+    stored = tensor(values, grad=True)
+    loss = soft_actor_loss_discrete(stored, logprobs=logits.log_softmax(-1), temperature=tensor(alpha), denominator=8)
+    pi = np.exp(arrays[2]) / np.exp(arrays[2]).sum(-1, keepdims=True)
+    u = alpha * np.log(pi) - values.min(0)
+    assert loss.value.item() == pytest.approx((pi * u).sum() / 8, rel=1e-5)
+    (to_logits,) = grads(loss.value, logits)
+    np.testing.assert_allclose(to_logits, pi * (u - (pi * u).sum(-1, keepdims=True)) / 8, rtol=1e-4, atol=1e-6)
+
+
+def test_critics_are_constants_for_a_discrete_actor():
+    q, logits = tensor(np.zeros((2, 1, 3)), grad=True), tensor(np.zeros((1, 3)), grad=True)
+    loss = soft_actor_loss_discrete(q, logprobs=logits.log_softmax(-1), temperature=tensor(0.5), denominator=1)
+    to_q, _ = torch.autograd.grad(loss.value, (q, logits), allow_unused=True)
+    assert to_q is None
+    assert not loss.metrics["entropy"].requires_grad
 
 
 def test_soft_actor_loss_of_discrete_actions_against_numpy():
@@ -62,31 +91,35 @@ def test_soft_actor_loss_of_discrete_actions_against_numpy():
         [sum(p * (alpha * np.log(p) - min(q[0, b, a], q[1, b, a])) for a, p in enumerate(probs[b])) for b in range(n)]
     )
     logprobs = tensor(logits).log_softmax(-1)
-    slope = soft_actor_loss_discrete(tensor(q), logprobs=logprobs, temperature=tensor(alpha), denominator=n)
-    assert slope.value.item() == pytest.approx(expected, rel=1e-5)
-    assert slope.entropy.item() == pytest.approx(-(probs * np.log(probs)).sum(-1).mean(), rel=1e-5)
+    loss = soft_actor_loss_discrete(tensor(q), logprobs=logprobs, temperature=tensor(alpha), denominator=n)
+    assert loss.value.item() == pytest.approx(expected, rel=1e-5)
+    assert loss.metrics["entropy"].item() == pytest.approx(-(probs * np.log(probs)).sum(-1).mean(), rel=1e-5)
 
 
 def test_soft_actor_loss_of_discrete_actions_is_least_at_the_softmax_of_q():
     q = tensor([[[1.0, 2.0, 0.0]], [[1.0, 2.0, 0.0]]])
-    slope = soft_actor_loss_discrete(q, logprobs=(q[0] / 0.5).log_softmax(-1), temperature=tensor(0.5), denominator=1)
-    torch.testing.assert_close(slope.to_policy, torch.zeros(1, 3), atol=1e-6, rtol=0.0)
+    logits = (q[0] / 0.5).requires_grad_()
+    loss = soft_actor_loss_discrete(q, logprobs=logits.log_softmax(-1), temperature=tensor(0.5), denominator=1)
+    np.testing.assert_allclose(*grads(loss.value, logits), np.zeros((1, 3)), atol=1e-6)
 
 
 def test_deterministic_actor_loss_by_hand():
-    slope = deterministic_actor_loss(tensor([[1.0, 3.0]]), denominator=2)
-    assert slope.value.item() == -2.0
-    assert slope.grad.tolist() == [[-0.5, -0.5]]
+    q = tensor([[1.0, 3.0]], grad=True)
+    loss = deterministic_actor_loss(q, denominator=2)
+    assert loss.value.item() == -2.0
+    assert grads(loss.value, q)[0].tolist() == [[-0.5, -0.5]]
 
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-2.0, -1.0), (0.5, 1.0)])
 def test_the_temperature_rises_while_the_entropy_is_too_low(entropy, sign):
     """Target -1: with entropy -2 the gradient is negative (the temperature rises), with 0.5 it is positive."""
     log_temperature = tensor(np.log(0.2), grad=True)
-    loss = temperature_loss(log_temperature.exp(), tensor(entropy), target_entropy=-1.0)
+    measured = tensor(entropy, grad=True)
+    loss = temperature_loss(log_temperature, measured, target_entropy=-1.0)
     assert loss.value.item() == pytest.approx(0.2 * (entropy + 1.0))
-    (grad,) = torch.autograd.grad(loss.value, log_temperature)
-    assert grad.item() == pytest.approx(loss.value.item()), "the loss is its own gradient, as SAC's learner uses"
+    grad, to_entropy = torch.autograd.grad(loss.value, (log_temperature, measured), allow_unused=True)
+    assert grad.item() == pytest.approx(loss.value.item()), "d/dlog t of t (H - target) is the loss itself"
+    assert to_entropy is None, "the policy does not learn from it"
     assert np.sign(grad.item()) == sign
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import DataError
-from runnel.losses import actor, actor_critic, policy, preference, td, token, value
+from runnel.losses import actor, policy, preference, td, token, value
 
 N, A, S = 4, 3, 2
 ROW, UNIT = torch.arange(N), torch.arange(N)
@@ -36,13 +36,17 @@ SPECIAL: dict[str, dict[str, Tensor]] = {
     "soft_actor_loss": {"q": torch.rand(S, N), "temperature": torch.tensor(0.2)},
     "soft_actor_loss_discrete": {"q": torch.rand(S, N, A), "logprobs": torch.rand(N, A), "temperature": torch.tensor(0.2)},
     "categorical_td_loss": {"logits": torch.rand(N, A), "target": torch.rand(N, A).softmax(-1)},
-    "temperature_loss": {"temperature": torch.tensor(0.2), "entropy": torch.tensor(1.0), "target_entropy": torch.tensor(0.5)},
+    "temperature_loss": {
+        "log_temperature": torch.tensor(0.2),
+        "entropy": torch.tensor(1.0),
+        "target_entropy": torch.tensor(0.5),
+    },
 }
-ALONE = {"deterministic_actor_loss", "ppo_gradient"}
-"""One takes a single tensor; the other takes rows by name, and has a test of its own."""
+ALONE = {"deterministic_actor_loss"}
+"""It takes a single tensor."""
 LOSSES: list[Callable[..., Any]] = [
     fn
-    for module in (actor, actor_critic, policy, preference, td, token, value)
+    for module in (actor, policy, preference, td, token, value)
     for name, fn in vars(module).items()
     if inspect.isfunction(fn) and fn.__module__ == module.__name__ and not name.startswith("_") and name not in ALONE
 ]
@@ -73,20 +77,6 @@ def test_a_tensor_with_one_dimension_more_is_refused(loss: Callable[..., Any], n
     wrong = tensors | {name: column(tensors[name])}
     with pytest.raises(DataError, match=rf"^{loss.__name__}: .* must have one shape"):
         loss(**wrong, **rest)
-
-
-@pytest.mark.parametrize("name", ["values", "logprob", "advantage", "return", "value"])
-def test_the_gradient_of_ppo_refuses_columns_of_another_shape(name: str) -> None:
-    rows = {"action": torch.zeros(N, dtype=torch.int64)} | {k: flat() for k in ("logprob", "advantage", "return", "value")}
-    settings = {k: NUMBERS[k] for k in ("clip", "dual_clip", "value_clip", "value_coef", "entropy_coef", "denominator")}
-    values = flat()
-    actor_critic.ppo_gradient(torch.rand(N, A), values, None, rows=rows, **settings)
-    if name == "values":
-        values = column(values)
-    else:
-        rows[name] = column(rows[name])
-    with pytest.raises(DataError, match=r"^ppo_gradient: .* must have one shape"):
-        actor_critic.ppo_gradient(torch.rand(N, A), values, None, rows=rows, **settings)
 
 
 def test_what_was_broadcast_was_another_loss() -> None:

@@ -13,7 +13,8 @@ from runnel.core.protocols import OneProcess
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import NetConfig
+from runnel.nets.mlp import ACTIVATIONS, NetConfig
+from runnel.ops.distributions import squashed_gaussian
 from runnel.ops.optimise import Adam
 
 NET = NetConfig(hidden=(16, 16), activation="relu")
@@ -62,11 +63,22 @@ def test_a_sampled_action_is_the_one_that_acting_gives():
     actor, data = SquashedGaussianActor(BOX, NET, seed=3), rows()
     actor.explore.zero_()
     with torch.no_grad():
-        first, last = data.map(lambda x: x[:32]), data.map(lambda x: x[32:])
-        policy, _ = actor.sample(first, last, torch.special.ndtri(data["noise"]))
-        torch.testing.assert_close(actor.act(data)["action"], actor.box.scale(policy.action))
-    assert policy.logprob.shape == (64,)
-    assert torch.equal(torch.cat([half.action for half in policy.halves()]), policy.action)
+        action, logprob = actor.sample(data, torch.special.ndtri(data["noise"]))
+        torch.testing.assert_close(actor.act(data)["action"], actor.box.scale(action))
+    assert logprob.shape == (64,)
+
+
+def test_the_deviation_of_a_sample_is_bounded_and_has_no_gradient_beyond():
+    """Scores of 3 and -30 for the log of the deviation are 2 and -20, and constants there."""
+    actor = SquashedGaussianActor(EnvSpec(OBS, ActionSpec("continuous", (1,), (-1.0,), (1.0,))), NET, seed=0)
+    scores, z = torch.tensor([[0.3, 3.0], [-0.2, -30.0]], requires_grad=True), torch.tensor([[0.5], [1.0]])
+    actor.scores = lambda obs: scores
+    action, logprob = actor.sample({}, z)
+    wanted = squashed_gaussian(scores[:, :1], torch.tensor([[2.0], [-20.0]]), z)
+    torch.testing.assert_close((action, logprob), wanted)
+    (grad,) = torch.autograd.grad(logprob.sum() + action.sum(), scores)
+    assert grad[:, 1].tolist() == [0.0, 0.0]
+    assert (grad[:, 0] != 0.0).all()
 
 
 def test_exploration_noise_has_its_scale():
@@ -75,7 +87,7 @@ def test_exploration_noise_has_its_scale():
     actor.noise_scale.fill_(0.1)
     data = rows(4000)
     with torch.no_grad():
-        mode, _ = actor.action(data)
+        mode = actor.action(data)
         difference = actor.box.normalise(actor.act(data)["action"]) - mode
     assert difference.std().item() == pytest.approx(0.1, rel=0.05)
     actor.noise_scale.zero_()
@@ -91,7 +103,7 @@ def test_discrete_actions_explore_uniformly_among_those_allowed():
     np.testing.assert_allclose(counts, [0.5, 0.0, 0.5, 0.0], atol=0.03)
     actor.explore.zero_()
     with torch.no_grad():
-        probs = actor.logprobs(data, data["action_mask"])[0].exp().mean(0)
+        probs = actor.logprobs(data, data["action_mask"]).exp().mean(0)
     counts = np.bincount(actor.act(data)["action"].numpy(), minlength=4) / 4000
     np.testing.assert_allclose(counts, probs.numpy(), atol=0.03)
 
@@ -100,7 +112,7 @@ def test_log_probabilities_of_forbidden_actions_are_finite():
     actor, data = CategoricalActor(MASKED, NET, seed=0), rows(8, width=1)
     mask = torch.tensor([True, False, True, False]).expand(8, 4)
     with torch.no_grad():
-        logprobs, _ = actor.logprobs(data, mask)
+        logprobs = actor.logprobs(data, mask)
     torch.testing.assert_close(logprobs.exp().sum(-1), torch.ones(8))
     assert logprobs.isfinite().all()
     assert (logprobs.exp()[~mask] == 0.0).all()
@@ -119,13 +131,13 @@ def by_hand(critic, obs, action, index):
 @torch.no_grad()
 def test_one_pass_gives_what_each_critic_gives_alone():
     critic, data, action = QEnsemble(BOX, NET, copies=2, seed=0), rows(), torch.linspace(-1, 1, 128).view(64, 2)
-    q = critic.q(data, action)[0].clone()
+    q = critic.q(data, action)
     assert q.shape == (2, 64)
     for i in range(2):
         np.testing.assert_allclose(q[i].numpy(), by_hand(critic, data["obs"], action, i), atol=1e-5)
     assert not torch.allclose(q[0], q[1]), "the critics start apart"
-    torch.testing.assert_close(critic.q(data, action, copies=1)[0], q[:1])
-    assert QEnsemble(CHOICE, NET, copies=2, seed=0).values(data)[0].shape == (2, 64, 4)
+    torch.testing.assert_close(critic.q(data, action, copies=1), q[:1])
+    assert QEnsemble(CHOICE, NET, copies=2, seed=0).values(data).shape == (2, 64, 4)
 
 
 NETS = [
@@ -138,45 +150,45 @@ NETS = [
 
 @pytest.mark.parametrize("config", NETS, ids=lambda c: f"{c.activation}{c.hidden}")
 @pytest.mark.parametrize("copies", [1, 2])
-def test_gradients_by_hand_are_those_of_autograd(config, copies):
-    """Of the weights and of the action, by all critics and by the first alone. A tape is good for one of them."""
+def test_gradients_are_those_of_each_critic_alone(config, copies):
+    """Of the weights and of the action, by all critics and by the first alone: the stack against its networks in float64."""
     critic, data = QEnsemble(BOX, config, copies=copies, seed=0), rows()
-    action = torch.rand(64, 2, requires_grad=True)
-    weight = torch.randn(copies, 64, 1)
-    out = critic.head(torch.cat([data["obs"], action], -1))
-    expected = torch.autograd.grad((out * weight).sum(), (*critic.parameters(), action), retain_graph=True)
-    (first,) = torch.autograd.grad((out[:1] * weight[:1]).sum(), action)
-    with torch.no_grad():
-        found, tape = critic.tape(data, action)
-        torch.testing.assert_close(found, out.detach())
-        grads = torch.cat([g.reshape(-1) for g in critic.grads(tape, weight)])
-        torch.testing.assert_close(grads, torch.cat([g.reshape(-1) for g in expected[:-1]]))
-        _, tape = critic.tape(data, action)
-        torch.testing.assert_close(critic.input_grad(tape, weight, 2), expected[-1])
-        _, tape = critic.tape(data, action, copies=1)
-        torch.testing.assert_close(critic.input_grad(tape, weight[:1], 2), first)
+    action, weight = torch.rand(64, 2, requires_grad=True), torch.randn(copies, 64)
+    double = [p.detach().double().requires_grad_() for p in critic.parameters()]
+    given = action.detach().double().requires_grad_()
+    alone = [one_critic(double, torch.cat([data["obs"].double(), given], -1), i, config.activation) for i in range(copies)]
+    for used in (copies, 1):
+        q = critic.q(data, action, copies=0 if used == copies else 1)
+        found = torch.autograd.grad((q * weight[:used]).sum(), (*critic.parameters(), action))
+        loss = sum((alone[i] * weight[i]).sum() for i in range(used))
+        expected = torch.autograd.grad(loss, (*double, given), retain_graph=True)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-4)
+    if copies > 1:
+        assert all((g[1] == 0.0).all() for g in found[:-1]), "the first critic moves no other"
 
 
-def test_a_gradient_may_be_that_of_the_last_rows_alone():
-    actor, data, to_scores = SquashedGaussianActor(BOX, NET, seed=0), rows(), torch.randn(1, 24, 4)
-    (expected,) = actor.grads(actor.tape({"obs": data["obs"][-24:]})[1], to_scores)
-    expected = expected.clone()
-    (found,) = actor.grads(actor.tape(data)[1], to_scores)
-    torch.testing.assert_close(found, expected)
+def one_critic(parameters, x, index, activation):
+    """One critic of the stack, from all weights and then all biases, in plain operations. `[B]`"""
+    num = len(parameters) // 2
+    for i, (w, b) in enumerate(zip(parameters[:num], parameters[num:], strict=True)):
+        x = x @ w[index] + b[index]
+        x = ACTIVATIONS[activation](x) if i < num - 1 else x
+    return x.squeeze(-1)
 
 
-def test_passes_follow_the_weights_and_a_copy_makes_its_own():
+def test_critics_follow_their_weights_and_a_copy_has_its_own():
     critic, data, action = QEnsemble(BOX, NET, seed=0), rows(), torch.zeros(64, 2)
     adam = Adam(critic.parameters(), lr=0.1)
-    before, tape = critic.q(data, action)
-    before = before.clone()
+    before = critic.q(data, action)
     twin = copy.deepcopy(critic)
-    adam.apply(critic.grads(tape, torch.ones(2, 64, 1)), None, collective=OneProcess())
-    assert not torch.allclose(critic.q(data, action)[0], before)
-    torch.testing.assert_close(twin.q(data, action)[0], before)
+    adam.step(before.sum(), max_norm=None, collective=OneProcess())
+    before = before.detach()
+    assert not torch.allclose(critic.q(data, action), before)
+    torch.testing.assert_close(twin.q(data, action), before)
     critic.load_state_dict(twin.state_dict())
-    torch.testing.assert_close(critic.q(data, action)[0], before)
-    assert critic.q(Batch(obs=torch.zeros(3, 3)), torch.zeros(3, 2))[0].shape == (2, 3), "another number of rows"
+    torch.testing.assert_close(critic.q(data, action), before)
+    assert critic.q(Batch(obs=torch.zeros(3, 3)), torch.zeros(3, 2)).shape == (2, 3), "another number of rows"
 
 
 def test_images_go_through_convolutions():
@@ -184,14 +196,15 @@ def test_images_go_through_convolutions():
     config = NetConfig(hidden=(16,), activation="relu")
     data = Batch(obs=torch.randint(0, 255, (5, 4, 10, 10), dtype=torch.uint8))
     actor, critic = SquashedGaussianActor(spec, config, seed=0), QEnsemble(spec, config, seed=0)
-    with torch.no_grad():
-        both, tape = actor.sample(data, data, torch.randn(10, 2))
-        _, policy = both.halves()
-        q, judged = critic.q(data, policy.action)
-        assert q.shape == (2, 5)
-        assert critic.input_grad(judged, torch.ones(2, 5, 1), 2).shape == (5, 2)
-        assert all(g.abs().sum() > 0 for g in critic.grads(critic.q(data, policy.action)[1], torch.ones(2, 5, 1)))
-        assert len(actor.grads(tape, torch.ones(1, 5, 4))) == len(list(actor.parameters()))
+    action, logprob = actor.sample(data, torch.randn(5, 2))
+    assert logprob.shape == (5,)
+    q = critic.q(data, action)
+    assert q.shape == (2, 5)
+    by_action, *by_weights = torch.autograd.grad(q.sum(), (action, *critic.parameters()), retain_graph=True)
+    assert by_action.shape == (5, 2)
+    assert all(g.abs().sum() > 0 for g in by_weights)
+    through = torch.autograd.grad(q.sum() + logprob.sum(), list(actor.parameters()))
+    assert all(g.abs().sum() > 0 for g in through), "to the actor's convolutions, through the critics"
 
 
 @pytest.mark.parametrize("make", [SquashedGaussianActor, DeterministicActor])

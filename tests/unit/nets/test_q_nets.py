@@ -1,4 +1,4 @@
-"""QNet: heads, dueling, numpy and torch acting, recurrent unrolling against single steps."""
+"""QNet: heads, dueling, acting against numpy, recurrent unrolling against single steps, gradients."""
 
 import numpy as np
 import pytest
@@ -22,25 +22,26 @@ def make(spec=SPEC, **kwargs):
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
-def test_acting_in_numpy_is_acting_in_torch(head, dueling, masked, monkeypatch):
+def test_acting_is_the_best_allowed_action_or_one_by_the_noise(head, dueling, masked):
     net, rng = make(dueling=dueling, **head), np.random.default_rng(0)
     net.epsilon.fill_(0.4)
     rows = Batch(
         obs=torch.from_numpy(rng.normal(size=(200, 3)).astype(np.float32)),
         noise=torch.from_numpy(rng.random((200, 2), np.float32)),
     )
+    mask = rng.random((200, 4)) < 0.6 if masked else np.ones((200, 4), bool)
+    mask[:, 2] = True
     if masked:
-        rows["action_mask"] = torch.from_numpy(rng.random((200, 4)) < 0.6)
-        rows["action_mask"][:, 2] = True
+        rows["action_mask"] = torch.from_numpy(mask)
     with torch.inference_mode():
-        fast = [net.act(rows)["action"], net.act(rows, greedy=True)["action"]]
-        monkeypatch.setattr("runnel.nets.host.HOST_ROWS", 0)
-        slow = [net.act(rows)["action"], net.act(rows, greedy=True)["action"]]
-    for one, two in zip(fast, slow, strict=True):
-        assert torch.equal(one, two)
-        assert one.dtype == two.dtype == torch.int64
-        assert not masked or rows["action_mask"].gather(1, one[:, None]).all()
-    assert len(slow[1].unique()) > 1
+        greedy, played = net.act(rows, greedy=True)["action"], net.act(rows)["action"]
+        q = np.where(mask, net.q(rows).numpy(), -np.inf)
+    assert greedy.dtype == played.dtype == torch.int64
+    assert greedy.tolist() == q.argmax(-1).tolist()
+    allowed, (explore, pick) = [np.flatnonzero(row) for row in mask], rows["noise"].numpy().T
+    random = [open_ones[int(u * len(open_ones))] for open_ones, u in zip(allowed, pick, strict=True)]
+    assert played.tolist() == np.where(explore < 0.4, random, greedy.numpy()).tolist()
+    assert len(greedy.unique()) > 1
 
 
 def test_q_is_the_mean_of_its_distribution():
@@ -82,15 +83,25 @@ def test_unrolling_is_stepping_with_resets(core, spec):
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("spec", [SPEC, PIXELS])
-def test_the_written_gradient_is_that_of_autograd(head, dueling, spec):
+def test_gradients_are_those_of_plain_layers(head, dueling, spec):
+    """Scores and the gradient of every weight, against the same network written in products, copy by copy."""
     net = make(spec, dueling=dueling, **head)
     generator = torch.Generator().manual_seed(0)
     obs = {k: (torch.rand(6, *leaf.shape, generator=generator) * 5).to(leaf.dtype) for k, leaf in spec.obs.items()}
-    direct = net.scores(obs)
-    grad = torch.randn(direct.shape, generator=generator)
-    with torch.no_grad():
-        scores, tape = net.tape(obs)
-        found = net.backward(tape, grad)
-    torch.testing.assert_close(scores, direct)
-    for ours, theirs in zip(found, torch.autograd.grad(direct, list(net.parameters()), grad), strict=True):
+    found = net.scores(obs)
+    x, (*trunk, last) = net.torso(obs), list(zip(net.head.weight, net.head.bias, strict=True))
+    lasts = [trunk.pop(), last] if dueling else [last]
+    outs = []
+    for i, (w, b) in enumerate(lasts):
+        h = x
+        for weight, bias in trunk:
+            h = (h @ (weight[i] if dueling else weight) + (bias[i] if dueling else bias)).relu()
+        outs.append(h @ w + b)
+    advantage = outs[-1].view(6, 4, -1)
+    expected = outs[0][:, None] + advantage - advantage.mean(1, keepdim=True) if dueling else advantage
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn(found.shape, generator=generator)
+    grads = [torch.autograd.grad(out, list(net.parameters()), grad, retain_graph=True) for out in (found, expected)]
+    assert all(g.abs().sum() > 0 for g in grads[0])
+    for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -12,7 +12,7 @@ from runnel.plan.costs import Costs
 from runnel.plan.measure import measure
 from runnel.run import registry
 
-SLEEPS = {"env": "runnel.envs.toy:StepTime", "env_kwargs": {"step_ms": 3.0}, "num_envs": 2, "num_steps": 8, "compiled": False}
+SLEEPS = {"env": "runnel.envs.toy:StepTime", "env_kwargs": {"step_ms": 3.0}, "num_envs": 2, "num_steps": 8, "compiled": "off"}
 
 
 def test_a_known_step_is_found_again() -> None:
@@ -28,7 +28,7 @@ def test_a_known_step_is_found_again() -> None:
 
 
 def test_replay_has_a_ratio() -> None:
-    settings = {"compiled": False, "min_fill": 64, "num_steps": 16, "update_ratio": 0.5, "dqn": {"batch_size": 32}}
+    settings = {"compiled": "off", "min_fill": 64, "num_steps": 16, "update_ratio": 0.5, "dqn": {"batch_size": 32}}
     costs = measure("dqn", registry.configure(registry.load_recipe("dqn"), settings), seconds=0.3)
     assert costs.update_ratio == pytest.approx(0.5, rel=0.1)
     assert costs.insert_s > 0
@@ -36,7 +36,7 @@ def test_replay_has_a_ratio() -> None:
 
 
 def test_plan_prints_a_command_and_saves_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--env", "runnel.envs.toy:Counter", "--num-steps", "8", "--compiled", "False", "--seconds", "0.2"]
+    flags = ["--env", "runnel.envs.toy:Counter", "--num-steps", "8", "--compiled", "off", "--seconds", "0.2"]
     assert main(["plan", "ppo", *flags, "--save", str(tmp_path / "costs.json")]) == 0
     said = capsys.readouterr().out
     assert "train with: runnel train ppo --env runnel.envs.toy:Counter" in said

@@ -78,7 +78,7 @@ TRIES: dict[str, Try] = {
     "net.channels": Try("last", {**IMAGES, "env_kwargs": {"stack": 5}}),
     "net.core_size": Try(given={"net.core": "gru"}),
     "net.shared": Try(True),
-    "compiled": Try(True, seen="wired"),
+    "compiled": Try("off", seen="wired"),
     "network": Try("field_tasks:make_net", {"net.hidden": None}),
     "member": Try(1, {"population": 2}, seen="wired"),
     "ppo.lr": Try("linear(1e-2, 0)"),
@@ -159,6 +159,14 @@ CASES = [
 @pytest.mark.parametrize(("recipe", "name"), CASES, ids=[f"{recipe}-{name}" for recipe, name in CASES])
 def test_a_setting_counts_or_is_refused(recipe: str, name: str) -> None:
     check_field(recipe, name, BASE[recipe], TRIES | OF.get(recipe, {}), REFUSED.get(recipe, {}))
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "appo", "dqn"])
+def test_kernels_that_are_asked_for_arrive(recipe: str) -> None:
+    pytest.importorskip("numba")
+    modes = ("auto", "on", "off")
+    found = [outcome(recipe, "wired", **BASE[recipe] | {"net.hidden": (8, 8), "compiled": mode}).wired for mode in modes]
+    assert len({tuple(sorted(x.items())) for x in found}) == 3
 
 
 def test_the_file_behind_a_large_memory_lies_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

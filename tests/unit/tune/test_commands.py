@@ -31,7 +31,7 @@ CHANGES = {
     "env_kwargs": {"dims": 2},
     "num_envs": 3,
     "deterministic": True,
-    "compiled": False,
+    "compiled": "off",
     "net.hidden": [8, 8],
     "ppo.lr": "linear(1e-3, 0)",
     "ppo.target_kl": 0.02,

@@ -13,10 +13,11 @@ import numpy as np
 
 from runnel.envs.device import cartpole as cartpole_file
 from runnel.envs.device.cartpole import CartPole
-from runnel.ops import row_kernels
-from runnel.ops.row_kernels import OPTIONS, forget_older, njit, pick, score_row, split
+from runnel.kernels.jit import forget_older, njit
+from runnel.kernels.small.numba import rows
+from runnel.kernels.small.numba.rows import OPTIONS, pick, score_row, split
 
-forget_older(__file__, row_kernels.__file__, cartpole_file.__file__)
+forget_older(__file__, rows.__file__, cartpole_file.__file__)
 
 
 _C = CartPole

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths, loop_tiles
 from runnel.kernels.lm.numba.loop_maths import (
     LANES,
@@ -34,7 +35,6 @@ from runnel.kernels.lm.numba.loop_maths import (
 )
 from runnel.kernels.lm.numba.loop_tiles import products, to_lanes, weigh
 from runnel.kernels.lm.numba.loops import Loop
-from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__, loop_tiles.__file__)
 

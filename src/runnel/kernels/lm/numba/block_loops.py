@@ -8,10 +8,10 @@ import math
 import numpy as np
 import torch
 
+from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
 from runnel.kernels.lm.numba.loop_maths import exp, floats, number, take
 from runnel.kernels.lm.numba.loops import Loop, split
-from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__)
 

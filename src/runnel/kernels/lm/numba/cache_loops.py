@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
 from runnel.kernels.lm.numba.loop_maths import (
     LANES,
@@ -27,7 +28,6 @@ from runnel.kernels.lm.numba.loop_maths import (
     total,
 )
 from runnel.kernels.lm.numba.loops import Loop
-from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import cache_loops, loop_maths, loop_tiles
 from runnel.kernels.lm.numba.cache_loops import F0, F1, attend
 from runnel.kernels.lm.numba.loop_maths import (
@@ -36,7 +37,6 @@ from runnel.kernels.lm.numba.loop_maths import (
 )
 from runnel.kernels.lm.numba.loop_tiles import to_lanes, to_rows, wide_products
 from runnel.kernels.lm.numba.loops import Loop
-from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__, loop_tiles.__file__, cache_loops.__file__)
 

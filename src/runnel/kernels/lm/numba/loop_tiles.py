@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
 from runnel.kernels.lm.numba.loop_maths import LANES, OPTIONS, add, fill, load, store
-from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__)
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numba import njit
 
+from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
 from runnel.kernels.lm.numba.loop_maths import OPTIONS, doubles, exp, floats, integers, number, take
 from runnel.kernels.lm.numba.loops import Loop, split
-from runnel.ops.row_kernels import forget_older
 
 forget_older(__file__, loop_maths.__file__)
 

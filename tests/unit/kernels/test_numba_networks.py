@@ -1,4 +1,4 @@
-"""Compiled kernels against torch: one optimiser step, values, acting, Q-learning; and whole compiled segments."""
+"""Numba kernels against the plain learner: one update, values, acting, Q-learning; and whole compiled segments."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from runnel.core.records import trim
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.device import CartPole, TensorVector
+from runnel.kernels.select import Accelerator
+from runnel.kernels.small.acting import FastActorCritic
+from runnel.kernels.small.numba.ppo import CHUNK, NumbaActorCritic
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
-from runnel.nets.compiled import CHUNK, Compiled
 from runnel.nets.mlp import NetConfig
 
 DISCRETE = ActionSpec("discrete", num_actions=3)
@@ -37,10 +39,10 @@ KINDS = {
 }
 
 
-def make_net(kind: str, *, fused: bool, activation: str = "tanh", normalise: bool = False) -> ActorCritic:
+def make_net(kind: str, *, activation: str = "tanh", normalise: bool = False) -> ActorCritic:
     spec = KINDS[kind]
     body = build_body(spec, NetConfig(hidden=(24, 16), activation=activation), seed=3)  # type: ignore[arg-type]
-    return ActorCritic(spec, body, normalise_obs=normalise, fused=fused)
+    return ActorCritic(spec, body, normalise_obs=normalise)
 
 
 def make_batch(kind: str, num: int, *, seed: int = 0) -> Batch:
@@ -56,11 +58,34 @@ def make_batch(kind: str, num: int, *, seed: int = 0) -> Batch:
     return batch
 
 
+def by_kernels(learner: Any) -> Any:
+    made = Accelerator("on").learner(learner)
+    assert made.on, made.text
+    assert "numba" in made.text
+    return made.learner
+
+
 def learners(kind: str, config: PPOConfig, **more: Any) -> tuple[PPOLearner, PPOLearner]:
-    ours, torchs = (PPOLearner(config, make_net(kind, fused=fused, **more), seed=1) for fused in (True, False))
-    assert isinstance(ours.net.kernels(), Compiled)
-    assert torchs.net.kernels() is None
-    return ours, torchs
+    """One with kernels, and a plain one."""
+    ours, plain = (PPOLearner(config, make_net(kind, **more), seed=1) for _ in range(2))
+    return by_kernels(ours), plain
+
+
+def kernels_of(learner: PPOLearner) -> NumbaActorCritic:
+    kernels: NumbaActorCritic = learner.value.__self__  # type: ignore[attr-defined]
+    assert isinstance(kernels, NumbaActorCritic)
+    return kernels
+
+
+def fast(net: ActorCritic) -> FastActorCritic:
+    acts = Accelerator("on").acts(net)
+    assert isinstance(acts, FastActorCritic)
+    return acts
+
+
+def compiled(acts: FastActorCritic) -> bool:
+    """Whether kernels act, and not numpy."""
+    return acts.row_policy() is not None
 
 
 def same_weights(a: torch.nn.Module, b: torch.nn.Module, tolerance: float = 2e-5) -> None:
@@ -70,11 +95,11 @@ def same_weights(a: torch.nn.Module, b: torch.nn.Module, tolerance: float = 2e-5
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dual_clip", "value_clip", "entropy_coef"), itertools.product([None, 1.5], [None, 0.3], [0.0, 0.02]))
-def test_an_update_is_torchs(kind: str, dual_clip: float | None, value_clip: float | None, entropy_coef: float) -> None:
+def test_an_update_is_the_plain_one(kind: str, dual_clip: float | None, value_clip: float | None, entropy_coef: float) -> None:
     config = PPOConfig(num_epochs=2, dual_clip=dual_clip, value_clip=value_clip, entropy_coef=entropy_coef, lr=1e-3)
-    ours, torchs = learners(kind, config)
-    found, expected = (learner.update(make_batch(kind, 96)).metrics for learner in (ours, torchs))
-    same_weights(ours.net, torchs.net)
+    ours, plain = learners(kind, config)
+    found, expected = (learner.update(make_batch(kind, 96)).metrics for learner in (ours, plain))
+    same_weights(ours.net, plain.net)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=2e-3, abs=2e-5), key
@@ -83,13 +108,13 @@ def test_an_update_is_torchs(kind: str, dual_clip: float | None, value_clip: flo
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("normalise", [False, True])
 def test_several_updates_stay_together(activation: str, normalise: bool) -> None:
-    ours, torchs = learners("discrete", PPOConfig(lr=1e-3), activation=activation, normalise=normalise)
+    ours, plain = learners("discrete", PPOConfig(lr=1e-3), activation=activation, normalise=normalise)
     for i in range(4):
         batch = make_batch("discrete", 64, seed=i)
         ours.update(batch)
-        torchs.update(batch)
-    same_weights(ours.net, torchs.net, 2e-4)
-    for a, b in zip(ours.net.buffers(), torchs.net.buffers(), strict=True):
+        plain.update(batch)
+    same_weights(ours.net, plain.net, 2e-4)
+    for a, b in zip(ours.net.buffers(), plain.net.buffers(), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -98,12 +123,12 @@ def test_minibatches_of_several_chunks_do_not_depend_on_threads(threads: int) ->
     before, num = torch.get_num_threads(), 4 * (4 * CHUNK + 100)
     torch.set_num_threads(threads)
     try:
-        ours, torchs = learners("box", PPOConfig(num_epochs=1, lr=1e-3))
-        assert ours.net.kernels()._workers(num // 4) == threads  # type: ignore[union-attr]
+        ours, plain = learners("box", PPOConfig(num_epochs=1, lr=1e-3))
+        assert kernels_of(ours)._workers(num // 4) == threads
         batch = make_batch("box", num)
         ours.update(batch)
-        torchs.update(batch)
-        same_weights(ours.net, torchs.net)
+        plain.update(batch)
+        same_weights(ours.net, plain.net)
         alone, _ = learners("box", PPOConfig(num_epochs=1, lr=1e-3))
         torch.set_num_threads(1)
         alone.update(batch)
@@ -123,62 +148,89 @@ def test_a_bad_loss_changes_nothing_and_is_named() -> None:
         assert torch.equal(value, before[key])
 
 
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_and_actions_are_torchs(kind: str) -> None:
-    ours, torchs = learners(kind, PPOConfig())
+def test_values_and_actions_are_the_plain_ones(kind: str, activation: str) -> None:
+    ours, plain = learners(kind, PPOConfig(), activation=activation)
     rows = make_batch(kind, 64)
     with torch.no_grad():
-        torch.testing.assert_close(ours.net.value(rows), torchs.net.value(rows), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours.value(rows), plain.value(rows), atol=1e-5, rtol=1e-4)
         noise = torch.rand(64, ours.net.noise_size, generator=torch.Generator().manual_seed(1)).clamp(min=1e-6)
-        found, expected = (learner.net.act(Batch(rows | {"noise": noise})) for learner in (ours, torchs))
+        acts = fast(ours.net)
+        assert compiled(acts) == (kind != "leaves"), "environments hand over one plain vector"
+        found, expected = (net.act(Batch(rows | {"noise": noise})) for net in (acts, plain.net))
     torch.testing.assert_close(found["logprob"], expected["logprob"], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found["action"], expected["action"], atol=1e-4, rtol=1e-4)
 
 
 def test_noise_at_its_ends_never_picks_a_masked_action() -> None:
     ours, _ = learners("masked", PPOConfig())
-    rows = make_batch("masked", 8)
+    acts, rows = fast(ours.net), make_batch("masked", 8)
+    assert compiled(acts)
     rows["action_mask"][:] = torch.tensor([False, True, False])
     for u in (2.0**-25, 0.5, 1.0 - 2.0**-24, 1.0):
         with torch.no_grad():
-            answer = ours.net.act(Batch(rows | {"noise": torch.full((8, 1), u)}))
+            answer = acts.act(Batch(rows | {"noise": torch.full((8, 1), u)}))
         assert answer["action"].tolist() == [1] * 8
         assert answer["logprob"].tolist() == pytest.approx([0.0] * 8, abs=1e-6)
 
 
 def test_kernels_follow_weights_that_moved() -> None:
     ours, _ = learners("discrete", PPOConfig())
-    other = make_net("discrete", fused=True)
+    other = make_net("discrete")
+    acts, rows = fast(other), Batch(make_batch("discrete", 8) | {"noise": torch.rand(8, 1)})
     other.load_state_dict({k: v.clone() for k, v in ours.net.state_dict().items()}, assign=True)
-    assert other.kernels() is None, "weights that do not lie in one vector are torch's"
+    assert not compiled(acts), "weights that do not lie in one vector are numpy's"
     other.load_state_dict(ours.params(), assign=True)
-    kernels = other.kernels()
-    assert isinstance(kernels, Compiled)
-    assert kernels.serves(ours.net)
+    assert compiled(acts)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(acts.act(rows)["logprob"], ours.net.act(rows)["logprob"], atol=1e-5, rtol=1e-4)
+            ours.update(make_batch("discrete", 64))
 
 
-def test_a_copy_and_a_new_optimiser_never_leave_old_weights_behind() -> None:
+UNIFORM = pytest.approx([-np.log(3.0)] * 4)
+"""Log-probabilities of four rows by a network of zeros."""
+
+
+def zero(net: ActorCritic) -> None:
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.zero_()
+
+
+def test_a_copy_of_a_network_has_weights_of_its_own() -> None:
     ours, _ = learners("discrete", PPOConfig())
-    kernels, rows = ours.net.kernels(), make_batch("discrete", 4)
-    twin = copy.deepcopy(ours.net)
-    assert twin.kernels() is None
+    acts, rows = fast(ours.net), Batch(make_batch("discrete", 4) | {"noise": torch.full((4, 1), 0.5)})
     with torch.no_grad():
-        for weight in twin.parameters():
-            weight.zero_()
+        assert compiled(acts)
+        assert acts.act(rows)["logprob"].tolist() != UNIFORM
+        twin = copy.deepcopy(ours.net)
+        zero(twin)
+        assert not compiled(fast(twin)), "its weights do not lie in one vector"
+        assert fast(twin).act(rows)["logprob"].tolist() == UNIFORM
         assert twin.value(rows).abs().max() == 0.0
-    again = PPOLearner(PPOConfig(), ours.net, seed=1)  # its optimiser gives the weights another address
-    assert isinstance(again.net.kernels(), Compiled)
-    assert again.net.kernels() is not kernels
+        assert acts.act(rows)["logprob"].tolist() != UNIFORM
+
+
+def test_a_new_optimiser_never_leaves_old_weights_behind() -> None:
+    ours, _ = learners("discrete", PPOConfig())
+    acts, rows = fast(ours.net), Batch(make_batch("discrete", 4) | {"noise": torch.full((4, 1), 0.5)})
     with torch.no_grad():
-        for weight in again.net.parameters():
-            weight.zero_()
-        assert again.net.value(rows).abs().max() == 0.0
+        assert acts.act(rows)["logprob"].tolist() != UNIFORM
+    again = by_kernels(PPOLearner(PPOConfig(), ours.net, seed=1))  # its optimiser gives the weights another address
+    assert kernels_of(again) is not kernels_of(ours)
+    zero(again.net)
+    with torch.no_grad():
+        assert again.value(rows).abs().max() == 0.0
+        assert acts.act(rows)["logprob"].tolist() == UNIFORM
+    assert compiled(acts)
 
 
 # ------------------------------------------------------------------------------------------------------------ Q-learning
-def q_learner(*, fused: bool, double: bool, spec: EnvSpec, huber: float | None = 1.0) -> DQNLearner:
+def q_learner(*, double: bool, spec: EnvSpec, huber: float | None = 1.0, activation: str = "relu") -> DQNLearner:
     config = DQNConfig(double=double, target_every=3, huber=huber)
-    return DQNLearner(config, config.network(spec, NetConfig(hidden=(20, 12), activation="relu"), seed=1, fused=fused))
+    return DQNLearner(config, config.network(spec, NetConfig(hidden=(20, 12), activation=activation), seed=1))  # type: ignore[arg-type]
 
 
 def q_batch(g: torch.Generator, *, masked: bool, num: int = 32) -> Batch:
@@ -194,27 +246,39 @@ def q_batch(g: torch.Generator, *, masked: bool, num: int = 32) -> Batch:
 @pytest.mark.parametrize("huber", [1.0, None])
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("kind", ["discrete", "masked"])
-def test_updates_of_q_are_torchs(kind: str, double: bool, huber: float | None) -> None:
-    ours, torchs = (q_learner(fused=fused, double=double, spec=KINDS[kind], huber=huber) for fused in (True, False))
-    assert ours.net.kernels() is not None
+def test_updates_of_q_are_the_plain_ones(kind: str, double: bool, huber: float | None) -> None:
+    ours, plain = (q_learner(double=double, spec=KINDS[kind], huber=huber) for _ in range(2))
+    by_kernels(ours)
     g = torch.Generator().manual_seed(0)
     for _ in range(8):
         batch = q_batch(g, masked=kind == "masked")
-        found, expected = ours.update(batch), torchs.update(batch)
+        found, expected = ours.update(batch), plain.update(batch)
+        assert found.metrics.keys() == expected.metrics.keys()
         for key, value in expected.metrics.items():
             assert found.metrics[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
-    same_weights(ours.net, torchs.net)
+    same_weights(ours.net, plain.net)
 
 
+def test_priorities_of_q_are_the_plain_ones() -> None:
+    ours, plain = (q_learner(double=True, spec=KINDS["discrete"]) for _ in range(2))
+    by_kernels(ours)
+    batch = q_batch(torch.Generator().manual_seed(0), masked=False)
+    torch.testing.assert_close(ours.step(batch)[1], plain.step(batch)[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("kind", ["discrete", "masked"])
-def test_the_best_action_is_torchs(kind: str) -> None:
-    ours, torchs = (q_learner(fused=fused, double=True, spec=KINDS[kind]).net for fused in (True, False))
-    rows = make_batch(kind, 50)
-    assert torch.equal(ours.act(rows, greedy=True)["action"], torchs.act(rows, greedy=True)["action"])
+def test_the_best_action_is_the_plain_one(kind: str, activation: str) -> None:
+    ours, plain = (q_learner(double=True, spec=KINDS[kind], activation=activation).net for _ in range(2))
+    for num in (50, 200):  # few rows by kernels, more by numpy
+        rows = make_batch(kind, num)
+        assert torch.equal(
+            Accelerator("on").acts(ours).act(rows, greedy=True)["action"], plain.act(rows, greedy=True)["action"]
+        )
 
 
 def test_a_bad_q_batch_changes_nothing() -> None:
-    ours = q_learner(fused=True, double=True, spec=KINDS["discrete"])
+    ours = by_kernels(q_learner(double=True, spec=KINDS["discrete"]))
     before, batch = copy.deepcopy(ours.net.state_dict()), q_batch(torch.Generator().manual_seed(0), masked=False)
     batch["rewards/env"][3] = float("inf")
     with pytest.raises(NonFiniteError, match="rewards/env"):
@@ -224,12 +288,11 @@ def test_a_bad_q_batch_changes_nothing() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- segments
-def played(*, compiled: bool, num_segments: int) -> tuple[list[Batch], list[Any], Any]:
-    """Segments of CartPole by one network, its episodes, and what is saved at the end."""
+def played(*, by_rows: bool, num_segments: int) -> tuple[list[Batch], list[Any], Any]:
+    """Segments of CartPole by one network (compiled with its environments, or plain), its episodes, what is saved."""
     spec = CartPole().spec
-    learner = PPOLearner(
-        PPOConfig(), ActorCritic(spec, build_body(spec, NetConfig(hidden=(24, 16)), seed=3), fused=True), seed=1
-    )
+    learner = PPOLearner(PPOConfig(), ActorCritic(spec, build_body(spec, NetConfig(hidden=(24, 16)), seed=3)), seed=1)
+    acts = fast(learner.net)
     vector = TensorVector(CartPole(), 8, seed=5)
     vector.reset()
     stream, g = trajectory_stream(spec, num_steps=96, num_envs=8), torch.Generator().manual_seed(2)
@@ -238,13 +301,13 @@ def played(*, compiled: bool, num_segments: int) -> tuple[list[Batch], list[Any]
         arrays = stream.allocate()
         noise.uniform_(generator=g).clamp_(min=1e-6)
         with torch.no_grad():
-            done = vector.play(arrays, learner.net.act, noise, learner.net.row_policy() if compiled else None)
+            done = vector.play(arrays, learner.net.act, noise, acts.row_policy() if by_rows else None)
         segments.append(trim(stream, arrays, {"F": done.num_final}))
     return segments, vector.episodes(), vector.snapshot()["engine"]
 
 
 def test_compiled_segments_are_the_plain_ones() -> None:
-    ours, theirs = (played(compiled=compiled, num_segments=5) for compiled in (True, False))
+    ours, theirs = (played(by_rows=by_rows, num_segments=5) for by_rows in (True, False))
     for a, b in zip(ours[0], theirs[0], strict=True):
         for key in ("action", "terminated", "truncated", "final_index", "rewards/env"):
             assert torch.equal(a[key], b[key]), key
@@ -269,7 +332,7 @@ def test_an_environment_that_derives_from_a_compiled_one_is_played_by_its_own_ru
 
 
 def test_the_threads_of_blas_are_given_back() -> None:
-    from runnel.nets.compiled import _blas, one_blas_thread
+    from runnel.kernels.small.numba.ppo import _blas, one_blas_thread
 
     libraries = _blas()
     assert libraries
@@ -288,7 +351,7 @@ def test_the_threads_of_blas_are_given_back() -> None:
 
 
 def test_machine_code_older_than_a_source_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runnel.ops.row_kernels import forget_older
+    from runnel.kernels.jit import forget_older
 
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     kernels, source, cache = tmp_path / "kernels.py", tmp_path / "source.py", tmp_path / "__pycache__"
@@ -303,7 +366,7 @@ def test_machine_code_older_than_a_source_is_forgotten(tmp_path: Path, monkeypat
 
 
 def test_tanh_is_tanh() -> None:
-    from runnel.ops.row_kernels import tanh
+    from runnel.kernels.small.numba.rows import tanh
 
     xs = np.linspace(-12.0, 12.0, 4001, dtype=np.float32)
     assert max(abs(float(tanh(x)) - np.tanh(float(x))) for x in xs) < 1e-6

@@ -1,8 +1,8 @@
-"""Small actor-critics on a CUDA device, without a trip to memory between layers (`fused_kernels.py` has the kernels).
+"""Small actor-critics on a CUDA device, without a trip to memory between layers (`steps.py` has the kernels).
 
 For a network of two hidden layers torch needs some forty kernels for one optimiser step and writes every activation to memory;
-here it is one kernel for the gradient, one for its sum and one for Adam. `Fused` works on the flat vector that holds the
-parameters (`ops/optimise.py`), so it sees every update, whoever makes it.
+here it is one kernel for the gradient, one for its sum and one for Adam. It works on the flat vector that holds the parameters
+(`ops/optimise.py`), so it sees every update, whoever makes it.
 
 Matrices are multiplied in tf32: gradients differ from float32 by 0.2 to 0.5 %. The first call compiles, for about 7 seconds in
 all; Triton keeps the result on disk, and later runs need 0.3 seconds for it.
@@ -13,18 +13,18 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from runnel.kernels.small.numpy_act import vector_leaf
+from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import SeparateBody
-from runnel.nets.compiled import Compiled, can_compile
-from runnel.nets.heads import ContinuousHead
-from runnel.ops.optimise import Adam, flat_view
-
-if TYPE_CHECKING:
-    from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.heads import ContinuousHead, DiscreteHead
+from runnel.nets.mlp import MLP
+from runnel.nets.torso import Torso
+from runnel.ops.optimise import Adam
 
 _BLOCK = 64
 _SHARES = 132
@@ -35,27 +35,29 @@ _METRICS = 8
 _COLUMNS = 128
 
 
-def can_fuse(net: ActorCritic) -> bool:
-    """Whether the kernels serve this network: on a CUDA device with Triton, one float vector observed, not normalised, no mask,
-    two hidden layers of 16, 32 or 64, tanh or relu, and at most 16 scores."""
-    spec, body = net.env_spec, net.body
-    if not net.taped or not isinstance(body, SeparateBody) or net.normalisers or spec.has_mask or len(spec.obs) != 1:
-        return False
-    (leaf,) = spec.obs.values()
-    widths = [w.shape[-1] for w in body.nets.weight][:2]
-    fits = len(body.nets.weight) == 4 and all(w in _WIDTHS for w in widths) and body.nets.activation in ("tanh", "relu")
-    fits = fits and leaf.dtype == torch.float32 and body.nets.num_inputs < 64 and spec.action.size <= 16
-    return fits and next(net.parameters()).is_cuda and importlib.util.find_spec("triton") is not None
+def why_not(net: ActorCritic) -> str:
+    """Why the kernels do not serve this network, empty where they do: they are for one float vector that is not normalised, no
+    mask, two hidden layers of 16, 32 or 64 of tanh or relu, and at most 16 scores, on a CUDA device."""
+    spec, body, first = net.env_spec, net.body, next(net.parameters())
+    if type(net) is not ActorCritic or type(body) is not SeparateBody or type(body.nets) is not MLP:
+        return "the network is not one of separate fully connected layers"
+    if type(body.torso) is not Torso or not vector_leaf(spec, body.torso) or spec.has_mask:
+        return "kernels are for one float vector, without a mask"
+    if net.normalisers:
+        return "kernels do not normalise observations"
+    if type(net.head) not in (DiscreteHead, ContinuousHead) or spec.action.size > 16:
+        return "kernels are for one action with at most 16 scores"
+    widths = [w.shape[-1] for w in body.nets.weight][:-2]
+    if len(widths) != 2 or any(w not in _WIDTHS for w in widths) or body.nets.num_inputs >= 64:
+        return f"kernels are for two hidden layers of 16, 32 or 64 over fewer than 64 inputs, and the network has {widths}"
+    if body.nets.activation not in ("tanh", "relu"):
+        return f"kernels are for tanh and relu, not for {body.nets.activation}"
+    if not first.is_cuda or first.dtype != torch.float32:
+        return "kernels are for float32 on a CUDA device"
+    return "" if importlib.util.find_spec("triton") is not None else "Triton is not installed"
 
 
-def fuse(net: ActorCritic) -> Fused | Compiled | None:
-    """The kernels for `net`, if some serve it and its parameters lie one after the other (a learner's do)."""
-    kind = Fused if can_fuse(net) else Compiled if can_compile(net) else None
-    vector = flat_view(list(net.parameters())) if kind is not None else None
-    return None if kind is None or vector is None else kind(net, vector)
-
-
-class Fused:
+class TritonActorCritic:
     """The kernels for networks like `net`, whose parameters lie one after the other in `vector` `[members * total]`.
 
     With several members (a population of networks), rows `[T, B]` belong to them by their place in B: the first
@@ -87,13 +89,9 @@ class Fused:
         self.grad = vector.new_zeros(members, self._stride)
         self._squares = vector.new_zeros(members, math.ceil(self._stride / _COLUMNS))
 
-    def serves(self, net: nn.Module) -> bool:
-        """Whether the parameters of `net` (still) lie where these kernels look for them."""
-        return next(net.parameters()).data_ptr() == self._vector.data_ptr()
-
     def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions and log-probabilities of one step of all environments. `[B, I], [B, n] -> [B, *action.shape], [B]`"""
-        from runnel.nets import fused_kernels as kernels
+        from runnel.kernels.small.triton import steps as kernels
 
         rows = obs[self._leaf].contiguous()
         num, each = len(rows), len(rows) // self._members
@@ -108,7 +106,7 @@ class Fused:
 
     def values(self, obs: Mapping[str, Tensor], *, width: int = 0) -> Tensor:
         """The critic. With several members, rows lie as `[T, width, I]`, the members side by side. `[..., I] -> [...]`"""
-        from runnel.nets import fused_kernels as kernels
+        from runnel.kernels.small.triton import steps as kernels
 
         rows = obs[self._leaf].contiguous()
         out = rows.new_empty(rows.shape[: rows.dim() - self._leaf_dims])
@@ -137,12 +135,12 @@ class Fused:
         value_coef: float,
         entropy_coef: float,
     ) -> Tensor:
-        """An optimiser step along `ppo_gradient` through all layers, over the rows `order[first:last]` of `batch` `[N, ...]`.
+        """An optimiser step of PPO (`PPOLearner.step`), over the rows `order[first:last]` of `batch` `[N, ...]`.
 
         `order` is `[N]`, or `[members, N / members]`; `width` is as in `values`. Gives total, policy and value loss, entropy,
         kl, clip fraction, and the gradient's norm before clipping. `[members, 7]`
         """
-        from runnel.nets import fused_kernels as kernels
+        from runnel.kernels.small.triton import steps as kernels
 
         first, num, width = rows[0], rows[1] - rows[0], width or len(batch["logprob"])
         weights, mean, square, numbers = optimiser.on_device()

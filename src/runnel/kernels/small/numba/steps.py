@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""What `compiled.py` and `compiled_q.py` run: networks of two hidden layers, their losses and Adam, compiled by Numba.
+"""What `ppo.py` and `dqn.py` run: networks of two hidden layers, their losses and Adam, compiled by Numba.
 
-Parameters lie in one vector in the order of `parameters()` (`ops/row_kernels.py` has the layout of an actor and a critic).
+Parameters lie in one vector in the order of `parameters()` (`rows.py` has the layout of an actor and a critic).
 Formulas are those of `losses/` and `ops/optimise.py`; the tests hold them against each other. Products of matrices are BLAS's,
 everything between two of them is one loop.
 """
@@ -12,10 +12,11 @@ import math
 
 import numpy as np
 
-from runnel.ops import row_kernels
-from runnel.ops.row_kernels import HALF_LOG_TWO_PI, LOWEST, OPTIONS, forget_older, njit, pick, score_row, split, tanh
+from runnel.kernels.jit import forget_older, njit
+from runnel.kernels.small.numba import rows
+from runnel.kernels.small.numba.rows import HALF_LOG_TWO_PI, LOWEST, OPTIONS, pick, score_row, split, tanh
 
-forget_older(__file__, row_kernels.__file__)
+forget_older(__file__, rows.__file__)
 
 
 @njit(**OPTIONS)

@@ -52,11 +52,11 @@ class Passes:
         """
         back = self._at.backward(grad.shape[1])
         for i in range(len(back.after), -1, -1):
+            x = back.after[i - 1] if i else self._input[:, -grad.shape[1] :]
             if grad.shape[2] == 1:  # on the host a product that gives a column takes 4 to 7 times as long
-                torch.bmm(grad.mT, back.after[i - 1], out=self._to_weights[i].mT)
+                torch.bmm(grad.mT, x, out=self._to_weights[i].mT)
             else:
-                x = back.turned[i - 1] if i else self._input[:, -grad.shape[1] :].mT
-                torch.bmm(x, grad, out=self._to_weights[i])
+                torch.bmm(x.mT, grad, out=self._to_weights[i])
             torch.bmm(back.ones, grad, out=self._to_biases[i])
             if i:
                 grad = self._below(i, grad, back)
@@ -124,7 +124,7 @@ class _Backward:
     """Memory of a backward pass through hidden layers that gave `after` `[S, n, H]`."""
 
     def __init__(self, after: Sequence[Tensor]) -> None:
-        self.after, self.turned = after, [x.mT for x in after]
+        self.after = after
         self.deltas = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in after]
         self.ones = after[0].new_ones(len(after[0]), 1, after[0].shape[1])
 

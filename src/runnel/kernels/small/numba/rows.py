@@ -8,34 +8,10 @@ head [H2, A], the critic's [H2, 1], then the biases in the same order; index 0 o
 from __future__ import annotations
 
 import math
-import os
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 
-try:
-    from numba import njit
-except ImportError:  # then nothing here is ever called
-
-    def njit(**options):
-        """Leave a function as it is."""
-        return lambda function: function
-
-
-def forget_older(kernels: str, *sources: str) -> None:
-    """Delete compiled forms of the functions in file `kernels` that are older than one of `sources`, which went into them too.
-
-    Numba looks at a function's own file alone, and would run what another file said when it was compiled.
-    """
-    file = Path(kernels)
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or file.parent / "__pycache__")
-    newest = max(Path(source).stat().st_mtime for source in sources)
-    for index in folder.rglob(f"{file.stem}.*.nbi"):
-        with suppress(OSError):  # another process was faster, or the folder is not ours
-            if index.stat().st_mtime < newest:
-                index.unlink()
-
+from runnel.kernels.jit import njit
 
 LOWEST = np.float32(np.finfo(np.float32).min)
 HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))

@@ -18,7 +18,7 @@ try:
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice
-except ImportError:  # torch for the CPU comes without Triton: then `can_fuse` says no, and nothing here is ever called
+except ImportError:  # torch for the CPU comes without Triton: then `why_not` says so, and nothing here is ever called
     from types import SimpleNamespace
 
     triton, tl = SimpleNamespace(jit=lambda kernel: kernel), SimpleNamespace(constexpr=lambda value: value)

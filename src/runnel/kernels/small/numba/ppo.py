@@ -1,8 +1,8 @@
-"""Small actor-critics on the CPU, compiled: an optimiser step is one call (`compiled_kernels.py` has the kernels).
+"""Small actor-critics on the CPU, compiled: an optimiser step of PPO is one call (`steps.py` has the kernels).
 
 On a few hundred rows torch and numpy spend most of an update between their operations. Numba compiles forward pass, loss,
-backward pass and Adam into one function, which is four to five times as fast for two layers of 64. `Compiled` works on the flat
-vector that holds the parameters (`ops/optimise.py`), so it sees every update, whoever makes it.
+backward pass and Adam into one function, which is three times as fast for two layers of 64. It works on the flat vector that
+holds the parameters (`ops/optimise.py`), so it sees every update, whoever makes it.
 
 Numbers agree with torch's to float32 rounding. The first run on a machine compiles for some 20 seconds; Numba keeps the
 result beside the source (or in NUMBA_CACHE_DIR), and later runs load it in half a second.
@@ -17,22 +17,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from runnel.core.protocols import RowPolicy
+from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import SeparateBody
-from runnel.nets.heads import ContinuousHead
+from runnel.nets.heads import ContinuousHead, DiscreteHead
+from runnel.nets.mlp import MLP
+from runnel.nets.torso import Torso
 from runnel.ops.distributions import UNIFORM_MARGIN
+from runnel.ops.normalise import RunningMeanStd
 from runnel.ops.optimise import Adam
 
-if TYPE_CHECKING:
-    from runnel.nets.actor_critic import ActorCritic
-
+METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
+"""What `passes` says of each optimiser step."""
 Array = NDArray[Any]
 ACT_ROWS = 128
 """Rows up to which compiled code, which goes row by row there, acts faster than torch."""
@@ -43,15 +46,26 @@ _WIDEST = 256
 _NO_FLOATS, _NO_MASK = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.bool_)
 
 
-def can_compile(net: ActorCritic) -> bool:
-    """Whether the kernels serve this network: on the CPU with Numba, fully connected, two hidden layers of tanh or relu."""
-    body = net.body
-    first = next(net.parameters())
-    if not net.taped or not isinstance(body, SeparateBody) or not first.is_cpu or first.dtype != torch.float32:
-        return False
+def why_not(net: ActorCritic) -> str:
+    """Why the kernels do not serve this network, empty where they do: they are for two fully connected hidden layers of tanh or
+    relu over vectors, on the CPU."""
+    body, first = net.body, next(net.parameters())
+    if type(net) is not ActorCritic or type(body) is not SeparateBody or type(body.nets) is not MLP:
+        return "the network is not one of separate fully connected layers"
+    if type(body.torso) is not Torso or body.torso.convolves:
+        return "the network has convolutions"
+    if type(net.head) not in (DiscreteHead, ContinuousHead):
+        return "the action has several parts"
+    if any(type(n) is not RunningMeanStd for n in net.normalisers.values()):
+        return "observations are normalised by code of your own"
     widths = [w.shape[-1] for w in body.nets.weight][:-2]
-    fits = len(widths) == 2 and max(widths) <= _WIDEST and body.nets.activation in ("tanh", "relu")
-    return fits and has_numba()
+    if len(widths) != 2 or max(widths) > _WIDEST:
+        return f"kernels are for two hidden layers of at most {_WIDEST}, and the network has {widths}"
+    if body.nets.activation not in ("tanh", "relu"):
+        return f"kernels are for tanh and relu, not for {body.nets.activation}"
+    if not first.is_cpu or first.dtype != torch.float32:
+        return "kernels are for float32 on the CPU"
+    return "" if has_numba() else "Numba is not installed: pip install 'runnel[compiled]'"
 
 
 @cache
@@ -61,35 +75,24 @@ def has_numba() -> bool:
 
 
 def is_cached(kernel: str) -> bool:
-    """Whether a run on this machine has compiled this function of `compiled_kernels.py` before."""
+    """Whether a run on this machine has compiled this function of `steps.py` before."""
     folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"
-    return next(Path(folder).rglob(f"compiled_kernels.{kernel}-*.nbi"), None) is not None
+    return next(Path(folder).rglob(f"steps.{kernel}-*.nbi"), None) is not None
 
 
 class OnVector:
-    """Kernels that work on `vector` `[P]`, in which the parameters of `net` lie one after the other."""
+    """Kernels that work on `vector` `[P]`, in which the parameters of a network lie one after the other (a learner's do, once
+    its optimiser is made)."""
 
-    def __init__(self, net: nn.Module, vector: Tensor) -> None:
-        self._vector, self._address, self._first = vector.numpy(), vector.data_ptr(), next(net.parameters())
-
-    def serves(self, net: nn.Module) -> bool:
-        """Whether the parameters of `net` (still) lie where these kernels look for them."""
-        return next(net.parameters()).data_ptr() == self._address
-
-    @property
-    def stale(self) -> bool:
-        """Whether the parameters have got another address, by a new optimiser."""
-        return self._first.data_ptr() != self._address
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copied network has its parameters elsewhere, and runs in torch."""
+    def __init__(self, vector: Tensor) -> None:
+        self._vector, self._address = vector.numpy(), vector.data_ptr()
 
 
-class Compiled(OnVector):
+class NumbaActorCritic(OnVector):
     """The kernels for an actor-critic."""
 
     def __init__(self, net: ActorCritic, vector: Tensor) -> None:
-        super().__init__(net, vector)
+        super().__init__(vector)
         assert isinstance(net.body, SeparateBody)
         nets, self._net, self._torso = net.body.nets, net, net.body.torso
         self._action_shape, self._gauss = net.env_spec.action.shape, isinstance(net.head, ContinuousHead)
@@ -101,7 +104,7 @@ class Compiled(OnVector):
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor] | None:
         """Actions and log-probabilities `[B, *action.shape], [B]`; None for so many rows that torch is faster."""
-        from runnel.nets import compiled_kernels as kernels
+        from runnel.kernels.small.numba import steps as kernels
 
         if len(noise) > ACT_ROWS:
             return None
@@ -131,7 +134,7 @@ class Compiled(OnVector):
 
     def values(self, obs: Mapping[str, Tensor]) -> Tensor:
         """The critic. Obs leaves `[..., *shape] -> [...]`"""
-        from runnel.nets import compiled_kernels as kernels
+        from runnel.kernels.small.numba import steps as kernels
 
         seen = self._features(obs)
         x = seen.reshape(-1, seen.shape[-1])
@@ -159,12 +162,12 @@ class Compiled(OnVector):
         value_coef: float,
         entropy_coef: float,
     ) -> Tensor:
-        """An optimiser step along `ppo_gradient` for each `size` rows of each of `orders` `[epochs, N]` of `batch` `[N, ...]`.
+        """An optimiser step of PPO (`PPOLearner.step`) for each `size` rows of each of `orders` `[epochs, N]` of `batch`
+        `[N, ...]`: the numbers of `METRICS` for each.
 
-        Gives the six numbers of `losses.actor_critic.METRICS` and the gradient's norm for each. A step whose loss is not finite
-        changes nothing. Sums do not depend on the number of threads. `[steps, 7]`
+        A step whose loss is not finite changes nothing. Sums do not depend on the number of threads. `[steps, 7]`
         """
-        from runnel.nets import compiled_kernels as kernels
+        from runnel.kernels.small.numba import steps as kernels
 
         data = (self._sizes, self._relu, self._features(batch), self._columns(batch))
         coefs = tuple(np.float32(c or 0.0) for c in (clip, dual_clip, value_clip, value_coef, entropy_coef))

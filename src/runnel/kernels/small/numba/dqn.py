@@ -1,46 +1,49 @@
-"""Q-learning with a small network on the CPU, compiled: as `compiled.py`, for `QNet`."""
+"""Q-learning with a small network on the CPU, compiled: as `ppo.py`, for `QNet`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.nets.compiled import ACT_ROWS, OnVector, has_numba, one_blas_thread
-from runnel.ops.optimise import Adam, flat_view
+from runnel.kernels.small.numba.ppo import ACT_ROWS, OnVector, has_numba, one_blas_thread
+from runnel.kernels.small.numpy_act import NumpyQ, vector_leaf
+from runnel.nets.q_nets import QNet
+from runnel.ops.optimise import Adam
 
-if TYPE_CHECKING:
-    from runnel.nets.q_nets import QNet
-
+METRICS = ("loss/td", "td_error", "q", "grad_norm")
+"""What `step` says of an optimiser step."""
 Array = NDArray[Any]
 _NO_MASK = np.zeros((0, 0), np.bool_)
 _COLUMNS = ("action", "rewards/env", "discount", "weight")
 
 
-def compile_q(net: QNet) -> CompiledQ | None:
-    """The kernels for `net`, if some serve it and its parameters lie one after the other (a learner's do)."""
-    vector = flat_view(list(net.parameters())) if can_compile_q(net) else None
-    return None if vector is None else CompiledQ(net, vector)
-
-
-def can_compile_q(net: QNet) -> bool:
-    """Whether the kernels serve this network: one float vector, two hidden layers, one number for each action, on the CPU."""
-    plain = not net.dueling and net.num_atoms == 1 and bool(net.leaf) and len(net.head.weight) == 3
+def why_not(net: QNet) -> str:
+    """Why the kernels do not serve this network, empty where they do: they are for one float vector, two fully connected hidden
+    layers of tanh or relu and one number for each action, on the CPU."""
     first = net.head.weight[0]
-    return plain and net.head.activation != "silu" and first.is_cpu and first.dtype == torch.float32 and has_numba()
+    if reason := NumpyQ.why_not(net):
+        return reason
+    if net.dueling or net.num_atoms != 1:
+        return "kernels are for one number for each action, not for dueling networks or distributions"
+    if len(net.head.weight) != 3 or net.head.activation == "silu":
+        return "kernels are for two hidden layers of tanh or relu"
+    if not first.is_cpu or first.dtype != torch.float32:
+        return "kernels are for float32 on the CPU"
+    return "" if has_numba() else "Numba is not installed: pip install 'runnel[compiled]'"
 
 
-class CompiledQ(OnVector):
+class NumbaQ(OnVector):
     """The kernels for a network of action values."""
 
     def __init__(self, net: QNet, vector: Tensor) -> None:
-        super().__init__(net, vector)
+        super().__init__(vector)
         weights = net.head.weight
-        self._leaf, self._relu = net.leaf, net.head.activation == "relu"
+        self._leaf, self._relu = vector_leaf(net.env_spec, net.torso), net.head.activation == "relu"
         self._sizes = (net.head.num_inputs, *(w.shape[1] for w in weights))
         self._grad = np.zeros_like(self._vector)
         self._rows = tuple(np.empty(n, np.float32) for n in self._sizes[1:])
@@ -48,7 +51,7 @@ class CompiledQ(OnVector):
 
     def best(self, x: Array, mask: Array | None) -> Array | None:
         """The best action of rows `[B, I]` `-> [B]`; None for so many that numpy is faster."""
-        from runnel.nets import compiled_kernels as kernels
+        from runnel.kernels.small.numba import steps as kernels
 
         if len(x) > ACT_ROWS:
             return None
@@ -66,9 +69,9 @@ class CompiledQ(OnVector):
         optimiser: Adam,
         max_norm: float,
     ) -> tuple[Tensor, Tensor]:
-        """An optimiser step along `huber_td_loss`, with `target` the parameters of the target network `[P]`: loss, mean error,
-        mean Q, the gradient's norm; and the error of each row. A loss that is not finite changes nothing. `[4], [B]`"""
-        from runnel.nets import compiled_kernels as kernels
+        """An optimiser step of DQN (`DQNLearner.step`), with `target` the parameters of the target network `[P]`: the numbers
+        of `METRICS`, and the error of each row. A loss that is not finite changes nothing. `[4], [B]`"""
+        from runnel.kernels.small.numba import steps as kernels
 
         mask = batch.get("next_action_mask")
         obs = [batch[k].flatten(1).numpy() for k in (self._leaf, "next_" + self._leaf)]

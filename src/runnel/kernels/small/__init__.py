@@ -1,0 +1,1 @@
+"""Kernels for small networks: two fully connected layers, as classical agents have them."""

@@ -1,0 +1,1 @@
+"""Small networks on the CPU, compiled by Numba."""

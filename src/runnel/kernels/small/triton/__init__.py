@@ -1,0 +1,1 @@
+"""Small networks on a CUDA device, in Triton."""

@@ -1,0 +1,191 @@
+"""Whether what a kernel stands for is still what would run: the stock code, neither patched nor edited.
+
+A kernel does what some functions say, in another way. So it may stand in for them only while they say what they said when it
+was written. Two things can change that, and both count:
+
+- A function was replaced while Python runs (`runnel.agents.ppo.clipped_policy_loss = mine`, a mock, `learner.loss = mine`): it
+  is then another object than the one that was there when this module was loaded.
+- The source was edited. `fingerprints.json` has a checksum of each function's tokens (comments, docstrings and layout do not
+  count), and one that differs says so.
+
+Whoever changes such a function changes the kernels with it, sees that the tests of `tests/unit/kernels` pass, and writes the
+checksums anew: `python -m runnel.kernels.write_fingerprints`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from runnel.agents import appo, ddpg, dqn, ppo, ppo_population, sac, td3
+from runnel.losses import policy, value
+from runnel.nets import actor_critic, bodies, continuous, heads, mlp, q_nets, torso
+from runnel.ops import distributions, masked, normalise, optimise, shuffle
+
+Owner = ModuleType | type
+Place = tuple[Owner, str]
+FILE = Path(__file__).with_name("fingerprints.json")
+_SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def _of(owner: Owner, names: str) -> tuple[Place, ...]:
+    return tuple((owner, name) for name in names.split())
+
+
+ADAM = (*_of(optimise.Adam, "step apply _step _step_on_host"), *_of(optimise, "_join"))
+NORMALISER = _of(normalise.RunningMeanStd, "forward")
+LAYERS = (*_of(mlp.MLP, "__call__ forward _run one _found"), *_of(mlp, "_affine _last"), *_of(torso.Torso, "__call__ forward"))
+HEADS = (
+    *_of(heads.DiscreteHead, "evaluate"),
+    *_of(heads.ContinuousHead, "evaluate"),
+    *_of(distributions, "mask_logits categorical_evaluate gaussian_evaluate _normal_logprob"),
+)
+ACTOR_CRITIC = (
+    *_of(actor_critic.ActorCritic, "both value observe evaluate_scores _values _scores"),
+    *_of(bodies.SeparateBody, "both value policy"),
+    *LAYERS,
+    *HEADS,
+    *NORMALISER,
+)
+ACTING = (
+    *_of(actor_critic.ActorCritic, "act observe _scores"),
+    *_of(bodies.SeparateBody, "policy"),
+    *LAYERS,
+    *NORMALISER,
+    *_of(heads.DiscreteHead, "sample mode"),
+    *_of(heads.ContinuousHead, "sample mode _shaped"),
+    *_of(distributions, "mask_logits categorical_sample categorical_mode gaussian_sample gaussian_mode _normal_logprob"),
+)
+"""What `ActorCritic.act` runs."""
+ACTING_Q = (*_of(q_nets.QNet, "act q scores expected _join"), *LAYERS, *_of(distributions, "mask_logits"))
+"""What `QNet.act` runs."""
+PPO = (
+    *_of(ppo.PPOLearner, "value epochs step loss policy_loss value_loss _forward _check _far"),
+    *_of(ppo, "clipped_policy_loss value_loss approximate_kl _columns"),
+    *_of(policy, "masked_mean _k3"),
+    *_of(value, "masked_mean"),
+    *_of(masked, "masked_mean"),
+    *_of(shuffle.Shuffle, "order"),
+    *ACTOR_CRITIC,
+    *ADAM,
+)
+"""What PPO does between two versions."""
+DQN = (
+    *_of(dqn.DQNLearner, "step loss td_loss _transitions"),
+    *_of(dqn, "huber_td_loss mask_logits _pick"),
+    *_of(q_nets.QNet, "scores q expected _join"),
+    *LAYERS,
+    *ADAM,
+)
+"""What DQN does between two versions."""
+UPDATES: dict[type, tuple[Place, ...]] = {
+    ppo.PPOLearner: _of(ppo.PPOLearner, "prepare make_batch credit _values value update learn epochs step loss"),
+    appo.APPOLearner: _of(appo.APPOLearner, "credit"),
+    ppo_population.PopulationLearner: _of(ppo_population.PopulationLearner, "prepare update"),
+    sac.SACLearner: (
+        *_of(sac.SACLearner, "update step critic_loss target actor_loss temperature_loss draw _wanted_entropy _count"),
+        *_of(
+            sac, "ensemble_td_loss soft_actor_loss soft_actor_loss_discrete temperature_loss soft_target soft_target_discrete"
+        ),
+    ),
+    td3.TD3Learner: (
+        *_of(td3.TD3Learner, "update step critic_loss target actor_loss _count"),
+        *_of(td3, "ensemble_td_loss deterministic_actor_loss min_target"),
+    ),
+}
+UPDATES[ddpg.DDPGLearner] = UPDATES[td3.TD3Learner]
+UPDATES[appo.APPOLearner] += UPDATES[ppo.PPOLearner]
+"""What an update of each learner runs; recorded in a CUDA graph, it must not decide anything in Python."""
+REPLAY_NETS = (
+    *_of(continuous._Net, "scores"),
+    *_of(continuous.SquashedGaussianActor, "sample"),
+    *_of(continuous.DeterministicActor, "action"),
+    *_of(continuous.QEnsemble, "q"),
+    *_of(continuous.Box, "normalise"),
+    *_of(continuous, "squashed_gaussian"),
+    *_of(distributions, "_squashed_logprob"),
+    *LAYERS,
+    *ADAM,
+)
+"""What SAC and TD3 with continuous actions run of their networks."""
+_ALL: tuple[Place, ...] = tuple(dict.fromkeys(sum(UPDATES.values(), (*ACTING, *ACTING_Q, *PPO, *DQN, *REPLAY_NETS))))
+_THERE = {place: vars(place[0])[place[1]] for place in _ALL}
+"""The functions that were there when this module was loaded, which is when runnel is."""
+
+
+def why_changed(places: Iterable[Place], instances: Iterable[object] = ()) -> str:
+    """Which of the functions at `places` is not the stock one, in words; empty if all are. `instances` are looked at for
+    attributes that hide a method."""
+    owned = {name for owner, name in places if isinstance(owner, type)}
+    for instance in instances:
+        if hidden := owned & vars(instance).keys():
+            return f"{type(instance).__name__}.{min(hidden)} was replaced on the object"
+    for place in places:
+        if vars(place[0]).get(place[1]) is not _THERE[place]:
+            return f"{_name(place)} was replaced"
+        if (known := _known().get(_name(place))) is not None and fingerprint(_THERE[place]) not in (known, ""):
+            return f"{_name(place)} was edited"
+    return ""
+
+
+def _name(place: Place) -> str:
+    owner, name = place
+    whole = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+    return f"{whole.removeprefix('runnel.')}.{name}"
+
+
+@cache
+def _known() -> dict[str, str]:
+    found: dict[str, str] = json.loads(FILE.read_text())
+    return found
+
+
+@cache
+def fingerprint(function: Any) -> str:
+    """A checksum of the tokens of a function's source, without comments and docstring; empty where there is no source.
+
+    >>> fingerprint(eval("lambda x: x"))
+    ''
+    """
+    code = _code(function)
+    try:
+        source = textwrap.dedent(inspect.getsource(code))
+    except (OSError, TypeError):
+        return ""
+    tokens = tokenize.generate_tokens(io.StringIO(_without_docstring(source)).readline)
+    text = "".join(token.string for token in tokens if token.type not in _SKIPPED)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _code(function: Any) -> CodeType:
+    """The code of a function, below what decorates it (`torch.no_grad`)."""
+    found = inspect.unwrap(function.__func__ if isinstance(function, staticmethod) else function)
+    assert isinstance(found, FunctionType), f"{function!r} is no function"
+    return found.__code__
+
+
+def _without_docstring(source: str) -> str:
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    first = function.body[0]
+    if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)):
+        return source
+    lines = source.splitlines(keepends=True)
+    end = first.end_lineno or first.lineno
+    empty = [] if len(function.body) > 1 else [f"{' ' * first.col_offset}pass\n"]
+    return "".join([*lines[: first.lineno - 1], *empty, *lines[end:]])
+
+
+def all_fingerprints() -> dict[str, str]:
+    """The checksum of every function that some kernel stands for, by name."""
+    return {_name(place): fingerprint(_THERE[place]) for place in sorted(_ALL, key=_name)}
