@@ -49,7 +49,7 @@ def main() -> None:
         out="runs",
         track=(),
         **{
-            "compiled": False,
+            "compiled": "off",
             "vector.backend": "serial",
             "eval.episodes": 0,
             "checkpoint.every": 0,

@@ -68,7 +68,7 @@ PLAIN: Row = {
 }
 PLACED: Row = {"policy_workers": 1, "max_restarts": 1000, "stage_timeout_s": 20.0, "threads": 1}
 SPREAD: Row = {"place": ("actor-*: 1 core, spread",)}
-CARTPOLE: Row = {"env": "CartPole-v1", "num_actors": 2, "vector": {"backend": "serial"}, "compiled": False}
+CARTPOLE: Row = {"env": "CartPole-v1", "num_actors": 2, "vector": {"backend": "serial"}, "compiled": "off"}
 TASK = f"{venvs.ROOT / 'tests' / 'learning' / 'digits_task.py'}:make_task"
 LM: Row = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}
 CASES: dict[str, tuple[str, Row]] = {

@@ -43,7 +43,7 @@ def asleep(ms: float) -> dict[str, Any]:
         "env": "runnel.envs.toy:StepTime",
         "env_kwargs": {"step_ms": ms},
         "vector": {"backend": "serial"},
-        "compiled": False,
+        "compiled": "off",
     }
 
 
@@ -81,7 +81,7 @@ CASES = (
         "dqn",
         {**asleep(1.0), **APART, "min_fill": 200, "staleness": {"mode": "window", "max_lag": 16}},
     ),
-    Case("PPO, CartPole, one process", "ppo", {"num_steps": 128, "vector": {"backend": "serial"}, "compiled": False}),
+    Case("PPO, CartPole, one process", "ppo", {"num_steps": 128, "vector": {"backend": "serial"}, "compiled": "off"}),
     Case("GRPO, a small model, one process", "grpo", LM),
     Case("GRPO, a small model, an actor apart, one step off", "grpo", {**LM, **APART, "staleness": {"mode": "one_step"}}),
 )

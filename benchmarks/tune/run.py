@@ -38,7 +38,7 @@ SPACE = {
     "ppo.num_epochs": "int(1, 20)",
     "ppo.entropy_coef": "{0, 0.01, 0.1}",
 }
-SETTINGS: dict[str, Any] = {"num_steps": 32, "vector.backend": "serial", "compiled": False, "eval.episodes": 20}
+SETTINGS: dict[str, Any] = {"num_steps": 32, "vector.backend": "serial", "compiled": "off", "eval.episodes": 20}
 Row = dict[str, Any]
 
 
