@@ -4,7 +4,7 @@ Kernels do the plain learner's arithmetic in another order, with a tanh that is 
 to float32 rounding. What an update makes of a gradient does not always: Adam divides each entry by its own size, and an entry
 that is rounding alone moves a weight by as much as a sure one. Hence weights are compared as a whole, by the distance between
 the two against the way that the plain learner went. Over 6,000 random settings that was at most 1.3e-4 for PPO and 2.6e-4 for
-DQN, and no weight differed by more than 6e-6.
+DQN; one setting that was found later (a layer of width 1) reached 2.5e-3. No weight differed by more than 1.5e-5.
 """
 
 from __future__ import annotations
