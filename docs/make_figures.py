@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import runnel as rl
-from runnel.track.collect import collect
-from runnel.track.judge import judge
-from runnel.track.markdown import md_table
-from runnel.track.plots import Series, curve_svg
+from runnel.report.collect import collect
+from runnel.report.markdown import md_table
+from runnel.report.plots import Series, curve_svg
+from runnel.report.verdicts import judge
 
 ASSETS = Path(__file__).parent / "assets"
 

@@ -14,7 +14,7 @@ class SPO(rl.PPOLearner):
 
     def policy_loss(self, logprob, rows, count):
         ratio, advantage = (logprob - rows["logprob"]).exp(), rows["advantage"]
-        penalty = advantage.abs() * (ratio - 1).square() / (2 * self.config.clip)
+        penalty = advantage.abs() * (ratio - 1).square() / (2 * self.config.clip_range)
         return rl.Loss((penalty - ratio * advantage).sum() / count)
 
 

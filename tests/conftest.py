@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from runnel.run.launchers import local
-from runnel.run.launchers.nursery import Nursery
+from runnel.run.launchers.fork_server import ForkServer
 
 torch.set_num_threads(1)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="runnel-tests-")  # not where the user's own runs are noted
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((i for i, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))
 
 
-class LentNursery(Nursery):
+class LentNursery(ForkServer):
     """Stays when a run ends, for the next one: it need not import torch and transformers again."""
 
     def close(self) -> None:
@@ -62,13 +62,13 @@ class Lending:
         key = (live, tuple(early), Path.cwd(), tuple(sys.path), tuple(found.items()))
         if key not in self._made or self._made[key].gone():
             while len(self._made) > 1:
-                Nursery.close(self._made.pop(next(iter(self._made))))
+                ForkServer.close(self._made.pop(next(iter(self._made))))
             self._made[key] = LentNursery(live, log, early=early)
         return self._made[key]
 
     def close(self) -> None:
-        for nursery in self._made.values():
-            Nursery.close(nursery)
+        for fork_server in self._made.values():
+            ForkServer.close(fork_server)
         self._made.clear()
 
 
@@ -80,7 +80,7 @@ def _one_nursery_for_many_runs(request: pytest.FixtureRequest, monkeypatch: pyte
     if request.node.path.stem in WATCH_PROCESSES:
         LENDING.close()
     else:
-        monkeypatch.setattr(local, "Nursery", LENDING.lend)
+        monkeypatch.setattr(local, "ForkServer", LENDING.lend)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,7 +36,7 @@ PPO_PRESETS: dict[str, dict[str, Any]] = {
         "num_steps": 32,
         "ppo.lr": 2e-3,
         "ppo.gamma": 0.98,
-        "ppo.lam": 0.8,
+        "ppo.gae_lambda": 0.8,
         "ppo.num_epochs": 4,
         "ppo.num_minibatches": 4,
     },
@@ -44,7 +44,8 @@ PPO_PRESETS: dict[str, dict[str, Any]] = {
 
 
 def ppo(args: argparse.Namespace) -> dict[str, Any]:
-    same = {"ppo.gamma": 0.99, "ppo.lam": 0.95, "ppo.clip": 0.2, "ppo.max_grad_norm": 0.5, "ppo.normalise_advantage": True}
+    same = {"ppo.gamma": 0.99, "ppo.gae_lambda": 0.95, "ppo.clip_range": 0.2, "ppo.max_grad_norm": 0.5}
+    same |= {"ppo.normalise_advantage": True}
     same |= {"ppo.normalise_obs": False, "ppo.normalise_reward": False}  # nor do the peers
     return {**same, **PPO_PRESETS[args.preset]}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from runnel.core.frozen import Frozen
+from runnel.core.state import SealedChunk
 from runnel.run import checkpoint
 from runnel.run.checkpoint import Checkpoints, write_parts
 
@@ -28,7 +28,7 @@ PIECE_BYTES = 64 << 20
 
 def save(checkpoints: Checkpoints, version: int, memory: Sequence[torch.Tensor]) -> float:
     """One checkpoint; returns its seconds."""
-    pieces = [Frozen(f"piece{i}", lambda x=x: {"x": x}) for i, x in enumerate(memory)]  # type: ignore[misc]
+    pieces = [SealedChunk(f"piece{i}", lambda x=x: {"x": x}) for i, x in enumerate(memory)]  # type: ignore[misc]
     start = time.perf_counter()
     path = checkpoints.begin(version)
     files = write_parts(path, {"worker-buffer": {"pieces": pieces}}, copies=2)

@@ -67,7 +67,7 @@ CLEANRL_ATARI: dict[str, Any] = {
     "ppo.lr": "linear(2.5e-4, 0)",
     "ppo.num_epochs": 4,
     "ppo.num_minibatches": 4,
-    "ppo.clip": 0.1,
+    "ppo.clip_range": 0.1,
     "ppo.value_clip": 0.1,
     "ppo.value_coef": 0.5,
     "ppo.entropy_coef": 0.01,

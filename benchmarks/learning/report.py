@@ -12,7 +12,7 @@ from benchmarks.learning.entries import ENTRIES, LAST, Learning, Score
 from benchmarks.results import number, table
 
 import runnel as rl
-from runnel.track.plots import Series, curve_svg
+from runnel.report.plots import Series, curve_svg
 
 Row = dict[str, Any]
 CURVES = "curves.svg"

@@ -3,8 +3,8 @@
     python -m benchmarks.llm.families                # all types; writes docs/families.md; some five minutes on one core
     python -m benchmarks.llm.families gemma3 qwen2   # these alone, to the terminal
 
-It is what a run from a model folder does before it starts (`runnel/llm/start_check.py`), on the default configuration of each
-type, and on some others where that says more.
+It is what a run from a model folder does before it starts (`runnel/llm/checks/at_start.py`), on the default configuration of
+each type, and on some others where that says more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from runnel.core.errors import RunnelError
-from runnel.llm.agreement import Agreement, compare
+from runnel.llm.checks.agreement import Agreement, compare
+from runnel.llm.checks.at_start import FOREIGN, REFUSED, difference, problem
 from runnel.llm.engines.row_cache import cache_argument
 from runnel.llm.model.decoder import supported
 from runnel.llm.model.tiny import tiny_config, tiny_model
-from runnel.llm.start_check import FOREIGN, REFUSED, difference, problem
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 ROPE = {"rope_type": "default", "rope_theta": 1e4}

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from runnel.core.protocols import OneProcess
+from runnel.core.contracts.learning import SingleProcess
 from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.token_model import TokenModel
 
@@ -57,7 +57,7 @@ def measure(name: str, layers: int, repeats: int) -> dict[str, Any]:
         (-logprobs.mean()).backward()  # type: ignore[no-untyped-call]
         model.gather()
         start = clock("passes_s", start)
-        model.step(1e-5, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+        model.step(1e-5, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
         clock("step_s", start)
     return {"offload": name, "at_rest_gib": round(torch.cuda.memory_allocated() / 2**30, 2), **seconds}
 

@@ -105,7 +105,7 @@ def decode(args: argparse.Namespace) -> None:
 def learn(args: argparse.Namespace) -> None:
     """Optimiser steps on `prompts` rows of `tokens` tokens: cross entropy of every token, clipping, AdamW. Micro-batches hold
     8,192 tokens, as those of the learner do by default."""
-    from runnel.core.protocols import OneProcess
+    from runnel.core.contracts.learning import SingleProcess
     from runnel.llm.model.attention import PackedRows
     from runnel.llm.model.token_model import TokenModel
 
@@ -128,7 +128,7 @@ def learn(args: argparse.Namespace) -> None:
             logprob, _ = model.target_logprobs(hidden, part.reshape(-1).roll(-1), temperature=1.0)
             (-logprob.sum() / tokens.numel()).backward()
             model.gather()
-        model.step(1e-6, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+        model.step(1e-6, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
 
     work.time_steps(args, step, tokens.numel())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import runnel as rl
-from runnel.track.plots import Series, curve_svg
+from runnel.report.plots import Series, curve_svg
 
 SETTINGS: dict[str, Any] = {
     "model": "smollm2",

@@ -125,7 +125,7 @@ def study(args: argparse.Namespace) -> None:
 def report(out: Path) -> None:
     """`table.md` and `curve.svg` from the finished runs in `out`: final reward by lag and loss, and the way there."""
     import runnel as rl
-    from runnel.track.plots import Series, curve_svg
+    from runnel.report.plots import Series, curve_svg
 
     rows = [json.loads(line) for line in (out / "staleness.jsonl").read_text().splitlines()]
     evals = {(r["loss"], r["lag"], r["seed"]): r["evals"] for r in rows if r.get("evals")}

@@ -23,7 +23,7 @@ from typing import Any
 import runnel as rl
 from benchmarks import machine
 from runnel.core.clock import WallClock
-from runnel.core.trace import MARK, SPAN, Recorder
+from runnel.core.trace import MARK, SPAN, TraceWriter
 from runnel.track.trace import write_trace
 from runnel.track.trace.files import read_processes
 
@@ -48,14 +48,14 @@ def cpu_s() -> float:
 def call_costs(num: int = 100_000) -> tuple[float, float]:
     """CPU seconds of a piece of a stage, and of any other record (written to a file, as in a run)."""
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(Path(folder) / "cost.bin", WallClock(), about={"group": "x", "epoch": 0, "incarnation": 0})
-        lane = recorder.lane("x")
-        code, start = lane.code(MARK, "reserve x"), time.process_time()
+        recorder = TraceWriter(Path(folder) / "cost.bin", WallClock(), about={"group": "x", "epoch": 0, "incarnation": 0})
+        track = recorder.track("x")
+        code, start = track.code(MARK, "reserve x"), time.process_time()
         for n in range(num):
-            lane.span("ab"[n % 2], 1.0, 1.0, 0.0)  # another stage each time: none of them are joined
+            track.span("ab"[n % 2], 1.0, 1.0, 0.0)  # another stage each time: none of them are joined
         middle = time.process_time()
         for n in range(num):
-            lane.put(code, n, 1.0, 1.0)
+            track.put(code, n, 1.0, 1.0)
         end = time.process_time()
         recorder.close()
     return (middle - start) / num, (end - middle) / num

@@ -15,15 +15,15 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from runnel.core.records import StreamSpec
-from runnel.flow.inference import Bytes
+from runnel.flow.inference.codec import Bytes
 from runnel.flow.params import Channel
 from runnel.flow.slots import TableReader
-from runnel.flow.staleness import StalenessPolicy
-from runnel.flow.transports.agent import NodeAgent
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
-from runnel.flow.transports.ray import NAMESPACE, RayNet, agent_name
-from runnel.flow.transports.remote import RemoteWriter
+from runnel.flow.staleness import AdmissionRule
+from runnel.flow.transports.cluster.agent import NodeAgent
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
+from runnel.flow.transports.cluster.ray import NAMESPACE, RayNet, agent_name
+from runnel.flow.transports.cluster.remote import RemoteWriter
 
 CHANNEL = "policy"
 
@@ -54,8 +54,8 @@ class AgentHost:
         shm = memory.transport(bells)
         tables = {name: shm.samples(spec, stream[1]) for name, spec in streams.items()}
         channels = {CHANNEL: shm.params(CHANNEL, depth=depth)}
-        map_ = Map.from_data(json.loads(where))
-        self._agent = NodeAgent(node, map_, RayNet(run), tables=tables, boards={}, channels=channels, bells=bells)
+        map_ = ClusterMap.from_data(json.loads(where))
+        self._agent = NodeAgent(node, map_, RayNet(run), tables=tables, mailbox_tables={}, channels=channels, bells=bells)
         self._channel: Channel = channels[CHANNEL]
         self._agent.start()
         return json.dumps(memory.to_data()).encode()
@@ -93,7 +93,7 @@ class WriterHost:
 
 
 def open_agent(
-    run: str, node: str, where: Map, *, stream: Any = None, depth: int = 2, place: Any = None
+    run: str, node: str, where: ClusterMap, *, stream: Any = None, depth: int = 2, place: Any = None
 ) -> tuple[Any, NodeMemory]:
     """Start the agent of a node; where its memory is, if it is on this one."""
     options: dict[str, Any] = {"name": agent_name(run, node), "namespace": NAMESPACE, "num_cpus": 0, "max_concurrency": 1000}
@@ -106,9 +106,9 @@ def open_agent(
 class SampleEnds:
     """A stream under an agent, a writer in another process that reaches it by calls, and its reader here."""
 
-    def __init__(self, spec: StreamSpec, policy: StalenessPolicy) -> None:
+    def __init__(self, spec: StreamSpec, policy: AdmissionRule) -> None:
         self._cluster, run = start_ray(), secrets.token_hex(4)
-        where = Map({spec.name: "node"}, {}, {})
+        where = ClusterMap({spec.name: "node"}, {}, {})
         self._host, memory = open_agent(run, "node", where, stream=(spec, policy))
         self._bells = NodeBells(memory, 1)
         self.reader = TableReader(memory.transport(self._bells).samples(spec, policy), "trainer")
@@ -130,7 +130,7 @@ class ParamEnds:
         self._cluster, run = start_ray(num_nodes), secrets.token_hex(4)
         here = ray.get_runtime_context().get_node_id()
         others = [n["NodeID"] for n in ray.nodes() if n["NodeID"] != here]
-        where = Map({}, {}, {CHANNEL: (here, [here, *others])})
+        where = ClusterMap({}, {}, {CHANNEL: (here, [here, *others])})
         self._hosts = []
         for node in (*others, here):  # who publishes comes last, and finds the others
             place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)

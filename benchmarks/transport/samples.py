@@ -25,10 +25,10 @@ import torch
 
 from benchmarks import machine, results, venvs
 from benchmarks.harness import RESULTS
-from runnel.core.protocols import SampleWriter
+from runnel.core.contracts.samples import SampleWriter
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.flow.slots import TableReader, TableWriter
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import Doorbells, ShmTransport
 
@@ -36,7 +36,7 @@ NAME = "transport/samples"
 SIZES = {"4 KB": 1 << 12, "64 KB": 1 << 16, "1 MB": 1 << 20, "16 MB": 1 << 24}
 ROW_BYTES = 256
 CAPACITY = 4
-POLICY = LagPolicy(lag=1 << 30, batch=1, exact=True)
+POLICY = LagRule(lag=1 << 30, batch=1, exact=True)
 Row = dict[str, Any]
 
 

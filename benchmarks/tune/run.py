@@ -33,8 +33,8 @@ WAYS: dict[str, dict[str, Any]] = {
 SPACE = {
     "ppo.lr": "log(1e-5, 3e-2)",
     "ppo.gamma": "{0.9, 0.95, 0.98, 0.99, 0.999}",
-    "ppo.lam": "0.7..1",
-    "ppo.clip": "{0.05, 0.1, 0.2, 0.4}",
+    "ppo.gae_lambda": "0.7..1",
+    "ppo.clip_range": "{0.05, 0.1, 0.2, 0.4}",
     "ppo.num_epochs": "int(1, 20)",
     "ppo.entropy_coef": "{0, 0.01, 0.1}",
 }

@@ -20,6 +20,12 @@ from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.batch import Batch
 from runnel.core.config import refuse_unused, to_data
+from runnel.core.contracts.evaluation import AgentRoute, EvalResult, Evaluation, Policy
+from runnel.core.contracts.inference import Inferencer, Reply, Request
+from runnel.core.contracts.learning import Collective, Learner, SingleProcess, Update
+from runnel.core.contracts.params import ParamSet
+from runnel.core.contracts.samples import Sampler
+from runnel.core.contracts.tasks import Task, TaskSource
 from runnel.core.errors import (
     CheckpointError,
     ClusterLost,
@@ -29,23 +35,6 @@ from runnel.core.errors import (
     NonFiniteError,
     RunnelError,
     WorkerFailure,
-)
-from runnel.core.protocols import (
-    AgentRoute,
-    Collective,
-    EvalResult,
-    Evaluation,
-    Inferencer,
-    Learner,
-    OneProcess,
-    ParamSet,
-    Policy,
-    Reply,
-    Request,
-    Sampler,
-    Task,
-    TaskSource,
-    Update,
 )
 from runnel.core.records import FieldSpec, Segment, StreamSpec
 from runnel.core.resuming import OnResume, may_change, stays
@@ -61,8 +50,21 @@ from runnel.eval.compare import compare
 from runnel.eval.profiles import performance_profile
 from runnel.eval.runner import EnvEvaluation
 from runnel.eval.statistics import summarise
-from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessConfig, StalenessPolicy
+from runnel.flow.staleness import AdmissionRule, LagRule, ReplayRatioRule, StalenessConfig
 from runnel.flow.workers.trainer import Phase
+from runnel.graphs.env_config import EnvConfig, ReplayEnvConfig
+from runnel.graphs.env_task import EnvTask
+from runnel.graphs.experiment import ActorSpec, BufferSpec, EvaluationSpec, Experiment, InferenceStream
+from runnel.graphs.on_policy import on_policy_graph
+from runnel.graphs.pairs import PairConfig, pair_graph
+from runnel.graphs.population import population_graph
+from runnel.graphs.prompt_task import PromptTask
+from runnel.graphs.prompts import PromptConfig, prompt_graph
+from runnel.graphs.record_config import RecordConfig
+from runnel.graphs.replay import replay_graph
+from runnel.graphs.run_config import CheckpointConfig, EvalConfig, PlacementConfig, RunConfig
+from runnel.graphs.unused import unused_by_learner, unused_on_data
+from runnel.graphs.user_objects import make_network, resolve
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
@@ -74,10 +76,10 @@ from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, Re
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
-from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig
-from runnel.llm.pairs import PairWriter
 from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.sampling.pairs import PairWriter
 from runnel.llm.tasks import DataConfig, DifficultyConfig, Example, TextTask
 from runnel.losses.base import Loss
 from runnel.nets.actor_critic import ActorCritic
@@ -85,38 +87,17 @@ from runnel.nets.bodies import build_body
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.mlp import NetConfig
+from runnel.nets.optim import Adam
 from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet
-from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
+from runnel.report.write import write_report
 from runnel.run.api import Run, export, load, record, resume, train, train_config
-from runnel.run.env_config import EnvConfig, ReplayEnvConfig
-from runnel.run.env_task import EnvTask
 from runnel.run.evaluating import evaluate
 from runnel.run.events import Event
-from runnel.run.experiment import (
-    ActorSpec,
-    BufferSpec,
-    CheckpointConfig,
-    EvalConfig,
-    EvaluationSpec,
-    Experiment,
-    InferenceStream,
-    PlacementConfig,
-    RunConfig,
-)
-from runnel.run.graphs import on_policy_graph, replay_graph
-from runnel.run.pair_graph import PairConfig, pair_graph
 from runnel.run.pipeline import PipelineConfig, Stage, learner_settings, run_pipeline
-from runnel.run.population import population_graph
-from runnel.run.prompt_graph import PromptConfig, prompt_graph
-from runnel.run.prompt_task import PromptTask
-from runnel.run.record_config import RecordConfig
-from runnel.run.registry import make_network, resolve
-from runnel.run.unused import unused_by_learner, unused_on_data
 from runnel.testing.envs import check_env
 from runnel.testing.rewards import check_reward
-from runnel.track.report import write_report
 
 __version__ = "0.1.0"
 
@@ -136,6 +117,7 @@ __all__ = [
     "ActorCritic",
     "ActorSpec",
     "Adam",
+    "AdmissionRule",
     "AgentRoute",
     "ArraySpec",
     "Batch",
@@ -179,14 +161,13 @@ __all__ = [
     "IMPALALearner",
     "InferenceStream",
     "Inferencer",
-    "LagPolicy",
+    "LagRule",
     "Learner",
     "Loss",
     "ModelConfig",
     "NetConfig",
     "NonFiniteError",
     "OnResume",
-    "OneProcess",
     "OnlineDPO",
     "PPOConfig",
     "PPOLearner",
@@ -203,13 +184,13 @@ __all__ = [
     "PromptTask",
     "QEnsemble",
     "QNet",
-    "RatioPolicy",
     "ReMax",
     "RecordConfig",
     "Reinforce",
     "ReinforceConfig",
     "ReplayConfig",
     "ReplayEnvConfig",
+    "ReplayRatioRule",
     "ReplayStore",
     "Reply",
     "Request",
@@ -222,10 +203,10 @@ __all__ = [
     "SACLearner",
     "Sampler",
     "Segment",
+    "SingleProcess",
     "SquashedGaussianActor",
     "Stage",
     "StalenessConfig",
-    "StalenessPolicy",
     "StreamSpec",
     "SupervisedFineTuning",
     "TD3Config",

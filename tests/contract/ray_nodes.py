@@ -8,12 +8,12 @@ from typing import Any
 
 import ray
 
-from runnel.flow.inference import Bytes
-from runnel.flow.transports.agent import NodeAgent
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.node import AGENT_PLACE, NodeBells, make_memory
-from runnel.flow.transports.ray import RayPeer
-from runnel.flow.transports.remote import Peer
+from runnel.flow.inference.codec import Bytes
+from runnel.flow.transports.cluster.agent import NodeAgent
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.node import AGENT_PLACE, NodeBells, make_memory
+from runnel.flow.transports.cluster.ray import RayPeer
+from runnel.flow.transports.cluster.remote import Peer
 
 
 class Named:
@@ -46,19 +46,19 @@ class AgentsActor:
     def __init__(self) -> None:
         self._agents: dict[str, NodeAgent] = {}
 
-    async def open(self, name: str, where: bytes, stream: Any, board: Any, depth: int) -> bytes:
+    async def open(self, name: str, where: bytes, stream: Any, mailboxes: Any, depth: int) -> bytes:
         """Make a node; returns where its memory is."""
         streams = {stream[0].name: stream[0]} if stream else {}
-        boards = {board.name: board} if board else {}
-        memory = make_memory(streams, ["policy"], boards, places=4)
+        mailbox_tables = {mailboxes.name: mailboxes} if mailboxes else {}
+        memory = make_memory(streams, ["policy"], mailbox_tables, places=4)
         bells = NodeBells(memory, AGENT_PLACE)
         shm = memory.transport(bells)
         agent = self._agents[name] = NodeAgent(
             name,
-            Map.from_data(json.loads(where)),
+            ClusterMap.from_data(json.loads(where)),
             HostNet(ray.get_runtime_context().current_actor),
             tables={n: shm.samples(spec, stream[1]) for n, spec in streams.items()},
-            boards={n: shm.inference(spec) for n, spec in boards.items()},
+            mailbox_tables={n: shm.inference(spec) for n, spec in mailbox_tables.items()},
             channels={"policy": shm.params("policy", depth=depth)},
             bells=bells,
         )

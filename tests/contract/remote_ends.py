@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from runnel.core.protocols import ParamSet, State
+from runnel.core.contracts.params import ParamSet
 from runnel.core.records import Slot, StreamSpec
-from runnel.flow.inference import Board, BoardServer, Bytes, InferenceSpec
+from runnel.core.state import State
+from runnel.flow.inference.codec import Bytes
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
 from runnel.flow.slots import SlotMemory, SlotTable, TableReader
-from runnel.flow.staleness import StalenessPolicy
-from runnel.flow.transports.agent import NodeAgent
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.remote import Head, Net, Parcel, Peer, PeerLost, RemoteClient, RemoteWriter
-from runnel.flow.transports.shares import RemoteRankReader
+from runnel.flow.staleness import AdmissionRule
+from runnel.flow.transports.cluster.agent import NodeAgent
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.ranks import RemoteRankReader
+from runnel.flow.transports.cluster.remote import Head, Parcel, Peer, PeerLost, Peers, RemoteClient, RemoteWriter
 from runnel.testing.param_properties import params_of
 from runnel.testing.transport import InferenceEnds, ParamEnds
 
@@ -127,7 +129,7 @@ def still(body: Bytes | None) -> Bytes | None:
 class Faulty:
     """A net that treats each call as `fates` say: `ok`, `lost`, `unanswered`, `doubled`, `late` (after the next), `damaged`."""
 
-    def __init__(self, net: Net, fates: Iterator[str]) -> None:
+    def __init__(self, net: Peers, fates: Iterator[str]) -> None:
         self._net, self._fates = net, fates
         self._held: list[Callable[[], Any]] = []
 
@@ -312,9 +314,9 @@ class SpreadChannel:
         self._settle()
 
 
-def board_map(spec: InferenceSpec, serving: str) -> Map:
+def board_map(spec: InferenceSpec, serving: str) -> ClusterMap:
     """All policy workers are on one node."""
-    return Map({}, {spec.name: {serving: list(range(spec.num_servers))}}, {})
+    return ClusterMap({}, {spec.name: {serving: list(range(spec.num_servers))}}, {})
 
 
 class Remote:
@@ -323,13 +325,13 @@ class Remote:
     def __init__(self) -> None:
         self.loop = LoopThread()
         self.net = FakeNet(self.loop)
-        self.wire: Net = self.net
+        self.wire: Peers = self.net
         """What the ends send by; a test may put a `Faulty` in its place."""
 
-    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> RemoteStream:
+    def samples(self, spec: StreamSpec, policy: AdmissionRule) -> RemoteStream:
         bells, node = EventBells(), self.new_node()
         table = SlotTable(spec, policy, SlotMemory.local(spec), lock=threading.RLock(), ring=bells.ring)
-        self.agent(node, Map({spec.name: node}, {}, {}), bells=bells, tables={spec.name: table})
+        self.agent(node, ClusterMap({spec.name: node}, {}, {}), bells=bells, tables={spec.name: table})
         return RemoteStream(table, lambda: self.wire.peer(node))
 
     def params(self, depth: int) -> ParamEnds:
@@ -337,7 +339,7 @@ class Remote:
         away = f"{home}-away"
         channels = {node: LocalChannel("policy", shared=False, depth=depth) for node in (away, home)}
         for node, channel in channels.items():
-            self.agent(node, Map({}, {}, {"policy": (home, [home, away])}), channels={"policy": channel})
+            self.agent(node, ClusterMap({}, {}, {"policy": (home, [home, away])}), channels={"policy": channel})
 
         def damage(version: int) -> None:
             channels[away]._versions[version][0]["net.weight"].view(torch.uint8).view(-1)[3] ^= 1
@@ -346,17 +348,17 @@ class Remote:
 
     def inference(self, spec: InferenceSpec) -> InferenceEnds:
         node, channel = self.new_node(), LocalChannel("policy", shared=False, depth=4)
-        board = self.board(spec, node, board_map(spec, node), channel)
+        mailboxes = self.mailboxes(spec, node, board_map(spec, node), channel)
         clients = [self.client(node, spec, i, ChannelSubscriber(channel)) for i in range(spec.num_clients)]
-        servers = [BoardServer(board, i) for i in range(spec.num_servers)]
+        servers = [MailboxServer(mailboxes, i) for i in range(spec.num_servers)]
         return InferenceEnds(clients, servers, lambda v: channel.publish(v, params_of(v)))
 
-    def board(self, spec: InferenceSpec, node: str, where: Map, channel: Channel) -> Board:
+    def mailboxes(self, spec: InferenceSpec, node: str, where: ClusterMap, channel: Channel) -> MailboxTable:
         """The mailboxes of a node."""
         bells = EventBells()
-        board = Board(spec, *board_memory(spec), lock=threading.RLock(), ring=bells.ring)
-        self.agent(node, where, bells=bells, boards={spec.name: board}, channels={"policy": channel})
-        return board
+        mailboxes = MailboxTable(spec, *board_memory(spec), lock=threading.RLock(), ring=bells.ring)
+        self.agent(node, where, bells=bells, mailbox_tables={spec.name: mailboxes}, channels={"policy": channel})
+        return mailboxes
 
     def client(self, node: str, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber) -> EagerClient:
         client = EagerClient(lambda: self.wire.peer(node), spec, index, subscriber, wake=lambda: None)
@@ -373,7 +375,7 @@ class Remote:
     def new_node(self) -> str:
         return f"node-{len(self.net.agents)}"
 
-    def agent(self, node: str, where: Map, *, bells: EventBells | None = None, **memory: Any) -> NodeAgent:
+    def agent(self, node: str, where: ClusterMap, *, bells: EventBells | None = None, **memory: Any) -> NodeAgent:
         memory = {"tables": {}, "boards": {}, "channels": {}, **memory}
         agent = self.loop.do(lambda: NodeAgent(node, where, self.wire, bells=bells or EventBells(), **memory))
         self.net.agents[node] = agent

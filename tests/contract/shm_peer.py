@@ -9,10 +9,10 @@ import torch
 
 from runnel.core.batch import Batch
 from runnel.core.records import FieldSpec, StreamSpec
-from runnel.flow.inference import BoardClient, InferenceSpec
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient
 from runnel.flow.params import ChannelSubscriber
 from runnel.flow.slots import TableWriter
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 from runnel.flow.transports.shm import Doorbells, ShmTransport
 
 NUM = 40
@@ -23,14 +23,14 @@ SPEC = StreamSpec(
     variable=("F",),
     capacity=4,
 )
-POLICY = LagPolicy(lag=1, batch=2, exact=True)
+POLICY = LagRule(lag=1, batch=2, exact=True)
 ASK = InferenceSpec("ask", num_clients=1, depth=2, max_bytes=1024)
 
 
 def work(transport: ShmTransport) -> None:
     writer = TableWriter(transport.samples(SPEC, POLICY), 0)
     channel = transport.params("policy", depth=3)
-    client = BoardClient(transport.inference(ASK), 0, ChannelSubscriber(channel))
+    client = MailboxClient(transport.inference(ASK), 0, ChannelSubscriber(channel))
     for k in range(NUM):
         while (slot := writer.reserve()) is None:
             assert transport.wait(20.0), "the parent releases nothing"

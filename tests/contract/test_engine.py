@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runnel.core.protocols import ParamSet
+from runnel.core.contracts.params import ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.model.causal_lm import ModelConfig, build_model, load_model_params, model_params

@@ -20,14 +20,14 @@ from test_transport import flip
 
 from runnel.core.errors import DataError
 from runnel.core.records import StreamSpec
-from runnel.flow.inference import BoardServer, InferenceSpec
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxServer
 from runnel.flow.params import ChannelSubscriber
-from runnel.flow.staleness import LagPolicy, StalenessPolicy
-from runnel.flow.transports import remote
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.node import NodeBells, NodeMemory
-from runnel.flow.transports.ray import Faults, LostPeer, RayNet, RayPeer
-from runnel.flow.transports.remote import PeerLost, RemoteWriter
+from runnel.flow.staleness import AdmissionRule, LagRule
+from runnel.flow.transports.cluster import remote
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.node import NodeBells, NodeMemory
+from runnel.flow.transports.cluster.ray import Faults, LostPeer, RayNet, RayPeer
+from runnel.flow.transports.cluster.remote import PeerLost, RemoteWriter
 from runnel.flow.transports.shm import ShmTransport
 from runnel.testing.param_properties import params_of
 from runnel.testing.sample_properties import fill, spec_of, values
@@ -41,8 +41,8 @@ class OverRay:
         self.host, self.net = host, HostNet(host)
         self._count = 0
 
-    def _open(self, where: Map, node: str, *, stream: Any = None, board: Any = None, depth: int = 4) -> ShmTransport:
-        data = ray.get(self.host.open.remote(node, json.dumps(where.to_data()).encode(), stream, board, depth))
+    def _open(self, where: ClusterMap, node: str, *, stream: Any = None, mailboxes: Any = None, depth: int = 4) -> ShmTransport:
+        data = ray.get(self.host.open.remote(node, json.dumps(where.to_data()).encode(), stream, mailboxes, depth))
         memory = NodeMemory.from_data(json.loads(data))
         return memory.transport(NodeBells(memory, 1))
 
@@ -50,15 +50,15 @@ class OverRay:
         self._count += 1
         return f"node-{self._count}"
 
-    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> RemoteStream:
+    def samples(self, spec: StreamSpec, policy: AdmissionRule) -> RemoteStream:
         node = self._new()
-        shm = self._open(Map({spec.name: node}, {}, {}), node, stream=(spec, policy))
+        shm = self._open(ClusterMap({spec.name: node}, {}, {}), node, stream=(spec, policy))
         return RemoteStream(shm.samples(spec, policy), lambda: self.net.peer(node))
 
     def params(self, depth: int) -> ParamEnds:
         home = self._new()
         away = f"{home}-away"
-        where = Map({}, {}, {"policy": (home, [home, away])})
+        where = ClusterMap({}, {}, {"policy": (home, [home, away])})
         there, here = (self._open(where, node, depth=depth).params("policy", depth=depth) for node in (away, home))
 
         def damage(version: int) -> None:
@@ -72,10 +72,10 @@ class OverRay:
 
     def inference(self, spec: InferenceSpec) -> InferenceEnds:
         node = self._new()
-        shm = self._open(board_map(spec, node), node, board=spec)
-        board, channel = shm.inference(spec), shm.params("policy", depth=4)
+        shm = self._open(board_map(spec, node), node, mailboxes=spec)
+        mailboxes, channel = shm.inference(spec), shm.params("policy", depth=4)
         clients = [self._client(node, spec, i, ChannelSubscriber(channel)) for i in range(spec.num_clients)]
-        servers = [BoardServer(board, i) for i in range(spec.num_servers)]
+        servers = [MailboxServer(mailboxes, i) for i in range(spec.num_servers)]
         return InferenceEnds(clients, servers, lambda v: channel.publish(v, params_of(v)))
 
     def _client(self, node: str, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber) -> EagerClient:
@@ -113,7 +113,7 @@ def test_inference(transport: Any, check: Callable[[Any], None]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- errors
 def test_an_error_of_the_agent_stays_what_it_is(transport: OverRay) -> None:
-    transport._open(Map({}, {}, {}), "empty")
+    transport._open(ClusterMap({}, {}, {}), "empty")
     with pytest.raises(DataError, match="an agent has no method 'eval'"):
         transport.net.peer("empty").call("eval", {}).result(10)
 
@@ -182,7 +182,7 @@ class Ticking:
 def test_segments_wait_for_room_in_the_object_store_and_none_is_lost(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "CLOCK", Ticking())
     nodes = Remote()
-    stream = nodes.samples(spec_of(), LagPolicy(lag=9, batch=1, exact=True))
+    stream = nodes.samples(spec_of(), LagRule(lag=9, batch=1, exact=True))
     handle = FullStore(nodes.net.peer("node-0"), full)
     writer, reader = RemoteWriter(lambda: RayPeer(handle), stream.table.spec, 0, wake=lambda: None), stream.reader("trainer")
     waited, written = 0, 0

@@ -11,17 +11,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from remote_ends import Faulty, Remote, board_map
 
-from runnel.core.protocols import SampleReader
+from runnel.core.contracts.samples import SampleReader
 from runnel.core.records import FieldSpec, Segment
-from runnel.core.shares import share_of
-from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec
+from runnel.core.sharding.batch_split import share_of
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.slots import VERSION, TableWriter
-from runnel.flow.staleness import LagPolicy
-from runnel.flow.transports import remote, spread
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.remote import RemoteWriter
-from runnel.flow.transports.shares import RemoteRankReader
+from runnel.flow.staleness import LagRule
+from runnel.flow.transports.cluster import broadcast as spread
+from runnel.flow.transports.cluster import remote
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.ranks import RemoteRankReader
+from runnel.flow.transports.cluster.remote import RemoteWriter
 from runnel.testing.inference_properties import answer, rows_of
 from runnel.testing.param_properties import params_of
 from runnel.testing.sample_properties import ROWS, fill, spec_of
@@ -54,7 +55,7 @@ def test_segments_arrive_once_and_in_order(nodes: Remote, fates: list[str], canc
     """Two writers, some segments cancelled on the way: every row is read once, every account balances at every step."""
     faulty(nodes, fates)
     spec = spec_of(num_writers=2, capacity=6, feedback={"echo": FieldSpec(("B",))})
-    stream = nodes.samples(spec, LagPolicy(lag=1, batch=2, exact=exact))
+    stream = nodes.samples(spec, LagRule(lag=1, batch=2, exact=exact))
     peer = stream._peer
     writers = [RemoteWriter(peer, spec, i, wake=lambda: None) for i in range(2)]
     reader, got, committed, heard = stream.reader("trainer"), list[tuple[int, float]](), dict[int, float](), list[int]()
@@ -116,7 +117,7 @@ def test_ranks_on_other_nodes_get_each_part_once_and_are_heard(nodes: Remote, fa
     faulty(nodes, fates)
     (ranks, num), updates = shape, 4
     spec = spec_of(capacity=num, feedback={"echo": FieldSpec(("B",))})
-    stream = nodes.samples(spec, LagPolicy(lag=1, batch=num, exact=True))
+    stream = nodes.samples(spec, LagRule(lag=1, batch=num, exact=True))
     writer, reader = TableWriter(stream.table, 0), stream.reader("trainer")
     ends = {r: RemoteRankReader(stream._peer, spec, "trainer", r, ranks, wake=lambda: None) for r in range(1, ranks)}
     at, heard, taken = dict.fromkeys(ends, 0), list[float](), list[Segment]()
@@ -165,9 +166,9 @@ def test_every_request_gets_its_own_reply_over_the_relay(
     away = nodes.new_node()
     serving = f"{away}-serving"
     where, channel = board_map(spec, serving), LocalChannel("policy", shared=False, depth=4)
-    asking, answering = (nodes.board(spec, node, where, channel) for node in (away, serving))
-    clients = [BoardClient(asking, i, ChannelSubscriber(channel)) for i in range(2)]
-    server, asked, got = BoardServer(answering, 0), dict[tuple[int, int], float](), dict[tuple[int, int], float]()
+    asking, answering = (nodes.mailboxes(spec, node, where, channel) for node in (away, serving))
+    clients = [MailboxClient(asking, i, ChannelSubscriber(channel)) for i in range(2)]
+    server, asked, got = MailboxServer(answering, 0), dict[tuple[int, int], float](), dict[tuple[int, int], float]()
     for number in range(10):
         asked[(number % 2, clients[number % 2].submit(rows_of(float(number))))] = float(number)
     gone = {key for key, value in asked.items() if int(value) in aborted}
@@ -201,7 +202,7 @@ def test_versions_arrive_whole_and_never_go_back(nodes: Remote, fates: list[str]
     away = f"{home}-away"
     channels = {node: LocalChannel("policy", shared=False, depth=depth) for node in (away, home)}
     for node, channel in channels.items():
-        nodes.agent(node, Map({}, {}, {"policy": (home, [home, away])}), channels={"policy": channel})
+        nodes.agent(node, ClusterMap({}, {}, {"policy": (home, [home, away])}), channels={"policy": channel})
     subscriber, seen = ChannelSubscriber(channels[away]), list[int]()
     for version in (0, 1, 2, 3, 3, 4):
         channels[home].publish(version, params_of(version + 100 if version == 3 and 3 not in seen else version))

@@ -19,14 +19,15 @@ import pytest
 import torch
 from remote_ends import Remote
 
+from runnel.core.contracts.inference import Reply
 from runnel.core.errors import DataError
-from runnel.core.protocols import Reply, State
 from runnel.core.records import FieldSpec, StreamSpec
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
+from runnel.core.state import State
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
-from runnel.flow.staleness import LagPolicy, StalenessPolicy
-from runnel.flow.transports import remote
+from runnel.flow.staleness import AdmissionRule, LagRule
+from runnel.flow.transports.cluster import remote
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import Doorbells, ShmTransport
 from runnel.testing.param_properties import params_of
@@ -75,7 +76,7 @@ class TableStream:
 class Inproc:
     """Everything by reference."""
 
-    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> TableStream:
+    def samples(self, spec: StreamSpec, policy: AdmissionRule) -> TableStream:
         table = InprocTransport().samples(spec, policy)
         return TableStream(table, table)
 
@@ -89,7 +90,7 @@ class Inproc:
         return ParamEnds(channel, ChannelSubscriber(channel), damage)
 
     def inference(self, spec: InferenceSpec) -> InferenceEnds:
-        return ends_of(spec, Board.local(spec), Board.local(spec), self.params(4), same=True)
+        return ends_of(spec, MailboxTable.local(spec), MailboxTable.local(spec), self.params(4), same=True)
 
 
 class Shm:
@@ -103,7 +104,7 @@ class Shm:
         self.fds += fds.values()
         return ShmTransport(fds, Doorbells(self.pipes, "a")), ShmTransport(fds, Doorbells(self.pipes, "b"))
 
-    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> TableStream:
+    def samples(self, spec: StreamSpec, policy: AdmissionRule) -> TableStream:
         a, b = self._attach(ShmTransport.allocate({spec.name: spec}, [], {}))
         return TableStream(a.samples(spec, policy), b.samples(spec, policy))
 
@@ -133,10 +134,12 @@ def flip(x: torch.Tensor) -> None:
     x.view(torch.uint8).view(-1)[3] ^= 1
 
 
-def ends_of(spec: InferenceSpec, asking: Board, serving: Board, params: ParamEnds, same: bool = False) -> InferenceEnds:
+def ends_of(
+    spec: InferenceSpec, asking: MailboxTable, serving: MailboxTable, params: ParamEnds, same: bool = False
+) -> InferenceEnds:
     serving = asking if same else serving
-    clients = [BoardClient(asking, i, params.subscriber) for i in range(spec.num_clients)]
-    servers = [BoardServer(serving, i) for i in range(spec.num_servers)]
+    clients = [MailboxClient(asking, i, params.subscriber) for i in range(spec.num_clients)]
+    servers = [MailboxServer(serving, i) for i in range(spec.num_servers)]
     return InferenceEnds(clients, servers, lambda version: params.publisher.publish(version, params_of(version)))
 
 
@@ -184,7 +187,7 @@ def test_check_samples_finds_a_stream_that_loses_rows() -> None:
         def cancel(self, slot: Any, reason: str) -> None:
             self.state[slot.index] = 0
 
-    def make(spec: StreamSpec, policy: StalenessPolicy) -> TableStream:
+    def make(spec: StreamSpec, policy: AdmissionRule) -> TableStream:
         table = Leaky(spec, policy, InprocTransport().samples(spec, policy).memory)
         return TableStream(table, table)
 
@@ -200,7 +203,7 @@ def test_check_ranks_finds_a_stream_that_gives_a_part_to_the_wrong_rank() -> Non
         def given(self, reader: int, rank: int, ranks: int) -> list[Any]:
             return super().given(reader, 1 + rank % (ranks - 1), ranks)
 
-    def make(spec: StreamSpec, policy: StalenessPolicy) -> TableStream:
+    def make(spec: StreamSpec, policy: AdmissionRule) -> TableStream:
         table = Mixed(spec, policy, InprocTransport().samples(spec, policy).memory)
         return TableStream(table, table)
 
@@ -237,7 +240,7 @@ def test_inproc_passes_cuda_tensors_by_reference() -> None:
 
 
 def by_reference(device: str) -> None:
-    stream = Inproc().samples(spec_of(device=device), LagPolicy(lag=1, batch=1, exact=True))
+    stream = Inproc().samples(spec_of(device=device), LagRule(lag=1, batch=1, exact=True))
     slot = write(stream.writer(0), 3.0)
     (segment,) = stream.reader("trainer").take(1)
     assert segment.arrays["x"].device.type == device
@@ -247,7 +250,7 @@ def by_reference(device: str) -> None:
 
 def test_inproc_slots_live_on_the_device_of_the_stream() -> None:
     spec = spec_of(device="meta", sizes={"B": 3, "F": 5}, variable=("F",), fields={"x": FieldSpec(("F", "B"))})
-    stream = Inproc().samples(spec, LagPolicy(lag=1, batch=1, exact=True))
+    stream = Inproc().samples(spec, LagRule(lag=1, batch=1, exact=True))
     slot = stream.writer(0).reserve()
     assert slot is not None
     assert slot.arrays["x"].is_meta
@@ -260,7 +263,7 @@ def test_inproc_slots_live_on_the_device_of_the_stream() -> None:
 
 def test_shm_attachments_are_two_mappings_of_one_memory() -> None:
     shm = Shm()
-    stream = shm.samples(spec_of(), LagPolicy(lag=1, batch=1, exact=True))
+    stream = shm.samples(spec_of(), LagRule(lag=1, batch=1, exact=True))
     slot = write(stream.writer(0), 3.0)
     (segment,) = stream.reader("trainer").take(1)
     assert segment.arrays["x"].data_ptr() != slot.arrays["x"].data_ptr()
@@ -331,7 +334,7 @@ def test_two_processes_exchange_segments_params_and_requests(peers: list[subproc
     fds = ShmTransport.allocate({SPEC.name: SPEC}, ["policy"], {ASK.name: ASK})
     pipes = Doorbells.make(["parent", "peer"])
     transport = ShmTransport(fds, Doorbells(pipes, "parent"))
-    reader, server = TableReader(transport.samples(SPEC, POLICY), "trainer"), BoardServer(transport.inference(ASK), 0)
+    reader, server = TableReader(transport.samples(SPEC, POLICY), "trainer"), MailboxServer(transport.inference(ASK), 0)
     subscriber = ChannelSubscriber(transport.params("policy", depth=3))
     peers.append(start_peer("work", fds, pipes))
     got: list[float] = []

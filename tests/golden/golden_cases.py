@@ -58,7 +58,7 @@ TENSORS = {"env": "tensor:CartPole-v1", "num_envs": 4}
 PLAIN = {"ppo": {"normalise_obs": False, "normalise_reward": False}}
 PPO = merged(SERIAL, {"total_updates": 3, "num_envs": 4, "num_steps": 16, "ppo": {"num_epochs": 2, "num_minibatches": 2}})
 APPO = merged(SERIAL, {"total_updates": 3, "num_steps": 16, "appo": {"num_epochs": 2, "num_minibatches": 2}})
-CLIPS = {"value_clip": 0.02, "dual_clip": 1.5, "clip": 0.02, "entropy_coef": 0.01}
+CLIPS = {"value_clip": 0.02, "dual_clip": 1.5, "clip_range": 0.02, "entropy_coef": 0.01}
 DQN = merged(
     SERIAL,
     {"total_steps": 72, "min_fill": 56, "num_steps": 8, "update_ratio": 0.25, "log_every": 1},
@@ -120,7 +120,7 @@ OTHERS: dict[str, tuple[str, Settings]] = {
         "ppo",
         merged({k: v for k, v in PPO.items() if k != "vector"}, {"env": "tensor:Pendulum-v1", "num_envs": 4}),
     ),
-    "ppo ring": ("ppo", merged(PPO, {"ring": 2})),
+    "ppo ring": ("ppo", merged(PPO, {"num_env_groups": 2})),
     "ppo one step off": ("ppo", merged(PPO, {"num_actors": 2, "staleness": {"mode": "one_step"}})),
     "ppo policy workers": ("ppo", merged(PPO, {"num_actors": 2, "placement": {"policy_workers": 1}})),
     "appo lstm": ("appo", merged(APPO, RECALL, {"net": {"core": "lstm", "core_size": 16, "hidden": (16,)}})),

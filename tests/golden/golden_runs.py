@@ -27,10 +27,10 @@ from torch import Tensor
 
 import runnel as rl
 from runnel.core.config import override
-from runnel.core.proof import PREFIX
+from runnel.core.weight_check import PREFIX
 from runnel.flow.params import LocalChannel
+from runnel.graphs.experiment import PARAMS
 from runnel.kernels.lm.numba.loops import without_loops
-from runnel.run.experiment import PARAMS
 from runnel.run.pipeline import PIPELINES, load_pipeline
 
 FILE = Path(__file__).with_name("golden_runs.json")

@@ -10,7 +10,7 @@ import pytest
 
 import runnel as rl
 from runnel.core.config import override
-from runnel.data.preferences import Pair, append_pairs
+from runnel.llm.tasks.preferences import Pair, append_pairs
 from runnel.run.pipeline import load_pipeline
 
 TASK = f"{Path(__file__).parent / 'digits_task.py'}:make_task"

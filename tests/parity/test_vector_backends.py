@@ -49,8 +49,8 @@ def test_a_whole_run_has_the_same_bits_on_every_back_end(recipe: str, tmp_path: 
 
 
 def test_groups_of_a_ring_may_be_done_in_any_order(tmp_path: Path) -> None:
-    serial = trained("ppo", tmp_path / "serial", Walk, ring=2, **{"vector.backend": "serial"})
-    assert trained("ppo", tmp_path / "processes", Walk, ring=2, **PROCESSES[0]) == serial
+    serial = trained("ppo", tmp_path / "serial", Walk, num_env_groups=2, **{"vector.backend": "serial"})
+    assert trained("ppo", tmp_path / "processes", Walk, num_env_groups=2, **PROCESSES[0]) == serial
 
 
 def slowed(patch: pytest.MonkeyPatch, kind: type) -> None:

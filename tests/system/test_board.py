@@ -407,7 +407,7 @@ def test_a_study_shows_its_trials(page, tmp_path):
             "number": i,
             "state": "complete",
             "value": float(i),
-            "params": {"ppo.lr": 10.0**-i, "ppo.clip": "wide"},
+            "params": {"ppo.lr": 10.0**-i, "ppo.clip_range": "wide"},
             "run": f"trials/{i}",
             "seconds": 2.0,
         }
@@ -422,8 +422,9 @@ def test_a_study_shows_its_trials(page, tmp_path):
         "metric": "eval/mean",
         "algorithm": "tpe",
     }
-    study |= {"params": {"ppo.lr": {"kind": "float", "log": True}, "ppo.clip": {"kind": "choice"}}, "trials": trials, "best": 4}
-    study |= {"importance": {"ppo.lr": 0.9, "ppo.clip": 0.1}, "status": "finished", "lineage": []}
+    params = {"ppo.lr": {"kind": "float", "log": True}, "ppo.clip_range": {"kind": "choice"}}
+    study |= {"params": params, "trials": trials, "best": 4}
+    study |= {"importance": {"ppo.lr": 0.9, "ppo.clip_range": 0.1}, "status": "finished", "lineage": []}
     (tmp_path / "runs" / "tuned").mkdir(parents=True)
     (tmp_path / "runs" / "tuned" / "study.json").write_text(json.dumps(study))
     with serving(tmp_path / "runs") as address:

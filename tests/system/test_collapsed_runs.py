@@ -14,7 +14,7 @@ from gymnasium import spaces
 import runnel as rl
 from runnel.board.library import Library
 from runnel.cli.main import main
-from runnel.track.markdown import write_markdown
+from runnel.report.markdown import write_markdown
 
 TASK = str(Path(__file__).with_name("counting_task.py"))
 QUIET: dict[str, Any] = {"track": (), "name": "run", "eval": {"episodes": 0}, "placement": {"threads": 1}}

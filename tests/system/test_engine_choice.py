@@ -11,8 +11,8 @@ import pytest
 from tiny_slices import assert_moved
 
 import runnel as rl
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import ParamSet
 from runnel.llm.engines.choose import make_engine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request

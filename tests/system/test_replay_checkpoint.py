@@ -12,14 +12,14 @@ import runnel as rl
 from runnel.core.clock import ManualClock
 from runnel.run import registry
 from runnel.run.checkpoint import Checkpoints, read_parts, verify, write_parts
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 from runnel.run.wiring import place, wire
 
 ENV = f"{Path(__file__).parents[1] / 'learning' / 'pixel_env.py'}:Bright"
 CORE = {"net": {"hidden": (8,), "core": "gru", "core_size": 4}, "dqn": {"batch_size": 4, "burn_in": 2}}
 
 
-def make(out: Path, **settings: Any) -> Group:
+def make(out: Path, **settings: Any) -> ProcessGroup:
     fixed = {"env": ENV, "num_steps": 8, "min_fill": 64, "total_steps": 2_000, "update_ratio": 0.125, "eval": {"episodes": 0}}
     small = {"replay": {"capacity": 200, "n_step": 2}, "net": {"hidden": (8,)}, "dqn": {"batch_size": 8}}
     config = registry.configure(registry.load_recipe("dqn"), {**fixed, **small, **settings, "out": str(out)})
@@ -27,7 +27,7 @@ def make(out: Path, **settings: Any) -> Group:
     return wire(experiment, place(experiment), "main", clock=ManualClock())
 
 
-def play(group: Group, version: int) -> list[torch.Tensor]:
+def play(group: ProcessGroup, version: int) -> list[torch.Tensor]:
     assert group.trainer is not None
     while group.trainer.version < version:
         group.round()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import runnel as rl
-from runnel.ops.optimise import Adam
+from runnel.nets.optim import Adam
 from runnel.run.api import evaluate_run
 from runnel.run.checkpoint import Checkpoints
 
@@ -187,7 +187,7 @@ def test_parameters_that_are_not_finite_are_neither_published_nor_saved(
         {"ppo.lr": float("nan")},
         {"ppo.lr": "linear(1e-3, -1)"},
         {"ppo.max_grad_norm": 0.0},
-        {"ppo.clip": -0.2},
+        {"ppo.clip_range": -0.2},
         {"placement.stage_timeout_s": float("nan")},
         {"init_from": "/nowhere"},
         {"out": __file__},

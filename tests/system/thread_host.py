@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runnel.tune import study
-from runnel.tune.crew import Seat
 from runnel.tune.job import Message, Talk, work
+from runnel.tune.job_pool import Seat
 
 
 class ThreadSeat:
@@ -31,7 +31,7 @@ class ThreadSeat:
                 return found
 
     def send(self, message: Message) -> None:
-        """Called from both sides: by the job with what it says, by the crew with a verdict."""
+        """Called from both sides: by the job with what it says, by the pool with a verdict."""
         if message["kind"] in ("verdict", "interrupt"):
             self._talk.take(message)
         else:
@@ -52,7 +52,7 @@ class ThreadHost:
     def start(self, order: Message) -> ThreadSeat:
         return ThreadSeat(order, self._news)
 
-    def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
+    def wait(self, handles: Collection[Seat], timeout_s: float) -> None:
         self._news.wait(timeout_s)
         self._news.clear()
 

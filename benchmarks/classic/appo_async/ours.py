@@ -54,7 +54,8 @@ def layout(args: argparse.Namespace) -> dict[str, Any]:
         case "actors":
             found = {"num_actors": n, "num_envs": NUM_ENVS // n, "vector.backend": "serial", "launcher": "local"}
         case _:
-            found = {"num_envs": NUM_ENVS, "ring": n, "vector.backend": "processes", "vector.num_workers": NUM_ENVS // n}
+            vector = {"vector.backend": "processes", "vector.num_workers": NUM_ENVS // n}
+            found = {"num_envs": NUM_ENVS, "num_env_groups": n, **vector}
     if args.algo == "appo":
         segments = n if args.layout in ("actors", "ring") else 1
         found = {"num_actors": 1, **found, "launcher": "local", "num_segments": segments}

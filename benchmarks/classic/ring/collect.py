@@ -55,4 +55,4 @@ def build(c: Config) -> rl.Experiment:
 
     graph = rl.on_policy_graph(c, task, network=network, learner=lambda ranks: Idle(network()))
     # every group of the ring may have a request under way
-    return replace(graph, inference=tuple(replace(s, depth=max(s.depth, c.ring)) for s in graph.inference))
+    return replace(graph, inference=tuple(replace(s, depth=max(s.depth, c.num_env_groups)) for s in graph.inference))

@@ -36,7 +36,7 @@ def main() -> None:
         env="runnel.envs.toy:StepTime",
         env_kwargs={"step_ms": args.step_ms, "busy": args.where == "serial", "env": "runnel.envs.toy:Counter"},
         num_envs=args.ring,
-        ring=args.ring,
+        num_env_groups=args.ring,
         num_steps=128,
         launcher="local",
         out="runs",

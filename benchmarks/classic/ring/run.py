@@ -1,7 +1,7 @@
 """The ring curve: how much faster one actor plays when its environments are split into groups that take turns.
 
-.venv/bin/python -m benchmarks.classic.ring.run
-.venv/bin/python -m benchmarks.classic.ring.run --repeats 1 --idle-limit 0 --rings 1 4 --out /tmp/look -- --window 2
+.venv/bin/python -m benchmarks.classic.num_env_groups.run
+.venv/bin/python -m benchmarks.classic.num_env_groups.run --repeats 1 --idle-limit 0 --rings 1 4 --out /tmp/look -- --window 2
 
 The policy is another process. With one environment the actor waits for each answer; with a ring of n it steps n - 1 others
 meanwhile, so that the gain ends at 1 + response time / step time (SRL's rule). Needs a Python that has runnel.
@@ -113,7 +113,7 @@ def markdown(result: Row) -> str:
 
 def draw(result: Row, path: Path) -> None:
     """Gain over ring size, ours thick and with dots, SRL's thin."""
-    from runnel.track.plots import Series, curve_svg
+    from runnel.report.plots import Series, curve_svg
 
     series = [Series(name, list(gains), list(gains.values()), color=5 - i) for i, (name, gains) in enumerate(SRL.items())]
     for i, curve in enumerate(CURVES):

@@ -15,19 +15,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.agents.whole_batch import of_whole_batch
+from runnel.agents.base import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.state import State
 from runnel.core.trajectories import CARRIED, merge_segments
 from runnel.losses.policy import approximate_kl, policy_gradient_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.optim import Adam
 from runnel.ops.normalise import ReturnScale, explained_variance
-from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
 
 MEANS = ("explained_variance", "grad_norm")
@@ -38,15 +39,15 @@ MEANS = ("explained_variance", "grad_norm")
 class A2CConfig:
     """Hyperparameters of A2C."""
 
-    on_resume: ClassVar[OnResume] = may_change("lr", "gamma", "lam", "entropy_coef", "value_coef", "max_grad_norm") | stays(
-        "normalise_obs", "normalise_reward", why="what was learned is on that scale"
-    )
+    on_resume: ClassVar[OnResume] = may_change(
+        "lr", "gamma", "gae_lambda", "entropy_coef", "value_coef", "max_grad_norm"
+    ) | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
 
     lr: float | str = "linear(2e-3, 0)"
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
     gamma: float = 0.99
     """Discount of future rewards."""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """Lambda of the return: 0 trusts the critic, 1 the observed rewards up to the end of the segment."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -67,7 +68,7 @@ class A2CConfig:
     def check(self, name: str = "a2c") -> None:
         """Raise a `ConfigError` for settings that cannot train; `name` is the field that holds this config."""
         schedule.parse(self.lr, f"{name}.lr")
-        for field in ("gamma", "lam"):
+        for field in ("gamma", "gae_lambda"):
             if not 0.0 <= (value := getattr(self, field)) <= 1.0:
                 raise ConfigError(f"{name}.{field}", value, "must be in [0, 1]")
         for field in ("entropy_coef", "value_coef"):
@@ -90,7 +91,7 @@ class A2CLearner:
         device: str = "cpu",
     ) -> None:
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
-        self.collective: Collective = collective or OneProcess()
+        self.collective: Collective = collective or SingleProcess()
         self.version, self._seed = 0, seed
         self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
@@ -159,7 +160,7 @@ class A2CLearner:
             batch["terminated"],
             batch["truncated"],
             gamma=self.config.gamma,
-            lam=self.config.lam,
+            lam=self.config.gae_lambda,
         )
         return returns, advantages
 

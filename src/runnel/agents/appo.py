@@ -65,7 +65,7 @@ class APPOLearner(PPOLearner):
             data["terminated"],
             data["truncated"],
             gamma=self.config.gamma,
-            lam=self.config.lam,
+            lam=self.config.gae_lambda,
             rho_bar=self.config.rho_bar,
             c_bar=self.config.c_bar,
         )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runnel.agents.td3 import TD3Config, TD3Learner
+from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.nets.continuous import DeterministicActor, QEnsemble
 

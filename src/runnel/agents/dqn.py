@@ -16,22 +16,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from runnel.agents.transitions import Sizes, split_errors
-from runnel.agents.whole_batch import of_whole_batch
+from runnel.agents.base import Sizes, of_whole_batch, split_errors
 from runnel.core import schedule
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import State
 from runnel.losses.base import Loss
 from runnel.losses.td import categorical_td_loss, huber_td_loss
 from runnel.nets.mlp import NetConfig
+from runnel.nets.optim import Adam, Target
 from runnel.nets.q_nets import QNet
-from runnel.ops.categorical import c51_target, hl_gauss_target
 from runnel.ops.distributions import mask_logits
-from runnel.ops.optimise import Adam, Target
+from runnel.ops.targets import c51_target, hl_gauss_target
 
 MEANS = ("td_error", "q", "grad_norm")
 """Metrics that are means over this rank's part of the batch, or the same on every rank."""
@@ -121,7 +121,7 @@ class DQNLearner:
     def __init__(self, config: DQNConfig, net: QNet, *, collective: Collective | None = None, device: str = "cpu") -> None:
         config.check()
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
-        self.collective: Collective = collective or OneProcess()
+        self.collective: Collective = collective or SingleProcess()
         self.version = 0
         self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0))
         self.target_net = copy.deepcopy(net)

@@ -54,7 +54,7 @@ class IMPALALearner(A2CLearner):
             batch["terminated"],
             batch["truncated"],
             gamma=self.config.gamma,
-            lam=self.config.lam,
+            lam=self.config.gae_lambda,
             rho_bar=self.config.rho_bar,
             c_bar=self.config.c_bar,
         )

@@ -14,21 +14,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.agents.whole_batch import of_whole_batch
+from runnel.agents.base import of_whole_batch
 from runnel.core import schedule
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import Collective, Metrics, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
+from runnel.core.state import Metrics, State
 from runnel.core.trajectories import CARRIED, merge_segments
 from runnel.losses.base import Loss
 from runnel.losses.policy import approximate_kl, clipped_policy_loss
 from runnel.losses.value import value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.optim import Adam
 from runnel.ops.normalise import ReturnScale, explained_variance, standardise
-from runnel.ops.optimise import Adam
 from runnel.ops.returns import gae
 from runnel.ops.shuffle import Shuffle
 
@@ -42,7 +43,8 @@ class PPOConfig:
     """Hyperparameters of PPO. The defaults reach 500 on CartPole-v1 in 100,000 steps on seeds 1 to 3 (recipe `ppo`)."""
 
     on_resume: ClassVar[OnResume] = may_change(
-        *("lr", "gamma", "lam", "clip", "num_epochs", "num_minibatches", "entropy_coef", "value_coef", "value_clip"),
+        *("lr", "gamma", "gae_lambda", "clip_range", "value_clip"),
+        *("num_epochs", "num_minibatches", "entropy_coef", "value_coef"),
         *("max_grad_norm", "normalise_advantage", "dual_clip", "target_kl"),
     ) | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
 
@@ -50,9 +52,9 @@ class PPOConfig:
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
     gamma: float = 0.99
     """Discount of future rewards."""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """Lambda of generalised advantage estimation: 0 trusts the critic, 1 the observed returns."""
-    clip: float = 0.2
+    clip_range: float = 0.2
     """Half width of the interval around 1 in which the probability ratio earns gradient."""
     num_epochs: int = 8
     """Passes over each batch."""
@@ -82,7 +84,7 @@ class PPOConfig:
         itself has sampled (`fresh`) its ratio is 1."""
         if self.num_epochs * self.num_minibatches > 1:
             return {}
-        names = ("value_clip", "target_kl", *(("clip", "dual_clip") if fresh else ()))
+        names = ("value_clip", "target_kl", *(("clip_range", "dual_clip") if fresh else ()))
         return {f"{group}.{name}": f"one optimiser step a batch never gets there; set {group}.num_epochs" for name in names}
 
     def check(self, batch_size: int) -> None:
@@ -91,12 +93,12 @@ class PPOConfig:
         for name in ("num_epochs", "num_minibatches"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"ppo.{name}", value, "must be at least 1")
-        for name in ("gamma", "lam"):
+        for name in ("gamma", "gae_lambda"):
             if not 0.0 <= (value := getattr(self, name)) <= 1.0:
                 raise ConfigError(f"ppo.{name}", value, "must be in [0, 1]")
         if self.dual_clip is not None and not self.dual_clip > 1.0:
             raise ConfigError("ppo.dual_clip", self.dual_clip, "must be above 1, or None")
-        for name in ("clip", "max_grad_norm", "value_clip", "target_kl"):
+        for name in ("clip_range", "max_grad_norm", "value_clip", "target_kl"):
             if (value := getattr(self, name)) is not None and not value > 0.0:
                 raise ConfigError(f"ppo.{name}", value, "must be above 0")
         for name in ("entropy_coef", "value_coef"):
@@ -126,7 +128,7 @@ class PPOLearner:
         self, config: PPOConfig, net: ActorCritic, *, seed: int, collective: Collective | None = None, device: str = "cpu"
     ) -> None:
         self.config, self.net, self.device = config, net.to(device), torch.empty(0, device=device).device
-        self.collective: Collective = collective or OneProcess()
+        self.collective: Collective = collective or SingleProcess()
         self.version, self._seed = 0, seed
         self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self.shuffle = Shuffle(make_seed(seed, "ppo", self.collective.rank), device=device)
@@ -170,7 +172,7 @@ class PPOLearner:
     def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values by this learner's critic, advantages, and what the critic should have said. `[T, B]` each"""
         values, next_values = self._values(data)
-        gamma, lam = self.config.gamma, self.config.lam
+        gamma, lam = self.config.gamma, self.config.gae_lambda
         return values, *gae(rewards, values, next_values, data["terminated"], data["truncated"], gamma=gamma, lam=lam)
 
     def _values(self, data: Batch) -> tuple[Tensor, Tensor]:
@@ -252,7 +254,7 @@ class PPOLearner:
         """The clipped surrogate (eq. 7) of the policy's log-probabilities, against those with which it acted."""
         behaviour, advantage = rows["logprob"], rows["advantage"]
         c = self.config
-        return clipped_policy_loss(logprob, behaviour, advantage, clip=c.clip, dual_clip=c.dual_clip, denominator=count)
+        return clipped_policy_loss(logprob, behaviour, advantage, clip=c.clip_range, dual_clip=c.dual_clip, denominator=count)
 
     def value_loss(self, values: Tensor, rows: Mapping[str, Tensor], count: int) -> Loss:
         """Half the squared error to the returns; with `value_clip` kept near what the critic said before the update."""

@@ -18,20 +18,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from runnel.agents.transitions import BEFORE_UPDATES, Sizes, merge_transitions, split_errors
-from runnel.agents.whole_batch import read_metrics
+from runnel.agents.base import BEFORE_UPDATES, Sizes, merge_transitions, read_metrics, split_errors
 from runnel.core import schedule
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
+from runnel.core.state import State
 from runnel.losses.actor import ensemble_td_loss, soft_actor_loss, soft_actor_loss_discrete, temperature_loss
 from runnel.losses.base import Loss
 from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
-from runnel.ops.optimise import Adam, Target
+from runnel.nets.optim import Adam, Target
 from runnel.ops.targets import soft_target, soft_target_discrete
 
 SUMS = ("loss/critic", "loss/actor", "loss/temperature", "entropy")
@@ -119,7 +119,7 @@ class SACLearner:
         config.check()
         self.config, self.device = config, torch.device(device)
         self.actor, self.critic = actor.to(device), critic.to(device)
-        self.collective: Collective = collective or OneProcess()
+        self.collective: Collective = collective or SingleProcess()
         self._log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=device))
         self.target_entropy = config.entropy_for(actor.env_spec.action)
         self.version, self._seed = 0, seed

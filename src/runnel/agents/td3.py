@@ -16,19 +16,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.agents.transitions import BEFORE_UPDATES, Sizes, merge_transitions, split_errors
-from runnel.agents.whole_batch import read_metrics
+from runnel.agents.base import BEFORE_UPDATES, Sizes, merge_transitions, read_metrics, split_errors
 from runnel.core import schedule
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective, OneProcess, State, Update
 from runnel.core.records import Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
+from runnel.core.state import State
 from runnel.losses.actor import deterministic_actor_loss, ensemble_td_loss
 from runnel.losses.base import Loss
 from runnel.nets.continuous import DeterministicActor, QEnsemble
-from runnel.ops.optimise import Adam, Target
+from runnel.nets.optim import Adam, Target
 from runnel.ops.targets import min_target
 
 SUMS = ("loss/critic", "loss/actor")
@@ -101,7 +101,7 @@ class TD3Learner:
         config.check()
         self.config, self.device = config, torch.device(device)
         self.actor, self.critic = actor.to(device), critic.to(device)
-        self.collective: Collective = collective or OneProcess()
+        self.collective: Collective = collective or SingleProcess()
         self.version, self._seed = 0, seed
         self._actor_adam = Adam(actor.parameters(), lr=schedule.at(config.actor_lr, 0.0))
         self._critic_adam = Adam(critic.parameters(), lr=schedule.at(config.critic_lr, 0.0))

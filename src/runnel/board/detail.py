@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from runnel.board.library import RunView
-from runnel.track.accounts import read_account
+from runnel.report.accounts import read_account
 from runnel.track.files import is_regular
 from runnel.track.history import waiting_share
 from runnel.track.locks import Lock

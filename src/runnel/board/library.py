@@ -21,7 +21,7 @@ from runnel.board.columns import Columns, index_file, mark_of, preview, read_blo
 from runnel.board.labels import group_labels
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
-from runnel.track.collect import NOT_LEARNED
+from runnel.report.collect import NOT_LEARNED
 from runnel.track.files import size_of
 from runnel.track.folder import RunFolder
 from runnel.track.frame import RETURN_KEYS

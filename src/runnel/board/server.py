@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from runnel.board import answers
+from runnel.board import responses as answers
 from runnel.board.behaviour import episode_file
 from runnel.board.library import Library
 from runnel.core.errors import ConfigError
+from runnel.report.page import POLICY as REPORT_POLICY
 from runnel.track.files import open_regular
-from runnel.track.page import POLICY as REPORT_POLICY
 from runnel.track.sinks import encode
 
 try:
@@ -53,7 +53,7 @@ SANDBOX = f"{REPORT_POLICY}; sandbox; base-uri 'none'; form-action 'none'; frame
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm"}
 
 
-class Guard:
+class RequestGuard:
     """Refuses what a page of another site could send: foreign hosts and origins; beyond loopback, all without the token."""
 
     def __init__(self, app: ASGIApp, *, hosts: frozenset[str], token: str) -> None:
@@ -205,7 +205,7 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
         Route("/report", _report),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    app = Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)], lifespan=lifespan)
+    app = Starlette(routes=routes, middleware=[Middleware(RequestGuard, hosts=hosts, token=token)], lifespan=lifespan)
     app.state.library = library
     return app
 

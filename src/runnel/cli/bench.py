@@ -22,9 +22,9 @@ from runnel.core.errors import ConfigError
 from runnel.envs.registry import is_tensor_env, make_source
 from runnel.envs.vector.measure import measure_backends
 from runnel.envs.vector.processes import num_cores
+from runnel.graphs.env_config import EnvConfig, wrapped_target
+from runnel.graphs.run_config import EvalConfig, RunConfig
 from runnel.run import api, registry
-from runnel.run.env_config import EnvConfig, wrapped_target
-from runnel.run.experiment import EvalConfig, RunConfig
 from runnel.run.ledger import Callbacks
 from runnel.run.wiring import available_cores
 from runnel.track.folder import RunFolder
@@ -87,7 +87,7 @@ def _backends(config: RunConfig) -> Result:
         raise ConfigError("backends", True, "only environments of Gymnasium, Atari or EnvPool have back ends; leave it out")
     target, asked = wrapped_target(config.env, config.wrappers), replace(config.vector, backend="auto")
     source = make_source(target, kwargs=config.env_kwargs, frame_stack=asked.frame_stack)
-    choice = measure_backends(source, config.num_envs // config.ring, asked, cores=num_cores())
+    choice = measure_backends(source, config.num_envs // config.num_env_groups, asked, cores=num_cores())
     found = {name: getattr(choice.config, name) for name in ("backend", "num_workers", "threads")}
     return {"backends": choice.text, "settings": {f"vector.{name}": value for name, value in found.items() if value}}
 

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from runnel.cli.extras import Part, extras_of, parts_of
+from runnel.cli.extras import Extra, extras_of, parts_of
 from runnel.core.errors import ConfigError
 from runnel.flow.transports.shm import free_shared_memory
 from runnel.llm.sandbox.run import protection
@@ -49,7 +49,7 @@ def _packages() -> bool:
     return bool(needed) and all(part.good for part in needed)
 
 
-def _lack(part: Part) -> str:
+def _lack(part: Extra) -> str:
     return f"{part} is too old" if part.version else f"no {part.name}"
 
 

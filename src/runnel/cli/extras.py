@@ -13,7 +13,7 @@ OWN = "runnel"
 
 
 @dataclass(frozen=True)
-class Part:
+class Extra:
     """A package that something needs: the version that is installed (empty: none), and whether that one will do."""
 
     name: str
@@ -35,7 +35,7 @@ def extras_of(package: str = OWN) -> list[str]:
         return []
 
 
-def parts_of(extra: str = "", *, package: str = OWN) -> list[Part]:
+def parts_of(extra: str = "", *, package: str = OWN) -> list[Extra]:
     """What `extra` of `package` brings, those of other packages' extras included (`gymnasium[mujoco]`); "": what it needs at
     all. Empty where the package itself is not installed."""
     found: dict[str, Requirement] = {}
@@ -70,9 +70,9 @@ def _counts(need: Requirement, extra: str) -> bool:
     return alone if not extra else not alone and need.marker.evaluate({"extra": extra})
 
 
-def _part(need: Requirement) -> Part:
+def _part(need: Requirement) -> Extra:
     try:
         version = importlib.metadata.version(need.name)
     except importlib.metadata.PackageNotFoundError:
-        return Part(need.name, "", str(need.specifier), good=False)
-    return Part(need.name, version, str(need.specifier), good=need.specifier.contains(version, prereleases=True))
+        return Extra(need.name, "", str(need.specifier), good=False)
+    return Extra(need.name, version, str(need.specifier), good=need.specifier.contains(version, prereleases=True))

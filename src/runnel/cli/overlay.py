@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import ConfigError
-from runnel.run.experiment import BUDGETS
+from runnel.graphs.run_config import BUDGETS
 from runnel.run.trust import check_code
 from runnel.track.folder import RunFolder
 

@@ -19,13 +19,13 @@ from rich.table import Table
 
 from runnel.cli import train
 from runnel.core.errors import ConfigError
+from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs
 from runnel.plan.measure import measure
 from runnel.plan.model import Prediction, predict
 from runnel.plan.search import Cluster, NodeKind, best_of_each, on_accelerators, placement_of, search, train_flags
 from runnel.plan.simulate import NetworkConfig
 from runnel.run import registry
-from runnel.run.experiment import RunConfig
 from runnel.run.wiring import available_cores
 
 ABOUT = """Measure what the stages of a recipe cost on this machine, and search the placements of a cluster for the fastest.
@@ -157,7 +157,9 @@ def _tell(what: str, q: Prediction, costs: Costs, console: Console) -> None:
 
 def _show_search(ranked: Sequence[Prediction], top: int, costs: Costs, cluster: Cluster, console: Console) -> None:
     nodes = ", ".join(f"{k.nodes} x {k.cores} cores" + (f" + {k.gpus} GPUs" if k.gpus else "") for k in cluster.kinds)
-    table = _table(f"placements on {nodes}: {len(ranked)} searched", ("inference", "actors", "ring", "servers", "trainers"))
+    table = _table(
+        f"placements on {nodes}: {len(ranked)} searched", ("inference", "actors", "env groups", "servers", "trainers")
+    )
     for name in ("batch", f"{costs.unit}/s", "updates/s", "behind", "limited by"):
         table.add_column(name, justify="right", no_wrap=True)
     for q in ranked[:top]:
@@ -176,7 +178,7 @@ def _row(table: Table, q: Prediction, costs: Costs) -> None:
     p = q.placement
     batch = costs.update_units or p.batch_segments * (p.rows or costs.rows) * costs.num_steps
     kind = "one process" if p.one_process else p.inference
-    counts = [str(n) for n in (p.actors, p.ring, p.servers, p.trainers)]
+    counts = [str(n) for n in (p.actors, p.num_env_groups, p.servers, p.trainers)]
     table.add_row(
         kind, *counts, f"{batch:,.0f}", f"{q.units_per_s:,.0f}", f"{q.updates_per_s:.2f}", f"{q.staleness:.1f}", q.bottleneck
     )
@@ -186,6 +188,6 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
         table.add_column(
-            name, no_wrap=True, justify="right" if name in ("ms", "actors", "ring", "servers", "trainers") else "left"
+            name, no_wrap=True, justify="right" if name in ("ms", "actors", "num_env_groups", "servers", "trainers") else "left"
         )
     return table

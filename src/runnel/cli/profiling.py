@@ -21,10 +21,10 @@ from runnel.core.clock import WallClock
 from runnel.envs.vector import VectorEnv
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.trainer import TrainerWorker
+from runnel.graphs.experiment import Experiment
 from runnel.kernels.small.numba.dqn import NumbaQ
 from runnel.kernels.small.numba.ppo import NumbaActorCritic
-from runnel.ops.optimise import Adam, Target
-from runnel.run.experiment import Experiment
+from runnel.nets.optim import Adam, Target
 from runnel.run.ledger import Ledger
 from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder

@@ -15,18 +15,18 @@ from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
 from runnel.eval.reference import parse_range
 from runnel.eval.tally import incomplete
+from runnel.report.card import write_card
+from runnel.report.collect import collect, find_runs
+from runnel.report.markdown import write_markdown
+from runnel.report.paper import write_paper
+from runnel.report.verdicts import HOWS
+from runnel.report.write import write_comparison, write_report
 from runnel.run import api, registry
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.trust import UntrustedError, check_code, recipe_of
-from runnel.track.card import write_card
-from runnel.track.collect import collect, find_runs
 from runnel.track.evals import append_eval, make_eval_row
 from runnel.track.folder import Row, RunFolder
-from runnel.track.judge import HOWS
-from runnel.track.markdown import write_markdown
-from runnel.track.paper import write_paper
-from runnel.track.report import write_comparison, write_report
 
 REPORT = """Write a self-contained report.html of one run, or of several side by side; the numbers as CSV beside it.
 

@@ -15,12 +15,12 @@ from rich.table import Table
 from runnel.core.errors import ConfigError
 from runnel.plan.costs import Costs
 from runnel.plan.simulate import SimConfig, SimResult
-from runnel.plan.sweep import Point, bottleneck, parse_pair, plot, run_sweep, sweep_points, with_cost
+from runnel.plan.sweep import SweepPoint, bottleneck, parse_pair, plot, run_sweep, sweep_points, with_cost
 
 ABOUT = """Simulate a cluster: the real staleness policy and accounting, on simulated clocks, links and devices.
 
   runnel simulate --actors 15000 --trainers 32
-  runnel simulate --actors 480 --trainers 4 --inference split --ring 20
+  runnel simulate --actors 480 --trainers 4 --inference split --num-env-groups 20
   runnel simulate --trainers 4 --sweep actors=120,480,1920 inference=inline,central --plot cross.svg
 
 Stage costs are those of `--costs FILE` (`runnel plan RECIPE --save FILE` measures them), else SRL's Atari.
@@ -31,7 +31,7 @@ WIDTH = 110
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class SimulateOptions:
     """What `runnel simulate` knows beside the cluster."""
 
     costs: str = ""
@@ -73,13 +73,13 @@ def simulate(args: list[str]) -> int:
     return 0
 
 
-def _parse(args: list[str]) -> tuple[Options, SimConfig]:
+def _parse(args: list[str]) -> tuple[SimulateOptions, SimConfig]:
     import tyro
 
     line = dataclasses.make_dataclass(
         "line",
         [
-            ("options", Annotated[Options, tyro.conf.arg(name="")], dataclasses.field(default_factory=Options)),
+            ("options", Annotated[SimulateOptions, tyro.conf.arg(name="")], dataclasses.field(default_factory=SimulateOptions)),
             ("run", Annotated[SimConfig, tyro.conf.arg(name="")], dataclasses.field(default_factory=SimConfig)),
         ],
         frozen=True,
@@ -88,19 +88,19 @@ def _parse(args: list[str]) -> tuple[Options, SimConfig]:
     return parsed.options, parsed.run
 
 
-def _progress(point: Point, version: int) -> str:
+def _progress(point: SweepPoint, version: int) -> str:
     named = ", ".join(f"{k} {v}" for k, v in point.setting.items())
     return f"simulating {named + ': ' if named else ''}update {version} of {point.config.updates}"
 
 
-def as_data(point: Point, result: SimResult) -> dict[str, Any]:
+def as_data(point: SweepPoint, result: SimResult) -> dict[str, Any]:
     """A result as plain data."""
     shown = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in ("config", "accounting")}
     accounts = {**vars(result.accounting), "balance": result.accounting.balance}
     return {"setting": dict(point.setting), **shown, "bottleneck": bottleneck(result), "accounting": accounts}
 
 
-def show(points: Sequence[Point], results: Sequence[SimResult], console: Console) -> None:
+def show(points: Sequence[SweepPoint], results: Sequence[SimResult], console: Console) -> None:
     """A row for each cluster; of a single one also where its rows went."""
     swept = list(points[0].setting)
     unit = points[0].costs.unit

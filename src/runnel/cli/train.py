@@ -14,14 +14,15 @@ from runnel.cli.overlay import budgets_named, read_overlay
 from runnel.core.config import override, to_data, whole_number
 from runnel.core.errors import ConfigError
 from runnel.core.hints import meant, names_of
+from runnel.graphs.experiment import describe
+from runnel.graphs.run_config import RunConfig, one_budget
+from runnel.report.write import write_report
 from runnel.run import api, registry
-from runnel.run.experiment import RunConfig, describe, one_budget
 from runnel.run.launchers import check_ray
 from runnel.run.trust import check_run, recipe_of
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
 from runnel.track.numbers import seeds_words
-from runnel.track.report import write_report
 
 TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE]
 

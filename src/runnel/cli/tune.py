@@ -12,8 +12,8 @@ from runnel.cli.overlay import budgets_named, read_overlay
 from runnel.cli.train import named, parse_with
 from runnel.cli.trusting import add_trust
 from runnel.core.config import override
+from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.run import registry
-from runnel.run.experiment import RunConfig, one_budget
 from runnel.track.folder import check_run_name
 from runnel.track.numbers import seeds_words
 from runnel.tune.settings import Setup, TuneConfig, make_setup
@@ -24,13 +24,13 @@ HELP = """usage: runnel tune RECIPE [--search WORDS ...] [--trials N] [--workers
 
 Tries settings of RECIPE and keeps the best. `runnel tune RECIPE --help` lists options and fields.
 
-  --search "ppo.lr=log(1e-5, 1e-2)" "ppo.gamma=0.9..0.999" "ppo.clip={0.1, 0.2, 0.3}" "num_envs=int(4, 64, log)"
+  --search "ppo.lr=log(1e-5, 1e-2)" "ppo.gamma=0.9..0.999" "ppo.clip_range={0.1, 0.2, 0.3}" "num_envs=int(4, 64, log)"
   --search space.toml
 """
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TuneConfig):
+class TuneOptions(TuneConfig):
     """What `runnel tune` knows beside the recipe's config."""
 
     dry_run: bool = False
@@ -52,7 +52,7 @@ def tune(args: list[str]) -> int:
     over = read_overlay(args[1:], recipe.name, without=("seed",))
     base = override(registry.begin(recipe, over | named(args[1:])), over)
     about = recipe.module.__doc__ or ""
-    options, config = parse_with(Options, base, args[1:], prog=f"runnel tune {args[0]}", about=about)
+    options, config = parse_with(TuneOptions, base, args[1:], prog=f"runnel tune {args[0]}", about=about)
     config = one_budget(config, budgets_named(args, over))
     setup = make_setup(recipe.name, config, options)
     if options.dry_run:

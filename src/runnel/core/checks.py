@@ -166,7 +166,7 @@ def check_learner(learner: Any) -> None:
     """Refuse a learner without a method of the contract, or whose parameters are not tensors by name."""
     from torch import Tensor
 
-    from runnel.core.protocols import Sharded
+    from runnel.core.contracts.learning import Sharded
 
     who = name_of(learner)
     missing = [m for m in ("prepare", "update", "params", "state_dict", "load_state_dict") if not hasattr(learner, m)]
@@ -183,7 +183,7 @@ def check_learner(learner: Any) -> None:
 def check_update(learner: Any, update: Any, version: int) -> list[str]:
     """Refuse what `update` of a learner gave if it is no `Update`, a metric is no number, or a loss or the norm of the gradient
     is not finite. Returns the names of other metrics that are not: a mean over nothing need not end a run, but is told."""
-    from runnel.core.protocols import Update
+    from runnel.core.contracts.learning import Update
 
     odd = []
     if not isinstance(update, Update):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from runnel.core.clock import Clock
-from runnel.core.trace import Lane
+from runnel.core.trace import TraceTrack
 
 
 class StageTimer:
@@ -28,7 +28,7 @@ class StageTimer:
         self.current: tuple[str, float] = ("idle", clock.now())
         self.held: float | None = None
         """Since when it waits for others inside a stage, if it does."""
-        self.lane: Lane | None = None
+        self.track: TraceTrack | None = None
         """Where stages are recorded one by one, in a run that is traced."""
 
     @contextmanager
@@ -42,8 +42,8 @@ class StageTimer:
             busy = end - start - (self._waited - waited)
             self._seconds[name] = self._seconds.get(name, 0.0) + busy
             self._done.add(name)
-            if self.lane is not None:
-                self.lane.span(name, start, end, busy)
+            if self.track is not None:
+                self.track.span(name, start, end, busy)
             self.current = (outer[0], end)
 
     @contextmanager
@@ -56,8 +56,8 @@ class StageTimer:
         finally:
             end, self.held = self._clock.now(), None
             self._waited += end - start
-            if self.lane is not None:
-                self.lane.wait(start, end)
+            if self.track is not None:
+                self.track.wait(start, end)
             self.current = (outer[0], end)
 
     def spent(self, name: str) -> float:

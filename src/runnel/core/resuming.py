@@ -15,30 +15,30 @@ from runnel.core.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class ResumeRule:
     """What becomes of one setting on resume; `text` is what then happens, or why it stays."""
 
     may_change: bool
     text: str
 
 
-OnResume = Mapping[str, Rule]
+OnResume = Mapping[str, ResumeRule]
 NEXT_UPDATE = "counts from the next update on"
 DISCOUNTED = "the returns in the replay memory are discounted with it"
-UNKNOWN = Rule(False, "its config class does not say in `on_resume` that it may change (docs/add-an-algorithm.md)")
+UNKNOWN = ResumeRule(False, "its config class does not say in `on_resume` that it may change (docs/add-an-algorithm.md)")
 
 
-def may_change(*names: str, then: str = NEXT_UPDATE) -> dict[str, Rule]:
+def may_change(*names: str, then: str = NEXT_UPDATE) -> dict[str, ResumeRule]:
     """Fields that take a new value on resume, and what happens `then`."""
-    return dict.fromkeys(names, Rule(True, then))
+    return dict.fromkeys(names, ResumeRule(True, then))
 
 
-def stays(*names: str, why: str) -> dict[str, Rule]:
+def stays(*names: str, why: str) -> dict[str, ResumeRule]:
     """Fields that a run keeps, and `why`."""
-    return dict.fromkeys(names, Rule(False, why))
+    return dict.fromkeys(names, ResumeRule(False, why))
 
 
-def rule_of(config: type, name: str) -> Rule | None:
+def rule_of(config: type, name: str) -> ResumeRule | None:
     """What `config` (or the nearest class that it extends) says of its field `name`; None: nothing.
 
     >>> class A:
@@ -52,7 +52,7 @@ def rule_of(config: type, name: str) -> Rule | None:
     return next((table[name] for table in tables if name in table), None)
 
 
-def rule_at(config: Any, name: str) -> Rule:
+def rule_at(config: Any, name: str) -> ResumeRule:
     """The rule of the setting with the dotted `name` of a config."""
     *groups, own = name.split(".")
     for group in groups:
@@ -75,7 +75,7 @@ def check_changes(before: Any, after: Any, run: str) -> dict[str, tuple[Any, Any
     return found
 
 
-def _changed(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Rule, Any, Any]]:
+def _changed(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, ResumeRule, Any, Any]]:
     for f in dataclasses.fields(before):
         old, new = getattr(before, f.name), getattr(after, f.name)
         if dataclasses.is_dataclass(old) and type(old) is type(new):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import AgentRoute
 
 
 def route(routes: Sequence[AgentRoute], agent_id: str) -> AgentRoute:

@@ -61,7 +61,7 @@ class ActionSpec:
     """One agent's action: `discrete` (a number below `num_actions`), `continuous` (a box), or `multi` (several of these).
 
     A `multi` action is stored as one array `[K]`, the numbers of its parts side by side: int64 where all parts are discrete,
-    else float32, in which choices are whole numbers. `core/actions.py` makes what the environment takes of it.
+    else float32, in which choices are whole numbers. `core/action_codec.py` makes what the environment takes of it.
     """
 
     kind: Literal["discrete", "continuous", "multi"]

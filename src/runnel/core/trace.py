@@ -5,8 +5,8 @@ neighbouring pieces of the same stage become one. A file is bounded: past `max_b
 is recorded, and how much that was is counted. Recording reads clocks and nothing else, so a run is the same with and without.
 `track/trace/` makes a picture of the files.
 
-A file is a line of JSON about the process, then blocks: a line of JSON (what is new in the tables of names and lanes, the clock
-here and that of the world, the number of records) and the records, `RECORD` float64 each.
+A file is a line of JSON about the process, then blocks: a line of JSON (what is new in the tables of names and tracks, the
+clock here and that of the world, the number of records) and the records, `RECORD` float64 each.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from runnel.core.clock import Clock
 
 FORMAT = 1
 RECORD = 5
-"""Numbers of a record: its code (kind, lane and name), a time, and three more that the kind explains."""
+"""Numbers of a record: its code (kind, track and name), a time, and three more that the kind explains."""
 SPAN, WAIT, MARK, PUBLISH, LOAD, COUNT, INSTANT = range(7)
 """SPAN: end, seconds of work, pieces. WAIT (inside a span): end. MARK: sample id, version, rows. PUBLISH, LOAD: version.
 COUNT: value. INSTANT: nothing."""
 KINDS, LANES = 8, 4096
-"""A code is `kind + KINDS * (lane + LANES * name)`."""
+"""A code is `kind + KINDS * (track + LANES * name)`."""
 FLUSH_S = 1.0
 """What was recorded for so long is written together; a process that is killed loses it."""
 GAP_S = 1e-4
@@ -36,7 +36,7 @@ MERGE_S = 0.01
 """Pieces of one stage with less than `GAP_S` between them are one, up to this length."""
 
 
-class Recorder:
+class TraceWriter:
     """The file of one process. `close` it: what is still in memory is written then."""
 
     def __init__(self, path: Path, clock: Clock, *, about: dict[str, Any] | None = None, max_bytes: int = 64 << 20) -> None:
@@ -44,9 +44,9 @@ class Recorder:
         self._file = path.open("xb", buffering=0)
         self._clock, self._max_bytes, self.now = clock, max_bytes, clock.now
         self.block: list[float] = []
-        """Numbers of records that are not written yet; lanes put theirs in, and `flush` when it is `due`."""
+        """Numbers of records that are not written yet; tracks put theirs in, and `flush` when it is `due`."""
         self._names: dict[str, int] = {}
-        self._lanes: list[Lane] = []
+        self._tracks: list[TraceTrack] = []
         self._told = (0, 0)
         self.due = clock.now() + FLUSH_S
         self.left_out = 0
@@ -54,13 +54,13 @@ class Recorder:
         head = {"runnel_trace": FORMAT, **whereabouts(), **(about or {}), "clock": [clock.now(), time.time()]}
         self._size = self._file.write(_line(head))
 
-    def lane(self, worker: str) -> Lane:
-        """The lane of a worker: its own track in the picture."""
-        lane = next((lane for lane in self._lanes if lane.worker == worker), None)
-        if lane is None:
-            lane = Lane(self, worker, len(self._lanes))
-            self._lanes.append(lane)
-        return lane
+    def track(self, worker: str) -> TraceTrack:
+        """The track of a worker: its own track in the picture."""
+        track = next((track for track in self._tracks if track.worker == worker), None)
+        if track is None:
+            track = TraceTrack(self, worker, len(self._tracks))
+            self._tracks.append(track)
+        return track
 
     def name(self, text: str) -> int:
         """The number of a name; each is written once."""
@@ -70,18 +70,18 @@ class Recorder:
         """Write what is in memory (not the span that goes on), unless the file is full."""
         now = self._clock.now()
         self.due = now + FLUSH_S
-        num, names, lanes = len(self.block) // RECORD, list(self._names), [lane.worker for lane in self._lanes]
+        num, names, tracks = len(self.block) // RECORD, list(self._names), [track.worker for track in self._tracks]
         data = array("d", self.block).tobytes()
         self.block.clear()
         if self._size + len(data) > self._max_bytes:
             self.left_out += num
             num, data = 0, b""
-        head = {"n": num, "clock": [now, time.time()], "names": names[self._told[0] :], "lanes": lanes[self._told[1] :]}
+        head = {"n": num, "clock": [now, time.time()], "names": names[self._told[0] :], "tracks": tracks[self._told[1] :]}
         if self.left_out:
             head |= {"left_out": self.left_out}
-        if data or self._told != (len(names), len(lanes)):
+        if data or self._told != (len(names), len(tracks)):
             self._size += self._write(_line(head) + data)
-            self._told = len(names), len(lanes)
+            self._told = len(names), len(tracks)
 
     def _write(self, data: bytes) -> int:
         """A trace is not worth a run: where it cannot be written, the file counts as full."""
@@ -94,18 +94,18 @@ class Recorder:
     def close(self) -> None:
         if self._file.closed:
             return
-        for lane in self._lanes:
-            lane.end()
+        for track in self._tracks:
+            track.end()
         self.flush()
         if self.left_out:
             self._write(_line({"n": 0, "left_out": self.left_out}))
         self._file.close()
 
 
-class Lane:
+class TraceTrack:
     """What one worker records."""
 
-    def __init__(self, recorder: Recorder, worker: str, number: int) -> None:
+    def __init__(self, recorder: TraceWriter, worker: str, number: int) -> None:
         self.recorder, self.worker, self._number = recorder, worker, number
         self.record, self.now = recorder.block.extend, recorder.now
         """For those who record often: `record((code, now(), a, b, c))`. The next span sees to the writing."""

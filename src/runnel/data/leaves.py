@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import State
 from runnel.core.spaces import ArraySpec
+from runnel.core.state import State
 from runnel.data.memory import Memory
 from runnel.data.pool import SLACK, Pool
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import DataError
-from runnel.core.protocols import State
+from runnel.core.state import State
 from runnel.data.sum_tree import FANOUT, SumTree
 
 Array = NDArray[Any]

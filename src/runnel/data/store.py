@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from runnel.core import schedule
+from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.frozen import Frozen
-from runnel.core.protocols import Feedback, State
 from runnel.core.records import Segment, Slot, StreamSpec
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import ArraySpec, EnvSpec
+from runnel.core.state import SealedChunk, State
 from runnel.data.leaves import Array, Leaf, PlainLeaf, StackedLeaf, is_stack, leaf_bytes, numpy_dtype
 from runnel.data.memory import Memory
 from runnel.data.priorities import Priorities
-from runnel.ops.n_step import n_step_returns
+from runnel.ops.targets import n_step_returns
 
 MASK = "action_mask"
 PIECE_BYTES = 64 << 20
@@ -83,7 +83,7 @@ class ReplayConfig:
 
 
 class SegmentStore(ABC):
-    """The ring, priorities and accounts behind a buffer worker; implements `core.protocols.Store`.
+    """The ring, priorities and accounts behind a buffer worker; implements `core.contracts.samples.Store`.
 
     A unit's `index` counts all units ever inserted, so feedback about one that was overwritten meanwhile is recognised and
     ignored. `gamma` discounts inside returns of several steps; `total_steps` and `total_updates` are the length of the run (the
@@ -333,8 +333,8 @@ class SegmentStore(ABC):
 
     # ----------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
-        """The memory goes in pieces, of which full ones are `Frozen`. They are views, true until the next insert: write them
-        at once."""
+        """The memory in chunks, of which full ones are `SealedChunk`. They are views, true until the next insert: write
+        them at once."""
         return {
             "pieces": [[start, stop, self._piece(start, stop)] for start, stop in self._spans()],
             "leaves": {k: leaf.counts() for k, leaf in self._leaves.items()},
@@ -350,7 +350,7 @@ class SegmentStore(ABC):
         marks = {*range(0, n, self._piece_slots), min(head, n), n}
         return list(itertools.pairwise(sorted(marks)))
 
-    def _piece(self, start: int, stop: int) -> Frozen | State:
+    def _piece(self, start: int, stop: int) -> SealedChunk | State:
         arrays = {k: x[start:stop] for k, x in self._data.items()}
         arrays |= {f"{key}.{k}": x for key, leaf in self._leaves.items() for k, x in leaf.save(start, stop).items()}
         tensors = {k: torch.from_numpy(x) for k, x in arrays.items()}
@@ -359,7 +359,7 @@ class SegmentStore(ABC):
         age = (self._num_inserted - 1 - start) // self._num_slots
         if self._names.get(start, (-1, ""))[0] != age:
             self._names[start] = age, _digest(arrays)
-        return Frozen(self._names[start][1], lambda: tensors)
+        return SealedChunk(self._names[start][1], lambda: tensors)
 
     def restore(self, state: State) -> None:
         self._num_inserted = int(state["num_inserted"])
@@ -369,7 +369,7 @@ class SegmentStore(ABC):
             leaf.recount(state["leaves"][key])
         self._will_fill(self._num_inserted)
         for start, stop, piece in state["pieces"]:
-            self._load(start, stop, piece.read() if isinstance(piece, Frozen) else piece)
+            self._load(start, stop, piece.read() if isinstance(piece, SealedChunk) else piece)
         if self._priorities is not None:
             self._priorities.restore(state["priorities"])
         self._selected = state["selected"].copy()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import State
+from runnel.core.state import State
 from runnel.envs.fire import FiringVector
 from runnel.envs.vector.batch import Rows
 from runnel.envs.vector.gym_vector import Convert, Flags, GymVector, Masked

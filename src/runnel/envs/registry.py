@@ -25,7 +25,7 @@ from runnel.envs.vector.build import build_vector
 from runnel.envs.vector.choose import STEP_US, Choice, choose
 from runnel.envs.vector.contract import mark_stack
 from runnel.envs.vector.processes import num_cores
-from runnel.envs.vector.source import Source
+from runnel.envs.vector.source import EnvSource
 from runnel.envs.wrapped import EnvWrapper, Wrapped, load_wrappers
 
 Target = str | Callable[..., Any]
@@ -333,7 +333,7 @@ def _own_of_gymnasium(target: str, num_envs: int, options: dict[str, Any]) -> An
         raise ConfigError("vector.backend", "gymnasium", f"the vector of {target} cannot be made: {problem}") from problem
 
 
-def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> Source:
+def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> EnvSource:
     """An environment as vectors need it: how to make one, or many at once."""
     special = _special(target)
     options = _with_frames(special, dict(kwargs or {}), frame_stack)
@@ -343,9 +343,9 @@ def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, fram
 
     if special in (_POOL, _ATARI):
         kind = "envpool" if special == _POOL else "atari"
-        return Source(str(target), kind, lambda: make_env(target, kwargs=options), look, kwargs=options)  # type: ignore[arg-type]
+        return EnvSource(str(target), kind, lambda: make_env(target, kwargs=options), look, kwargs=options)  # type: ignore[arg-type]
     make_vec, only = (None, False) if special else _own_vector(target, options)
-    return Source(
+    return EnvSource(
         env_name(target),
         "plain",
         lambda: make_env(target, kwargs=options, frame_stack=frame_stack),

@@ -14,7 +14,7 @@ import numpy as np
 
 from runnel.core.errors import DataError
 from runnel.core.progress import progressed
-from runnel.core.protocols import State
+from runnel.core.state import State
 
 
 @runtime_checkable

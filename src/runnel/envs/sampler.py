@@ -2,7 +2,7 @@
 
 Consumes policy replies (inference stream) and produces `[T, B]` segments (sample stream). It waits for room on the sample
 stream (unblocked by the reader), for a policy version (unblocked by the trainer's publication) and for replies (unblocked
-by the policy worker); while one lane of the ring waits for its reply or
+by the policy worker); while one group of the ring waits for its reply or
 its environments, the others step. An episode goes on across segments.
 """
 
@@ -16,18 +16,21 @@ import numpy as np
 import torch
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.progress import progressed
-from runnel.core.protocols import AgentRoute, InferenceClient, SampleWriter, State
 from runnel.core.records import Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
+from runnel.core.state import State
 from runnel.envs.carried import CarriedReturns
 from runnel.envs.segments import SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
-from runnel.envs.vector.host import HostVector
+from runnel.envs.vector.cpu_base import HostVector
 
 AGENT = "agent"
 T = TypeVar("T")
@@ -35,7 +38,7 @@ _SMALLEST_NOISE = 2.0**-25
 _NAP_S, _PATIENCE_S = 5e-5, 1.0
 
 
-class _Lane:
+class EnvGroup:
     """One vector of the ring with the segment it fills: its slot, its open ticket, its own noise, the policy's state."""
 
     def __init__(
@@ -239,7 +242,7 @@ class VecEnvSampler:
     """Plays `vectors` in a ring. Lanes take their slots strictly in turn, so the order of segments never depends on timing.
 
     `noise_size` is the number of uniform numbers a policy needs per decision; they travel with the request (`noise`
-    `[B, noise_size]`), drawn from a generator that belongs to the lane. `state` names its recurrent state, which travels with
+    `[B, noise_size]`), drawn from a generator that belongs to the group. `state` names its recurrent state, which travels with
     requests and replies. `gamma` is the discount of returns that segments carry (`CARRIED`); None where the stream has none.
     """
 
@@ -255,17 +258,19 @@ class VecEnvSampler:
         gamma: float | None = None,
     ) -> None:
         if not vectors:
-            raise ConfigError("ring", 0, "a sampler needs at least one vector of environments")
+            raise ConfigError("num_env_groups", 0, "a sampler needs at least one vector of environments")
         self._route = route(routes, AGENT)
         rngs = [make_rng(seed, name, "noise", i) for i in range(len(vectors))]
-        self._lanes = [_Lane(v, noise_size, rng, state=state or {}, gamma=gamma) for v, rng in zip(vectors, rngs, strict=True)]
+        self._groups = [
+            EnvGroup(v, noise_size, rng, state=state or {}, gamma=gamma) for v, rng in zip(vectors, rngs, strict=True)
+        ]
         self._turn = 0
         self._num_steps = 0
         self._events: list[dict[str, Any]] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
         client, writer = clients[self._route.inference], writers[self._route.samples]
-        if any(lane.ticket is not None for lane in self._lanes):
+        if any(group.ticket is not None for group in self._groups):
             client.poll()
         work, more = self._round(client, writer)
         while more:
@@ -274,30 +279,33 @@ class VecEnvSampler:
         return work or self._wait_for_environments()
 
     def _round(self, client: InferenceClient, writer: SampleWriter) -> tuple[int, bool]:
-        """Each lane in turn: the work done, and whether to go round again. In a ring a lane sends its environments to work and
-        leaves the policy to the next one; a round in which a segment was finished is the last."""
-        work, first, n, more = 0, self._turn, len(self._lanes), len(self._lanes) > 1
+        """Move each group in turn. Returns the work done, and whether another round is useful.
+
+        With several groups, one group's environments step while the policy acts for the next group. The round in which a
+        segment was finished is the last.
+        """
+        work, first, n, more = 0, self._turn, len(self._groups), len(self._groups) > 1
         for offset in range(n):
             index = (first + offset) % n
-            lane = self._lanes[index]
-            lane.waits = ""
-            if lane.segment is None and not self._reserve(lane, index, writer):
+            group = self._groups[index]
+            group.waits = ""
+            if group.segment is None and not self._reserve(group, index, writer):
                 continue
-            work += self._advance(lane, client)
-            if lane.full:
-                self._commit(lane, writer)
+            work += self._advance(group, client)
+            if group.full:
+                self._commit(group, writer)
                 more = False
         return work, more and work > 0 and client.local() is not None
 
     def _wait_for_environments(self) -> int:
         """Nothing else to do: wait for the vector that is done first, or, after a second, for the one that began first."""
-        lanes = [self._lanes[(self._turn + offset) % len(self._lanes)] for offset in range(len(self._lanes))]
-        waiting = [lane for lane in lanes if lane.sent]
+        groups = [self._groups[(self._turn + offset) % len(self._groups)] for offset in range(len(self._groups))]
+        waiting = [group for group in groups if group.sent]
         if not waiting:
             return 0
         first, deadline = waiting[0], time.monotonic() + _PATIENCE_S
         while len(waiting) > 1 and time.monotonic() < deadline:
-            done = next((lane for lane in waiting if lane.vector.ready()), None)
+            done = next((group for group in waiting if group.vector.ready()), None)
             if done is not None:
                 first = done
                 break
@@ -305,54 +313,54 @@ class VecEnvSampler:
         self._guard(first, first.receive)
         return first.vector.num_envs
 
-    def _reserve(self, lane: _Lane, index: int, writer: SampleWriter) -> bool:
+    def _reserve(self, group: EnvGroup, index: int, writer: SampleWriter) -> bool:
         if index != self._turn:
-            lane.waits = "its turn in the ring"
+            group.waits = "its turn in the ring"
             return False
         slot = writer.reserve()
         if slot is None:
-            lane.waits = f"room on stream {writer.spec.name!r}"
+            group.waits = f"room on stream {writer.spec.name!r}"
             return False
-        lane.open(slot)
-        self._turn = (self._turn + 1) % len(self._lanes)
+        group.open(slot)
+        self._turn = (self._turn + 1) % len(self._groups)
         return True
 
-    def _advance(self, lane: _Lane, client: InferenceClient) -> int:
-        return self._guard(lane, lambda: lane.advance(client, one=len(self._lanes) > 1))
+    def _advance(self, group: EnvGroup, client: InferenceClient) -> int:
+        return self._guard(group, lambda: group.advance(client, one=len(self._groups) > 1))
 
-    def _guard(self, lane: _Lane, work: Callable[[], T]) -> T:
+    def _guard(self, group: EnvGroup, work: Callable[[], T]) -> T:
         try:
             return work()
         except Exception:
-            self._check_finite(lane)  # a NaN upstream is the cause, whatever broke on it later
+            self._check_finite(group)  # a NaN upstream is the cause, whatever broke on it later
             raise
 
-    def _commit(self, lane: _Lane, writer: SampleWriter) -> None:
-        segment = lane.finish()
-        self._check_finite(lane)
+    def _commit(self, group: EnvGroup, writer: SampleWriter) -> None:
+        segment = group.finish()
+        self._check_finite(group)
         num_steps = segment.num_steps * segment.num_envs
         writer.commit(segment.slot, num_steps=num_steps)
         self._num_steps += num_steps
-        lane.close()
-        self._events.extend(lane.vector.faults())
-        for e in lane.vector.episodes():
+        group.close()
+        self._events.extend(group.vector.faults())
+        for e in group.vector.episodes():
             self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
 
-    def _check_finite(self, lane: _Lane) -> None:
-        assert lane.segment is not None
-        bad = lane.segment.first_bad()
+    def _check_finite(self, group: EnvGroup) -> None:
+        assert group.segment is not None
+        bad = group.segment.first_bad()
         if bad is not None:
             field, t, row = bad
-            step = self._num_steps + t * lane.segment.num_envs + row
-            index = lane.vector.index0 + row
-            where = f"environment {lane.vector.name!r} (index {index}), step {t} of its segment"
-            if lane.segment.answers(field):
+            step = self._num_steps + t * group.segment.num_envs + row
+            index = group.vector.index0 + row
+            where = f"environment {group.vector.name!r} (index {index}), step {t} of its segment"
+            if group.segment.answers(field):
                 raise NonFiniteError(field, step, f"the policy's answer to {where}")
-            check = lane.vector.check if isinstance(lane.vector, HostVector) else ""
+            check = group.vector.check if isinstance(group.vector, HostVector) else ""
             raise NonFiniteError(field, step, f"{where} (`{check}` may explain it)" if check else where)
 
     def waits_for(self) -> str:
-        reasons = dict.fromkeys(lane.waits for lane in self._lanes if lane.waits)
+        reasons = dict.fromkeys(group.waits for group in self._groups if group.waits)
         return ", ".join(reasons) or "nothing"
 
     def events(self) -> list[dict[str, Any]]:
@@ -364,15 +372,15 @@ class VecEnvSampler:
             "turn": self._turn,
             "num_steps": self._num_steps,
             "events": [dict(e) for e in self._events],
-            "lanes": [lane.snapshot() for lane in self._lanes],
+            "lanes": [group.snapshot() for group in self._groups],
         }
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
         self._turn, self._num_steps = state["turn"], state["num_steps"]
         self._events = [dict(e) for e in state["events"]]
-        for lane, saved in zip(self._lanes, state["lanes"], strict=True):
-            lane.restore(saved, writers[self._route.samples])
+        for group, saved in zip(self._groups, state["lanes"], strict=True):
+            group.restore(saved, writers[self._route.samples])
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.vector.close()
+        for group in self._groups:
+            group.vector.close()

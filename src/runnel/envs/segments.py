@@ -16,8 +16,8 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.checks import check_reply
 from runnel.core.errors import DataError
-from runnel.core.protocols import State
 from runnel.core.records import Slot
+from runnel.core.state import State
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
 

@@ -2,7 +2,7 @@
 
 This is the only file that knows Gymnasium's space classes. Observations become flat leaves (`obs`, `obs/a/b`, `obs/0`),
 actions become one `ActionSpec`, and a mask (the key `action_mask` of a `Dict` observation) stands beside them. How a network's
-action becomes a nested one again, and what a mask looks like, is in `core/actions.py`.
+action becomes a nested one again, and what a mask looks like, is in `core/action_codec.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.actions import env_action_rows, join_masks
+from runnel.core.action_codec import env_action_rows, join_masks
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import ActionLeaf, ActionSpec, ArraySpec, EnvSpec, multi_action
 

@@ -264,7 +264,7 @@ class Counter(gym.Env):  # type: ignore[misc]
         }
 
 
-class FourRooms(gym.Env):  # type: ignore[misc]
+class PlainFourRooms(gym.Env):  # type: ignore[misc]
     """`tensor:FourRooms` (`envs/device/grid.py`) in plain Python: the independent form that it is checked against."""
 
     def __init__(self, size: int = 9, max_steps: int = 100) -> None:

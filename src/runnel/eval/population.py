@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from runnel.core.protocols import EvalResult, InferenceClient, Progress
+from runnel.core.contracts.evaluation import EvalResult, Progress
+from runnel.core.contracts.inference import InferenceClient
 from runnel.envs.vector import VectorEnv
 from runnel.eval.runner import MAX_STEPS, EnvEvaluation
 

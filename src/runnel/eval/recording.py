@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.evaluation import Policy, Progress
+from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import DataError
 from runnel.core.progress import progressed
-from runnel.core.protocols import InferenceClient, Policy, Progress
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.envs.render import RenderedEnv
@@ -60,8 +61,8 @@ class ClientNet:
 
 
 @dataclass(frozen=True)
-class EpisodeRecorder:
-    """Plays `episodes` episodes greedily and yields each as an event with its video (core `Recorder`).
+class VideoRecorder:
+    """Plays `episodes` episodes greedily and yields each as an event with its video (core `EpisodeRecorder`).
 
     `make` makes the environment, once for each round; `policy` makes what acts of a net that asks the client; `video` makes a
     sink for frames at a rate. An episode is cut after `max_steps`. `fps` 0 takes what the environment says.

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.evaluation import EvalResult, Policy, Progress
+from runnel.core.contracts.inference import InferenceClient, Reply
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import EvalResult, InferenceClient, Policy, Progress, Reply
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.envs.registry import Target, evaluation_kwargs, make_env
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.wrapped import EnvWrapper
-from runnel.eval.tally import Outcome, Tally, incomplete, result_of
+from runnel.eval.tally import EpisodeOutcome, Tally, incomplete, result_of
 
 MAX_STEPS = 27_000
 """Steps after which an evaluated episode is cut, unless it says otherwise: the limit of Atari (108,000 frames, 4 a step), the
@@ -161,14 +162,14 @@ def evaluate_in(policy: Policy, env: Any, *, episodes: int, seed: int, max_steps
     return result
 
 
-def _play(policy: Policy, env: Any, seed: int, max_steps: int) -> Outcome:
+def _play(policy: Policy, env: Any, seed: int, max_steps: int) -> EpisodeOutcome:
     policy.reset()
     obs, info = env.reset(seed=seed)
     total, length, over = 0.0, 0, False
     while not over and length < max_steps:
         obs, reward, terminated, truncated, info = env.step(act(policy, obs, info))
         total, length, over = total + float(reward), length + 1, bool(terminated or truncated)
-    return Outcome(total, length, cut=not over)
+    return EpisodeOutcome(total, length, cut=not over)
 
 
 class _MaskedPolicy(Protocol):

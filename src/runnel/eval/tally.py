@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.errors import DataError
-from runnel.core.protocols import EvalResult
 from runnel.envs.vector import VectorEnv
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeOutcome:
     """How an episode went: `cut` at a limit of the evaluation's own, or `crashed`, and then without a return."""
 
     total: float
@@ -27,7 +27,7 @@ class Tally:
     def __init__(self, episodes: int, num_envs: int) -> None:
         base, more = divmod(episodes, num_envs)
         self._quota = [base + (row < more) for row in range(num_envs)]
-        self._found: list[list[Outcome]] = [[] for _ in range(num_envs)]
+        self._found: list[list[EpisodeOutcome]] = [[] for _ in range(num_envs)]
         self._before, self._max_steps = [0] * num_envs, 0
         self._stuck: set[int] = set()
         self._faults: list[dict[str, Any]] = []
@@ -55,18 +55,18 @@ class Tally:
         for episode in vector.episodes():
             row = episode.env - vector.index0
             if episode.length <= self._max_steps:
-                self._found[row].append(Outcome(episode.total, episode.length))
+                self._found[row].append(EpisodeOutcome(episode.total, episode.length))
             self._stuck.discard(row)
         for fault in vector.faults():
             row = fault["env"] - vector.index0
             self._faults.append(fault)
             if fault["step"] <= self._max_steps:
-                self._found[row].insert(self._before[row] + fault["episode"], Outcome(0.0, fault["step"], crashed=True))
+                self._found[row].insert(self._before[row] + fault["episode"], EpisodeOutcome(0.0, fault["step"], crashed=True))
             self._stuck.discard(row)
 
     def cut(self, row: int, total: float) -> None:
         """The episode of `row` reached the limit with a return of `total`, and goes on."""
-        self._found[row].append(Outcome(total, self._max_steps, cut=True))
+        self._found[row].append(EpisodeOutcome(total, self._max_steps, cut=True))
         self._stuck.add(row)
 
     def result(self) -> EvalResult:
@@ -75,7 +75,7 @@ class Tally:
         return result_of(counted, self._faults)
 
 
-def result_of(outcomes: Sequence[Outcome], faults: Sequence[dict[str, Any]] = ()) -> EvalResult:
+def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[dict[str, Any]] = ()) -> EvalResult:
     """Returns of the episodes that have one, and flags for what else happened."""
     whole = [o for o in outcomes if not o.crashed]
     if not whole:

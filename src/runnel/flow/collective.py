@@ -31,7 +31,7 @@ GLOO = "runnel"
 
 
 class TorchCollective:
-    """`core.protocols.Collective` over processes. Sums are in place, and of fixed order for a fixed number of ranks.
+    """`core.contracts.learning.Collective` over processes. Sums are in place, and of fixed order for a fixed number of ranks.
 
     `stage` is what the rank is at, for errors; time that is spent here passes inside `around()`. `timeout_s` is for finding
     each other, and for messages from one to one. NCCL sums what lies on a GPU (one for each rank); gloo all else.

@@ -4,7 +4,7 @@ In one process and synchronously, the learner's own tensors are shared (`shared=
 the same poll, so nobody can see a half-made version, and a checksum would prove nothing. Everywhere else `publish` copies
 into one of several buffers, so that an optimiser that writes in place never changes version v under an actor.
 
-Of a language model a proof travels along (core/proof.py): a subscriber splits it off, and `load` has it checked.
+Of a language model a weight_check travels along (core/weight_check.py): a subscriber splits it off, and `load` has it checked.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from runnel.core import proof
+from runnel.core import weight_check as weight_check
+from runnel.core.contracts.inference import ChecksWeights, Inferencer
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
-from runnel.core.protocols import Inferencer, ParamSet, Provable, State
+from runnel.core.state import State
 
 Kept = Mapping[str, Collection[int]]
 """By channel, the versions that a checkpoint holds."""
@@ -179,8 +181,8 @@ class ChannelSubscriber:
             self.num_refused += int(self._channel.has(wanted))
             return None
         self._seen = max(self._seen, wanted)
-        params, given = proof.split(found.params)
-        return replace(found, params=params, proof=given)
+        params, given = weight_check.split(found.params)
+        return replace(found, params=params, weight_check=given)
 
     def newest(self) -> int:
         """Newest version published; -1 before any."""
@@ -209,13 +211,13 @@ class ChannelSubscriber:
 
 
 def load(inferencer: Inferencer, params: ParamSet) -> list[dict[str, Any]]:
-    """Load a version, and if it has a proof have it checked; returns what there is to tell of that (events).
+    """Load a version, and if it has a weight_check have it checked; returns what there is to tell of that (events).
 
     Raises a `RunnelError` if the inferencer does not compute what the learner computes.
     """
     inferencer.load_params(params)
-    given = params.proof
-    if given is None or not isinstance(inferencer, Provable):
+    given = params.weight_check
+    if given is None or not isinstance(inferencer, ChecksWeights):
         return []
     found = given.check(inferencer.logprobs(given.prompt, given.tokens), params.version)
     return [{"kind": "proof", "version": params.version, "metrics": found}]

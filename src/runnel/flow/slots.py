@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import Feedback, State
+from runnel.core.contracts.samples import Feedback
 from runnel.core.records import Accounting, Header, Segment, Slot, StreamSpec, check_used, trim
-from runnel.core.shares import cut
-from runnel.flow.staleness import Counters, StalenessPolicy
+from runnel.core.sharding.batch_split import cut
+from runnel.core.state import State
+from runnel.flow.staleness import AdmissionRule, Counters
 
 FREE, RESERVED, FINISHED, FEEDBACK = range(4)
 UNREAD, TAKEN, RELEASED, ANSWERED = range(4)
@@ -111,7 +112,7 @@ class SlotTable:
     def __init__(
         self,
         spec: StreamSpec,
-        policy: StalenessPolicy,
+        policy: AdmissionRule,
         memory: SlotMemory,
         *,
         lock: AbstractContextManager[Any] | None = None,

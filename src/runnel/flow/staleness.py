@@ -54,7 +54,7 @@ class Counters:
     """Consumed, or finished and waiting."""
 
 
-class StalenessPolicy(Protocol):
+class AdmissionRule(Protocol):
     """Admission, selection and sweeping of one stream."""
 
     @property
@@ -90,7 +90,7 @@ class StalenessPolicy(Protocol):
 
 
 @dataclass(frozen=True)
-class LagPolicy:
+class LagRule:
     """At most `lag` versions behind: 0 is synchronous, 1 is one-step-off, more is a window.
 
     Admission follows AReaL (arXiv 2505.24298): with `n` batches consumed, at most `(lag + n + 1) * batch` segments may have
@@ -98,7 +98,7 @@ class LagPolicy:
 
     The stream feeds the learner's versions `start ... stop - 1` (a warm-up and what follows it are two such spans).
 
-    >>> p = LagPolicy(lag=1, batch=4, exact=True)
+    >>> p = LagRule(lag=1, batch=4, exact=True)
     >>> [p.version_for(s) for s in (0, 3, 4, 8, 12)]
     [0, 0, 0, 1, 2]
     >>> p.admits_sequence(7, version=0), p.admits_sequence(8, version=0)
@@ -149,14 +149,14 @@ class LagPolicy:
 
 
 @dataclass(frozen=True)
-class RatioPolicy:
+class ReplayRatioRule:
     """Replay: `ratio` updates for each environment step, after `min_fill` steps, on both sides of the buffer.
 
     With `n` steps inserted, `updates(n)` updates are due. The buffer gives out no more, and an actor starts no segment
     before those that earlier segments paid for are done (but for `lag` of them). So the ratio holds by pacing, and nothing
     is dropped. The idea is Reverb's rate limiter (arXiv 2102.04736).
 
-    >>> p = RatioPolicy(ratio=0.1, min_fill=100, segment_steps=10, lag=0)
+    >>> p = ReplayRatioRule(ratio=0.1, min_fill=100, segment_steps=10, lag=0)
     >>> p.updates(99), p.updates(100), p.updates(110), p.version_for(11), p.version_for(12)
     (0, 1, 2, 2, 3)
     """
@@ -178,7 +178,7 @@ class RatioPolicy:
     def segments_for(self, num_steps: int) -> int:
         """The fewest segments that hold `num_steps` and of which the last pays for an update (so the learner hears of it).
 
-        >>> RatioPolicy(ratio=0.05, min_fill=100, segment_steps=10).segments_for(210)
+        >>> ReplayRatioRule(ratio=0.05, min_fill=100, segment_steps=10).segments_for(210)
         22
         """
         n = -(-num_steps // self.segment_steps)
@@ -207,7 +207,7 @@ class RatioPolicy:
         return 1
 
 
-def check_capacity(policy: StalenessPolicy, spec: StreamSpec) -> None:
+def check_capacity(policy: AdmissionRule, spec: StreamSpec) -> None:
     """Refuse a stream that is too small for its policy to ever fill a batch, with the number that would do."""
     need = policy.required_capacity(spec)
     if spec.capacity < need:

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from runnel.core.protocols import ParamSet
+from runnel.core.contracts.params import ParamSet
 from runnel.core.records import Segment, Slot
-from runnel.core.trace import LOAD, MARK, PUBLISH, Lane
+from runnel.core.trace import LOAD, MARK, PUBLISH, TraceTrack
 
 OFTEN = ("available", "advance", "settle", "version", "feedback", "newest")
 """Asked for in every poll, and not marked: found without a detour."""
@@ -21,8 +21,8 @@ OFTEN = ("available", "advance", "settle", "version", "feedback", "newest")
 class Traced:
     """All that is not marked goes straight through."""
 
-    def __init__(self, real: Any, lane: Lane) -> None:
-        self._real, self._lane, self._record, self._now = real, lane, lane.record, lane.now
+    def __init__(self, real: Any, track: TraceTrack) -> None:
+        self._real, self._track, self._record, self._now = real, track, track.record, track.now
         for name in OFTEN:
             if hasattr(real, name):
                 setattr(self, name, getattr(real, name))
@@ -33,7 +33,7 @@ class Traced:
     _rows = 0
 
     def _codes(self, *whats: str) -> list[int]:
-        return [self._lane.code(MARK, f"{what} {self._real.spec.name}") for what in whats]
+        return [self._track.code(MARK, f"{what} {self._real.spec.name}") for what in whats]
 
     def _mark(self, code: int, segments: Sequence[Segment]) -> None:
         now, rows = self._now(), self._rows
@@ -45,8 +45,8 @@ class Traced:
 class TracedWriter(Traced):
     """A `SampleWriter`."""
 
-    def __init__(self, real: Any, lane: Lane) -> None:
-        super().__init__(real, lane)
+    def __init__(self, real: Any, track: TraceTrack) -> None:
+        super().__init__(real, track)
         self._rows = real.spec.num_rows
         self._really = real.reserve, real.commit
         self._reserve, self._commit, self._cancel = self._codes("reserve", "commit", "cancel")
@@ -71,8 +71,8 @@ class TracedWriter(Traced):
 class TracedReader(Traced):
     """A `SampleReader`, or a `SharedReader` of the leading rank."""
 
-    def __init__(self, real: Any, lane: Lane) -> None:
-        super().__init__(real, lane)
+    def __init__(self, real: Any, track: TraceTrack) -> None:
+        super().__init__(real, track)
         self._rows = real.spec.num_rows
         self._take, self._release, self._drop, self._hold = self._codes("take", "release", "drop", "hold")
 
@@ -98,9 +98,9 @@ class TracedReader(Traced):
 class TracedPublisher(Traced):
     """A `ParamPublisher` or a `SharedPublisher`: a version is there when it is published or committed."""
 
-    def __init__(self, real: Any, lane: Lane) -> None:
-        super().__init__(real, lane)
-        self._code = lane.code(PUBLISH, real.name)
+    def __init__(self, real: Any, track: TraceTrack) -> None:
+        super().__init__(real, track)
+        self._code = track.code(PUBLISH, real.name)
 
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
         self._record((self._code, self._now(), version, 0.0, 0.0))
@@ -114,9 +114,9 @@ class TracedPublisher(Traced):
 class TracedSubscriber(Traced):
     """A `ParamSubscriber`: who is given a version loads it."""
 
-    def __init__(self, real: Any, lane: Lane, channel: str) -> None:
-        super().__init__(real, lane)
-        self._code = lane.code(LOAD, channel)
+    def __init__(self, real: Any, track: TraceTrack, channel: str) -> None:
+        super().__init__(real, track)
+        self._code = track.code(LOAD, channel)
 
     def poll(self, version: int = -1) -> ParamSet | None:
         found: ParamSet | None = self._real.poll(version)

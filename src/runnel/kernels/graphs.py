@@ -33,7 +33,7 @@ class CaptureError(RunnelError):
         )
 
 
-class Captured(Generic[R]):
+class CudaGraphed(Generic[R]):
     """Calls `function`; on a CUDA device from the second call on by replaying a graph.
 
     Every call runs the function's work on the device exactly once, in the order of the calls, whichever way: the first call

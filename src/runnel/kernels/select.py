@@ -23,9 +23,9 @@ from runnel.agents.ppo_population import PopulationLearner
 from runnel.agents.sac import SACLearner
 from runnel.agents.td3 import TD3Learner
 from runnel.core.batch import Batch
-from runnel.core.protocols import Learner
+from runnel.core.contracts.learning import Learner
 from runnel.kernels import stock
-from runnel.kernels.graphs import Captured
+from runnel.kernels.graphs import CudaGraphed
 from runnel.kernels.small import by_hand
 from runnel.kernels.small.acting import fast_acts
 from runnel.kernels.small.numba import dqn as numba_dqn
@@ -36,7 +36,7 @@ from runnel.kernels.small.triton import ppo as triton_ppo
 from runnel.kernels.small.triton.population import TritonPopulationLearner
 from runnel.kernels.small.triton.ppo import TritonActorCritic
 from runnel.nets.inferencer import Acts
-from runnel.ops.optimise import Adam, flat_view
+from runnel.nets.optim import Adam, flat_view
 
 Mode = Literal["auto", "on", "off"]
 COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
@@ -218,7 +218,7 @@ def _record(learner: Any, known: type) -> None:
     """Let recorded graphs stand in for those methods of `learner`."""
     for name in GRAPHS[known]:
         text = f"{type(learner).__name__}.{name}"
-        setattr(learner, name, Captured(getattr(learner, name), generators=learner.generators, name=text))
+        setattr(learner, name, CudaGraphed(getattr(learner, name), generators=learner.generators, name=text))
 
 
 def _epochs(learner: PPOLearner, kernels: NumbaActorCritic | TritonActorCritic) -> Callable[[Batch], Numbers]:
@@ -232,7 +232,7 @@ def _epochs(learner: PPOLearner, kernels: NumbaActorCritic | TritonActorCritic) 
             size=num_rows // c.num_minibatches,
             optimiser=learner.optimiser,
             max_norm=c.max_grad_norm,
-            clip=c.clip,
+            clip=c.clip_range,
             dual_clip=c.dual_clip,
             value_clip=c.value_clip,
             value_coef=c.value_coef,

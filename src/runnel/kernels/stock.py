@@ -30,7 +30,8 @@ from typing import Any
 from runnel.agents import appo, ddpg, dqn, ppo, ppo_population, sac, td3
 from runnel.losses import policy, value
 from runnel.nets import actor_critic, bodies, continuous, heads, mlp, q_nets, torso
-from runnel.ops import distributions, masked, normalise, optimise, shuffle
+from runnel.nets import optim as optimise
+from runnel.ops import distributions, masked, normalise, shuffle
 
 Owner = ModuleType | type
 Place = tuple[Owner, str]
@@ -111,7 +112,7 @@ REPLAY_NETS = (
     *_of(continuous.SquashedGaussianActor, "sample"),
     *_of(continuous.DeterministicActor, "action"),
     *_of(continuous.QEnsemble, "q"),
-    *_of(continuous.Box, "normalise"),
+    *_of(continuous.ActionBox, "normalise"),
     *_of(continuous, "squashed_gaussian"),
     *_of(distributions, "_squashed_logprob"),
     *LAYERS,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import comb
 from typing import Any
 
+from runnel.core.contracts.evaluation import EvalResult, Progress
+from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import EvalResult, InferenceClient, Progress
 from runnel.core.rng import make_seed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.rewards.judging import RewardJob, Verdict, scalar, shown_prompt

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import EvalResult, InferenceClient, Progress, Reply, Request
-from runnel.data.preferences import Pair
+from runnel.core.contracts.evaluation import EvalResult, Progress
+from runnel.core.contracts.inference import InferenceClient, Reply, Request
+from runnel.llm.checks.sizes import check_room
 from runnel.llm.engines.one_pass import OnePassEngine
+from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.model.token_model import TokenModel
-from runnel.llm.pairs import pair_rows
-from runnel.llm.sizes import check_room
+from runnel.llm.sampling.pairs import pair_rows
+from runnel.llm.tasks.preferences import Pair
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
-from runnel.llm.trained import ScalarModel
 
 
 class ScoreEngine(OnePassEngine):

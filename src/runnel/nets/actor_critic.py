@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from runnel.core.batch import Batch
 from runnel.core.checks import check_body, check_output
-from runnel.core.protocols import Collective
+from runnel.core.contracts.learning import Collective
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.bodies import Body, RecurrentBody, SeparateBody, SharedBody

@@ -26,7 +26,7 @@ LOG_STD_BOUNDS = (-20.0, 2.0)
 """Of a squashed Gaussian, as in the code of Haarnoja et al. 2018."""
 
 
-class Box(nn.Module):
+class ActionBox(nn.Module):
     """The bounds of a continuous action: from (-1, 1) to them and back. Its numbers are known to all, and not published."""
 
     centre: Tensor
@@ -94,7 +94,7 @@ class SquashedGaussianActor(_Actor):
 
     def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
         super().__init__(env_spec, config, outputs=2 * env_spec.action.size, seed=seed)
-        self.box = Box(env_spec.action)
+        self.box = ActionBox(env_spec.action)
 
     def sample(self, obs: Mapping[str, Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
         """Actions in (-1, 1) by normal noise `z` `[B, D]`, and their log-densities: `[B, D], [B]`, both differentiable."""
@@ -138,7 +138,7 @@ class DeterministicActor(_Actor):
 
     def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
         super().__init__(env_spec, config, outputs=env_spec.action.size, seed=seed)
-        self.box = Box(env_spec.action)
+        self.box = ActionBox(env_spec.action)
         self.register_buffer("noise_scale", torch.zeros(()))
 
     def action(self, obs: Mapping[str, Tensor]) -> Tensor:

@@ -53,7 +53,7 @@ class PolicyGraph(nn.Module):
 
 
 def env_actions(spec: ActionSpec, action: Tensor) -> list[Tensor]:
-    """`core/actions.py` on tensors: network actions `[B, *spec.shape]` as the arrays of the environment's action, in order."""
+    """Network actions `[B, *spec.shape]` as the arrays of the environment's action, in order (`core/action_codec.py`)."""
     if spec.kind != "multi":
         return [_part(spec, action, spec.shape)]
     arrays, part, column = [], 0, 0

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import ParamSet, Reply, Request, RowPolicy, State
+from runnel.core.contracts.inference import Reply, Request, RowPolicy
+from runnel.core.contracts.params import ParamSet
 from runnel.core.spaces import ArraySpec
+from runnel.core.state import State
 
 
 class Acts(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runnel.core.actions import env_action, flat_mask
+from runnel.core.action_codec import env_action, flat_mask
 from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng

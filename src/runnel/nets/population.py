@@ -11,7 +11,7 @@ from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import ArraySpec
 from runnel.nets.actor_critic import ActorCritic
-from runnel.ops.optimise import flat_view
+from runnel.nets.optim import flat_view
 
 BEST = -1
 

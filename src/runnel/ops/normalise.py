@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from runnel.core.protocols import Collective
+from runnel.core.contracts.learning import Collective
 from runnel.ops.returns import discounted_suffix_sum
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnel.core.protocols import State
 from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.state import State
 
 _MOST = 1 << 30
 

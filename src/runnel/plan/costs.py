@@ -17,12 +17,12 @@ from runnel.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearCost:
     """Seconds as a line over a number of rows: `base + per_row * n`.
 
-    >>> Line.fit([(1, 3.0), (3, 7.0)])
-    Line(base=1.0, per_row=2.0)
-    >>> Line(1.0, 2.0)(10)
+    >>> LinearCost.fit([(1, 3.0), (3, 7.0)])
+    LinearCost(base=1.0, per_row=2.0)
+    >>> LinearCost(1.0, 2.0)(10)
     21.0
     """
 
@@ -35,18 +35,18 @@ class Line:
         return self.base + self.per_row * rows
 
     @staticmethod
-    def fit(points: Sequence[tuple[float, float]]) -> Line:
+    def fit(points: Sequence[tuple[float, float]]) -> LinearCost:
         """The line through (rows, seconds) with the least relative squares; neither part is below 0."""
         n, s = np.array([p[0] for p in points], float), np.array([p[1] for p in points], float)
         if len(set(n.tolist())) < 2:
-            return Line(0.0, float(s.mean() / n.mean()))
+            return LinearCost(0.0, float(s.mean() / n.mean()))
         weight = 1.0 / np.maximum(s, 1e-9)
         base, slope = np.linalg.lstsq(np.stack([weight, n * weight], 1), s * weight, rcond=None)[0]
         if base < 0:
-            return Line(0.0, round(float((s / n).mean()), 12))
+            return LinearCost(0.0, round(float((s / n).mean()), 12))
         if slope < 0:
-            return Line(round(float(s.mean()), 12), 0.0)
-        return Line(round(float(base), 12), round(float(slope), 12))
+            return LinearCost(round(float(s.mean()), 12), 0.0)
+        return LinearCost(round(float(base), 12), round(float(slope), 12))
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Costs:
     unit: Literal["steps", "tokens"] = "steps"
     rows: float = 1.0
     """Rows of a request: environments of a vector, or completions that decode together."""
-    ring: int = 1
-    """Requests that an actor has of its own: its environments are `ring * rows`."""
+    num_env_groups: int = 1
+    """Requests that an actor has of its own: its environments are `num_env_groups * rows`."""
     num_steps: float = 16.0
     """Requests of a segment."""
-    step: Line = Line(0.0, 8.0e-3)
+    step: LinearCost = LinearCost(0.0, 8.0e-3)
     """Seconds of a step in the actor, by rows: environments and writing, without inference."""
     step_cpu: float = 1.0
     """Share of it that computes; the rest sleeps and leaves its core to others."""
-    infer: Line = Line(0.0, 23.0e-3)
+    infer: LinearCost = LinearCost(0.0, 23.0e-3)
     """Seconds of inference inside the actor, by rows."""
-    serve: Line = Line(5.0e-4, 1.1e-4)
+    serve: LinearCost = LinearCost(5.0e-4, 1.1e-4)
     """Seconds of a batch in a policy worker, by rows."""
     message_s: float = 2.0e-4
     """Seconds that a request and its reply cost the actor, beyond the answer itself."""
@@ -80,7 +80,7 @@ class Costs:
     """Seconds that a policy worker spends on one request beside the batch: taking it in, writing the reply."""
     wake_s: float = 0.0
     """Seconds until a waiting process has seen what another wrote."""
-    update: Line = Line(5.0e-3, 6.0e-5)
+    update: LinearCost = LinearCost(5.0e-3, 6.0e-5)
     """Seconds of an update by the steps (or tokens) in its batch, all epochs included."""
     update_cpu: float = 1.0
     """Cores that an update keeps busy."""
@@ -139,7 +139,9 @@ class Costs:
         for key in data:
             if key not in known:
                 raise ConfigError(f"costs.{key}", data[key], f"unknown; use one of {', '.join(known)}")
-        values: dict[str, Any] = {k: Line(**v) if isinstance(getattr(Costs, k, None), Line) else v for k, v in data.items()}
+        values: dict[str, Any] = {
+            k: LinearCost(**v) if isinstance(getattr(Costs, k, None), LinearCost) else v for k, v in data.items()
+        }
         if "notes" in values:
             values["notes"] = tuple(values["notes"])
         return replace(Costs(), **values)

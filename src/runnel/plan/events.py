@@ -43,10 +43,10 @@ class Agenda:
         return True
 
 
-class Link:
+class SimulatedLink:
     """A way of so many bytes a second on which messages go one after another, each with a delay of its own.
 
-    >>> link = Link(Agenda(), bytes_per_s=100.0, latency_s=0.5)
+    >>> link = SimulatedLink(Agenda(), bytes_per_s=100.0, latency_s=0.5)
     >>> link.send(100), link.send(100)
     (1.5, 2.5)
     """

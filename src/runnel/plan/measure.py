@@ -18,16 +18,18 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.clock import WallClock
 from runnel.core.config import override
-from runnel.core.protocols import Inferencer, ParamSet, Reply, Request
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
+from runnel.core.contracts.inference import Inferencer, Reply, Request
+from runnel.core.contracts.params import ParamSet
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel, load
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.buffer import BufferWorker
-from runnel.plan.costs import Costs, Line
+from runnel.graphs.experiment import Experiment
+from runnel.graphs.run_config import EvalConfig, RunConfig
+from runnel.plan.costs import Costs, LinearCost
 from runnel.plan.watch import KeepingReader, TimedClient, num_bytes
 from runnel.run import registry
-from runnel.run.experiment import EvalConfig, Experiment, RunConfig
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 from runnel.run.ledger import Ledger
 from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
@@ -68,7 +70,7 @@ def plain(config: RunConfig) -> RunConfig:
 class _Measurement:
     def __init__(self, recipe: str, experiment: Experiment, folder: RunFolder) -> None:
         self.recipe, self.experiment = recipe, experiment
-        self.group: Group = wire(experiment, place(experiment), "main", clock=WallClock())
+        self.group: ProcessGroup = wire(experiment, place(experiment), "main", clock=WallClock())
         self.ledger = Ledger(folder, WallClock(), log_every=experiment.config.log_every)
         self.actors = [w for w in self.group.workers if isinstance(w, ActorWorker)]
         self.clients = [TimedClient(c) for a in self.actors for c in a.clients.values()]
@@ -137,10 +139,10 @@ class _Measurement:
         serve, request, reply = self._serve(tokens, notes)
         infer_s = asked / calls if calls else 0.0
         if not tokens and calls:  # in a run, whose caches are cold after each step of the environments
-            serve = Line(max(serve.base, infer_s - serve.per_row * rows), serve.per_row)
+            serve = LinearCost(max(serve.base, infer_s - serve.per_row * rows), serve.per_row)
         if tokens:  # the mean holds the prompts too, which come with few of the steps
             scale = infer_s / max(serve(rows), 1e-9)
-            serve = Line(serve.base * scale, serve.per_row * scale)
+            serve = LinearCost(serve.base * scale, serve.per_row * scale)
         update_s = (spent.get("prepare", 0.0) + spent.get("update", 0.0)) / updates
         copy_s, load_s = self._versions()
         loads = sum(c.loads for c in self.clients)
@@ -154,16 +156,16 @@ class _Measurement:
             name=f"{self.recipe} on {e.title}",
             unit="tokens" if tokens else "steps",
             rows=rows,
-            ring=1 if tokens else getattr(e.config, "ring", 1),
+            num_env_groups=1 if tokens else getattr(e.config, "num_env_groups", 1),
             num_steps=num_steps,
-            step=Line(0.0, step_s / rows),
+            step=LinearCost(0.0, step_s / rows),
             step_cpu=min(1.0, step_cpu / step_s) if step_s else 1.0,
-            infer=Line(max(0.0, infer_s - serve.per_row * rows), min(serve.per_row, infer_s / rows)),
+            infer=LinearCost(max(0.0, infer_s - serve.per_row * rows), min(serve.per_row, infer_s / rows)),
             serve=serve,
             message_s=message_s,
             respond_s=respond_s,
             wake_s=wake_seconds(),
-            update=Line(update_s, 0.0) if buffer else self._update_line(units, update_s),
+            update=LinearCost(update_s, 0.0) if buffer else self._update_line(units, update_s),
             update_cpu=max(0.1, spent["trainer_cpu"] / max(spent["trainer_s"], 1e-9)),
             publish_s=max(0.0, spent.get("publish", 0.0) / updates - copied),
             copy_s=copy_s,
@@ -191,15 +193,15 @@ class _Measurement:
         rows = spent["units"] / max(calls, 1)
         return rows, spent["units"] / spent["updates"] / len(players) / rows, len(players)
 
-    def _serve(self, tokens: bool, notes: list[str]) -> tuple[Line, Batch | None, Batch | None]:
+    def _serve(self, tokens: bool, notes: list[str]) -> tuple[LinearCost, Batch | None, Batch | None]:
         """Seconds of a batch by rows, and a request with its reply."""
         if tokens:
             points = [p for c in self.clients for p in c.points]
-            return Line.fit(points), None, None
+            return LinearCost.fit(points), None, None
         sample = next((c.sample for c in self.clients if c.sample is not None), None)
         if sample is None:
             notes.append("environments ask a compiled policy row by row; inference apart from them was not measured")
-            return Line(0.0, 0.0), None, None
+            return LinearCost(0.0, 0.0), None, None
         inferencer = self.experiment.inference[0].make()
         inferencer.load_params(ParamSet(0, self.trainer.learner.params()))
         return infer_line(inferencer, sample)
@@ -209,14 +211,14 @@ class _Measurement:
         reader = max(self.readers.values(), key=lambda r: r.takes)
         return reader.steps / max(reader.takes, 1)
 
-    def _update_line(self, units: float, update_s: float) -> Line:
+    def _update_line(self, units: float, update_s: float) -> LinearCost:
         """A second point: the last batch, all of its segments twice. A language model's update is a line through 0."""
         if self.experiment.token_streams:
-            return Line(0.0, update_s / units)
+            return LinearCost(0.0, update_s / units)
         learner, twice = self.trainer.learner, {name: [*r.batch, *r.batch] for name, r in self.readers.items()}
         spent = _median(lambda: _ignore(learner.update(learner.prepare(twice, progress=0.5))), times=3)
         slope = max(0.0, min((spent - update_s) / units, update_s / units))
-        return Line(update_s - slope * units, slope)
+        return LinearCost(update_s - slope * units, slope)
 
     def _versions(self) -> tuple[float, float]:
         """Seconds to publish a copy and to load it."""
@@ -235,7 +237,7 @@ class _Measurement:
         return sum(sizes.values())
 
 
-def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[Line, Batch, Batch]:
+def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[LinearCost, Batch, Batch]:
     """Seconds of inference by rows, as a policy worker calls it; with a request and its reply."""
     points, replies = list[tuple[float, float]](), list[Reply]()
 
@@ -247,7 +249,7 @@ def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[Line, Batch, Batc
         rows = tiled(sample, n)
         points.append((float(n), _median(partial(answer, rows), times=15)))
     answer(sample)
-    return Line.fit(points), sample, replies[0].rows
+    return LinearCost.fit(points), sample, replies[0].rows
 
 
 def tiled(rows: Batch, num: int) -> Batch:
@@ -261,10 +263,13 @@ def tiled(rows: Batch, num: int) -> Batch:
 
 def board_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
     """Seconds that a request and its reply cost the asking and the answering end of a mailbox."""
-    board = Board.local(
+    mailboxes = MailboxTable.local(
         InferenceSpec("plan", 1, 1, 4, max_bytes=2 * (num_bytes(request) + num_bytes(reply or request)) + (1 << 14))
     )
-    client, server = BoardClient(board, 0, ChannelSubscriber(LocalChannel("none", shared=True, depth=1))), BoardServer(board, 0)
+    client, server = (
+        MailboxClient(mailboxes, 0, ChannelSubscriber(LocalChannel("none", shared=True, depth=1))),
+        MailboxServer(mailboxes, 0),
+    )
     asking, answering = list[float](), list[float]()
     for _ in range(30):
         time.sleep(PAUSE_S)

@@ -27,7 +27,7 @@ class Placement:
     inference: Inference = "inline"
     """inline: in each actor. split: policy workers of their own. central: policy workers beside the trainers (colocated)."""
     servers: int = 0
-    ring: int = 1
+    num_env_groups: int = 1
     rows: float = 0.0
     """Rows of a request; 0 is what was measured."""
     trainers: int = 1
@@ -44,7 +44,7 @@ class Placement:
     """Links between nodes; None: one machine."""
 
     def check(self) -> None:
-        for name in ("actors", "ring", "trainers", "batch_segments", "cores"):
+        for name in ("actors", "num_env_groups", "trainers", "batch_segments", "cores"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "use at least 1")
         if self.inference != "inline" and self.servers < 1:
@@ -53,7 +53,7 @@ class Placement:
     @property
     def lanes(self) -> int:
         """Segments that are in the making at once."""
-        return self.actors * (self.ring if self.inference != "inline" else 1)
+        return self.actors * (self.num_env_groups if self.inference != "inline" else 1)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Prediction:
 def predict(costs: Costs, placement: Placement) -> Prediction:
     """Rates, bottleneck and staleness of a placement.
 
-    >>> from runnel.plan.costs import Line
-    >>> c = Costs(num_steps=10, step=Line(0, 0.01), infer=Line(), update=Line(0.1), publish_s=0.0, load_s=0.0)
+    >>> from runnel.plan.costs import LinearCost
+    >>> c = Costs(num_steps=10, step=LinearCost(0, 0.01), infer=LinearCost(), update=LinearCost(0.1), publish_s=0.0, load_s=0.0)
     >>> round(predict(c, Placement(cores=2)).updates_per_s, 3)  # synchronous: 0.1 s of playing, then 0.1 s of training
     5.0
     >>> round(predict(c, Placement(cores=2, staleness=StalenessConfig(mode="one_step"))).updates_per_s, 3)
@@ -94,10 +94,10 @@ def lane_cycle(costs: Costs, p: Placement) -> float:
     A server answers what has come since its last batch. Of `n` lanes each asks once a cycle, so a batch has as many requests as
     arrive during the one before, and a request waits for half of that batch and for its own.
     """
-    n, think = max(1.0, p.actors * p.ring / p.servers), costs.step(costs.rows) + costs.message_s
+    n, think = max(1.0, p.actors * p.num_env_groups / p.servers), costs.step(costs.rows) + costs.message_s
     latency = 2 * (costs.wake_s + (p.network.latency_us * 1e-6 if p.network else 0.0))
     each = costs.serve.per_row * costs.rows + costs.respond_s
-    low = max(p.ring * think, n * each)
+    low = max(p.num_env_groups * think, n * each)
     high = low + think + 2 * _served(costs, n) + latency
     for _ in range(60):  # a longer cycle means smaller batches, and so shorter answers: the two meet once
         cycle = (low + high) / 2
@@ -224,7 +224,7 @@ def _busy_step(costs: Costs, p: Placement) -> float:
 
 def _servers_full(costs: Costs, p: Placement) -> bool:
     """Whether policy workers answer as fast as they can."""
-    lanes = p.actors * p.ring / p.servers
+    lanes = p.actors * p.num_env_groups / p.servers
     return lanes * _served(costs, lanes) / lanes > 0.8 * lane_cycle(costs, p)
 
 
@@ -235,7 +235,7 @@ def as_simulation(p: Placement, *, updates: int = 8, jitter: float = 0.0) -> Sim
         trainers=p.trainers,
         inference=p.inference,
         servers=p.servers,
-        ring=p.ring,
+        num_env_groups=p.num_env_groups,
         batch_segments=max(1, p.batch_segments // p.trainers),
         updates=updates,
         jitter=jitter,

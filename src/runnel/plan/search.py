@@ -8,12 +8,12 @@ from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
-from runnel.plan.costs import Costs, Line
+from runnel.graphs.run_config import RunConfig
+from runnel.plan.costs import Costs, LinearCost
 from runnel.plan.model import Inference, Placement, Prediction, predict
 from runnel.plan.simulate import NetworkConfig
-from runnel.run.experiment import RunConfig
 
-RINGS = (1, 2, 4, 8, 16, 32)
+NUM_ENV_GROUPS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def on_accelerators(costs: Costs, speedup: float) -> Costs:
     """Costs with batches of inference and updates `speedup` times as fast: a guess until they are measured there."""
     if speedup <= 0:
         raise ConfigError("gpu-speedup", speedup, "use a number above 0")
-    serve, update = (Line(x.base / speedup, x.per_row / speedup) for x in (costs.serve, costs.update))
+    serve, update = (LinearCost(x.base / speedup, x.per_row / speedup) for x in (costs.serve, costs.update))
     return replace(costs, serve=serve, update=update)
 
 
@@ -87,7 +87,7 @@ def placement_of(config: RunConfig, costs: Costs, *, cores: int) -> Placement:
         actors=config.num_actors,
         inference="split" if servers else "inline",
         servers=servers,
-        ring=getattr(config, "ring", 1),
+        num_env_groups=getattr(config, "num_env_groups", 1),
         trainers=config.placement.trainers,
         batch_segments=costs.batch_segments,
         staleness=config.staleness,
@@ -124,11 +124,11 @@ def sizes(costs: Costs, p: Placement) -> Iterator[Placement]:
         if whole >= p.actors:
             yield replace(p, rows=whole / p.actors, batch_segments=p.actors)
         return
-    envs = round(costs.rows * costs.ring)
-    for ring in RINGS if p.inference != "inline" else (1,):
-        if envs % ring == 0:
-            batch = costs.batch_segments if costs.update_ratio else p.actors * ring
-            yield replace(p, ring=ring, rows=envs / ring, batch_segments=batch)
+    envs = round(costs.rows * costs.num_env_groups)
+    for num_env_groups in NUM_ENV_GROUPS if p.inference != "inline" else (1,):
+        if envs % num_env_groups == 0:
+            batch = costs.batch_segments if costs.update_ratio else p.actors * num_env_groups
+            yield replace(p, num_env_groups=num_env_groups, rows=envs / num_env_groups, batch_segments=batch)
 
 
 def powers(most: int) -> list[int]:
@@ -161,7 +161,7 @@ def search(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> list[P
 
     def rank(q: Prediction) -> tuple[float, int, int]:
         p = q.placement
-        return (-float(f"{q.units_per_s:.2g}"), p.trainers + p.servers, p.actors * p.ring)
+        return (-float(f"{q.units_per_s:.2g}"), p.trainers + p.servers, p.actors * p.num_env_groups)
 
     return sorted(found, key=rank)
 
@@ -182,8 +182,8 @@ def train_flags(p: Placement, config: RunConfig) -> list[str]:
     flags = ["--launcher", launcher, "--num-actors", str(p.actors)]
     if p.servers:
         flags += ["--placement.policy-workers", str(p.servers)]
-    if hasattr(config, "ring") and p.ring > 1:
-        flags += ["--ring", str(p.ring)]
+    if hasattr(config, "num_env_groups") and p.num_env_groups > 1:
+        flags += ["--num-env-groups", str(p.num_env_groups)]
     if hasattr(config, "num_segments"):
         flags += ["--num-segments", str(p.batch_segments)]
     if p.trainers > 1:

@@ -16,10 +16,10 @@ from runnel.core.errors import ConfigError, DeadlockError
 from runnel.core.records import Accounting, StreamSpec
 from runnel.core.rng import make_rng
 from runnel.flow.slots import SlotMemory, SlotTable
-from runnel.flow.staleness import LagPolicy, StalenessConfig
+from runnel.flow.staleness import LagRule, StalenessConfig
 from runnel.plan.costs import Costs
-from runnel.plan.events import Agenda, Device, Link
-from runnel.plan.simulated import Broadcast, Host, InlineActor, RemoteActor, Server, Stream, Trainers, draws
+from runnel.plan.events import Agenda, Device, SimulatedLink
+from runnel.plan.simulated import Broadcast, InlineActor, RemoteActor, SimulatedHost, SimulatedServer, Stream, Trainers, draws
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SimConfig:
     trainers' accelerators (for a language model: colocated)."""
     servers: int = 0
     """Policy servers in all; 0 is two for each trainer (split) or one (central)."""
-    ring: int = 1
+    num_env_groups: int = 1
     """Vectors of environments of each actor; while one waits for the policy, another steps."""
     batch_segments: int = 0
     """Segments that each trainer takes for an update; 0 is one of each vector."""
@@ -75,7 +75,7 @@ class SimConfig:
     @property
     def lanes(self) -> int:
         """Vectors of environments whose segments one trainer reads."""
-        return self.actors // self.trainers * (1 if self.inference == "inline" else self.ring)
+        return self.actors // self.trainers * (1 if self.inference == "inline" else self.num_env_groups)
 
     @property
     def batch(self) -> int:
@@ -84,7 +84,7 @@ class SimConfig:
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot be simulated."""
         self.staleness.check()
-        for name in ("actors", "trainers", "ring", "updates"):
+        for name in ("actors", "trainers", "num_env_groups", "updates"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "use at least 1")
         if self.actors < self.trainers:
@@ -165,14 +165,14 @@ class _Simulation:
         self._first = max(1, c.updates // 4)
         self._start: tuple[float, dict[str, float]] = (0.0, {})
 
-    def _link(self) -> Link:
+    def _link(self) -> SimulatedLink:
         network = self.config.network
-        return Link(self.agenda, bytes_per_s=network.bytes_per_s, latency_s=network.latency_us * 1e-6)
+        return SimulatedLink(self.agenda, bytes_per_s=network.bytes_per_s, latency_s=network.latency_us * 1e-6)
 
     def _table(self, trainer: int) -> SlotTable:
         """A real table whose segments hold no arrays: only their places and headers matter."""
         c, s = self.config, self.config.staleness
-        policy = LagPolicy(
+        policy = LagRule(
             lag=s.lag, batch=c.batch, exact=s.mode != "window", stop=c.updates + s.lag + 1, max_concurrent=s.max_concurrent
         )
         spec = StreamSpec(
@@ -185,24 +185,24 @@ class _Simulation:
         )
         return SlotTable(spec, policy, SlotMemory.local(spec))
 
-    def _server(self, index: int) -> Server:
+    def _server(self, index: int) -> SimulatedServer:
         c, trainer = self.config, index % self.config.trainers
         central = c.inference == "central"
-        return Server(
+        return SimulatedServer(
             self.agenda,
             device=self.devices[trainer] if central else Device(self.agenda, slice_s=math.inf),
-            host=Host(),
+            host=SimulatedHost(),
             inward=self.inward[trainer] if central else self._link(),
             outward=self.outward[trainer] if central else self._link(),
             costs=self.costs,
         )
 
-    def _hosts(self) -> list[Host]:
+    def _hosts(self) -> list[SimulatedHost]:
         c = self.config
         if c.inference != "inline":
             return [server.host for server in self.servers]
         per_host = c.network.actors_per_node if c.network.fan_out == "node" else 1
-        return [Host() for _ in range(-(-c.actors // per_host))]
+        return [SimulatedHost() for _ in range(-(-c.actors // per_host))]
 
     def _actor(self, index: int) -> InlineActor | RemoteActor:
         c, costs = self.config, self.costs
@@ -216,7 +216,7 @@ class _Simulation:
         mine = list(range(trainer, len(self.servers), c.trainers)) or list(range(len(self.servers)))
         server = self.servers[mine[writer % len(mine)]]
         noise = draws(rng, c.jitter, 1.0, block)
-        return RemoteActor(self.agenda, writer, stream=stream, server=server, costs=costs, noise=noise, lanes=c.ring)
+        return RemoteActor(self.agenda, writer, stream=stream, server=server, costs=costs, noise=noise, lanes=c.num_env_groups)
 
     # --------------------------------------------------------------------------------------------------------- running
     def run(self) -> SimResult:

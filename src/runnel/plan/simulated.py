@@ -14,7 +14,7 @@ import numpy as np
 from runnel.core.records import Segment, Slot
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.plan.costs import Costs
-from runnel.plan.events import Agenda, Device, Link
+from runnel.plan.events import Agenda, Device, SimulatedLink
 
 
 def draws(rng: np.random.Generator, jitter: float, num_steps: float, block: int = 4096) -> Iterator[float]:
@@ -27,7 +27,7 @@ def draws(rng: np.random.Generator, jitter: float, num_steps: float, block: int 
             yield from (rng.standard_gamma(shape, block) / shape).tolist()
 
 
-class Host:
+class SimulatedHost:
     """A place that parameters arrive at: a process, or a node whose processes share them."""
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class Host:
 class Broadcast:
     """One sender, one link, all hosts in turn. Each gets the newest version there is when its turn comes."""
 
-    def __init__(self, agenda: Agenda, hosts: Sequence[Host], *, link: Link, costs: Costs) -> None:
+    def __init__(self, agenda: Agenda, hosts: Sequence[SimulatedHost], *, link: SimulatedLink, costs: Costs) -> None:
         self._agenda, self._hosts, self._link, self._costs = agenda, hosts, link, costs
-        self._turns: deque[Host] = deque()
+        self._turns: deque[SimulatedHost] = deque()
         self._sending = False
         self.version = -1
 
@@ -81,7 +81,7 @@ class Broadcast:
 class Stream:
     """The sample stream of one trainer: a real slot table at the far end of a link, and the lanes that wait for room."""
 
-    def __init__(self, agenda: Agenda, table: SlotTable, link: Link, costs: Costs) -> None:
+    def __init__(self, agenda: Agenda, table: SlotTable, link: SimulatedLink, costs: Costs) -> None:
         self._agenda, self.table, self._link, self._costs = agenda, table, link, costs
         self.reader = TableReader(table, table.spec.readers[0])
         self._writers: dict[int, TableWriter] = {}
@@ -153,7 +153,15 @@ class InlineActor:
     """Plays a segment in one go: environments and policy on one core. Its ring takes turns, so it changes nothing here."""
 
     def __init__(
-        self, agenda: Agenda, writer: int, *, stream: Stream, host: Host, costs: Costs, noise: Iterator[float], lanes: int
+        self,
+        agenda: Agenda,
+        writer: int,
+        *,
+        stream: Stream,
+        host: SimulatedHost,
+        costs: Costs,
+        noise: Iterator[float],
+        lanes: int,
     ) -> None:
         self._agenda, self._writer, self._stream, self._host, self._noise = agenda, writer, stream, host, noise
         self._seconds = costs.num_steps * (costs.step(costs.rows) + costs.infer(costs.rows))
@@ -177,7 +185,7 @@ class InlineActor:
         self.start()
 
 
-class Lane:
+class SimulatedEnv:
     """One vector of environments in the ring of an actor, with the segment it fills."""
 
     __slots__ = ("actor", "left", "slot")
@@ -192,21 +200,29 @@ class RemoteActor:
     """Steps whichever lane of its ring has its reply; asks the server for the next action of the lane it has stepped."""
 
     def __init__(
-        self, agenda: Agenda, writer: int, *, stream: Stream, server: Server, costs: Costs, noise: Iterator[float], lanes: int
+        self,
+        agenda: Agenda,
+        writer: int,
+        *,
+        stream: Stream,
+        server: SimulatedServer,
+        costs: Costs,
+        noise: Iterator[float],
+        lanes: int,
     ) -> None:
         self._agenda, self._writer, self._stream, self._server, self._noise = agenda, writer, stream, server, noise
         self._num_steps = round(costs.num_steps)
         self._seconds = costs.step(costs.rows) + costs.message_s
-        self._ready: deque[Lane] = deque()
+        self._ready: deque[SimulatedEnv] = deque()
         self._working = False
-        self._lanes = [Lane(self) for _ in range(lanes)]
+        self._lanes = [SimulatedEnv(self) for _ in range(lanes)]
         self.busy_s = 0.0
 
     def start(self) -> None:
         for lane in self._lanes:
             self._reserve(lane)
 
-    def _reserve(self, lane: Lane) -> None:
+    def _reserve(self, lane: SimulatedEnv) -> None:
         def opened(slot: Slot) -> None:
             slot.header.version_min = -1
             lane.slot, lane.left = slot, self._num_steps
@@ -214,7 +230,7 @@ class RemoteActor:
 
         self._stream.reserve(self._writer, opened)
 
-    def reply(self, lane: Lane) -> None:
+    def reply(self, lane: SimulatedEnv) -> None:
         self._ready.append(lane)
         if not self._working:
             self._step()
@@ -226,7 +242,7 @@ class RemoteActor:
             self.busy_s += seconds
             self._agenda.at(self._agenda.time + seconds, self._stepped, self._ready.popleft())
 
-    def _stepped(self, lane: Lane) -> None:
+    def _stepped(self, lane: SimulatedEnv) -> None:
         lane.left -= 1
         if lane.left:
             self._server.ask(lane)
@@ -238,18 +254,27 @@ class RemoteActor:
         self._step()
 
 
-class Server:
+class SimulatedServer:
     """A policy worker: answers whatever has arrived since its last batch. A request that names a version waits for it."""
 
-    def __init__(self, agenda: Agenda, *, device: Device, host: Host, inward: Link, outward: Link, costs: Costs) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        *,
+        device: Device,
+        host: SimulatedHost,
+        inward: SimulatedLink,
+        outward: SimulatedLink,
+        costs: Costs,
+    ) -> None:
         self._agenda, self._device, self.host, self._costs = agenda, device, host, costs
         self._inward, self._outward = inward, outward
-        self._queue: deque[tuple[float, Lane]] = deque()
+        self._queue: deque[tuple[float, SimulatedEnv]] = deque()
         self._awake = False
         self.num_batches = 0
         self.num_requests = 0
 
-    def ask(self, lane: Lane) -> None:
+    def ask(self, lane: SimulatedEnv) -> None:
         assert lane.slot is not None
         arrival = self._inward.send(self._costs.request_bytes)
         need = lane.slot.header.required_version
@@ -258,14 +283,14 @@ class Server:
         else:
             self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), lane))
 
-    def _enter(self, arrival: float, lane: Lane) -> None:
+    def _enter(self, arrival: float, lane: SimulatedEnv) -> None:
         self._queue.append((arrival, lane))
         if not self._awake:
             self._awake = True
             self._agenda.at(arrival, self._serve)
 
     def _serve(self) -> None:
-        batch: list[Lane] = []
+        batch: list[SimulatedEnv] = []
         while self._queue and self._queue[0][0] <= self._agenda.time:
             batch.append(self._queue.popleft()[1])
         if batch:
@@ -278,7 +303,7 @@ class Server:
         else:
             self._awake = False
 
-    def _answer(self, batch: list[Lane], version: int) -> None:
+    def _answer(self, batch: list[SimulatedEnv], version: int) -> None:
         for lane in batch:
             assert lane.slot is not None
             header = lane.slot.header
@@ -289,7 +314,7 @@ class Server:
         self._agenda.at(self._outward.send(len(batch) * self._costs.reply_bytes), self._deliver, batch)
         self._serve()
 
-    def _deliver(self, batch: list[Lane]) -> None:
+    def _deliver(self, batch: list[SimulatedEnv]) -> None:
         for lane in batch:
             lane.actor.reply(lane)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
-from runnel.plan.costs import Costs, Line
+from runnel.plan.costs import Costs, LinearCost
 from runnel.plan.simulate import SimConfig, SimResult, simulate
-from runnel.track.plots import Series, curve_svg
+from runnel.report.plots import Series, curve_svg
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One cluster of a sweep."""
 
     setting: Mapping[str, str]
@@ -35,7 +35,7 @@ def with_cost(costs: Costs, name: str, value: str) -> Costs:
     if head not in known:
         raise ConfigError("cost", name, f"unknown; use one of {', '.join(sorted(known))}")
     number, old = _number(name, value), getattr(costs, head)
-    if isinstance(old, Line):
+    if isinstance(old, LinearCost):
         part = part or "per_row"
         if part not in ("base", "per_row"):
             raise ConfigError("cost", name, f"use {head}.base or {head}.per_row")
@@ -59,7 +59,7 @@ def parse_pair(field: str, text: str) -> tuple[str, list[str]]:
     return name.strip(), [v.strip() for v in values.split(",")]
 
 
-def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list[Point]:
+def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list[SweepPoint]:
     """Every combination of the values of `sweeps`, the last one fastest. A name is a setting or `cost.NAME`.
 
     >>> [p.config.actors for p in sweep_points(SimConfig(), Costs(), ["actors=10,100"])]
@@ -75,7 +75,7 @@ def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list
                 cost = with_cost(cost, name.removeprefix("cost."), value)
             else:
                 now = override(now, {name.replace("-", "_"): _as_setting(value)})
-        points.append(Point(setting, now, cost))
+        points.append(SweepPoint(setting, now, cost))
     return points
 
 
@@ -90,7 +90,7 @@ def _as_setting(value: str) -> Any:
         return value
 
 
-def run_sweep(points: Sequence[Point], *, progress: Callable[[Point, int], None] | None = None) -> list[SimResult]:
+def run_sweep(points: Sequence[SweepPoint], *, progress: Callable[[SweepPoint, int], None] | None = None) -> list[SimResult]:
     """Simulate every point."""
     results = []
     for point in points:
@@ -107,7 +107,7 @@ def bottleneck(result: SimResult) -> str:
     return "waiting for versions" if result.config.staleness.mode != "window" else "round trips"
 
 
-def plot(points: Sequence[Point], results: Sequence[SimResult], path: str | Path, *, title: str = "") -> None:
+def plot(points: Sequence[SweepPoint], results: Sequence[SimResult], path: str | Path, *, title: str = "") -> None:
     """Steps per second over the first swept setting, a line for each combination of the others."""
     if Path(path).suffix != ".svg":
         raise ConfigError("plot", str(path), "plots are SVG; use a name that ends in .svg")

@@ -41,7 +41,7 @@ class Config(rl.EnvConfig):
         super().check()
         if self.num_segments < 1:
             raise rl.ConfigError("num_segments", self.num_segments, "use at least 1")
-        rows = self.num_segments * self.num_envs // self.ring
+        rows = self.num_segments * self.num_envs // self.num_env_groups
         self.appo.check(rows if self.net.core != "none" else rows * self.num_steps)
 
 

@@ -24,7 +24,7 @@ class Config(ppo.Config):
     """Solved before compiling would pay; use `--compiled on` where kernels have been compiled before."""
     ppo: rl.PPOConfig = field(
         default_factory=lambda: rl.PPOConfig(
-            lr="linear(1e-3, 0)", gamma=0.98, lam=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0
+            lr="linear(1e-3, 0)", gamma=0.98, gae_lambda=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0
         )
     )
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=20, episodes=100, stop_return=475.0))

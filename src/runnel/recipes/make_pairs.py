@@ -14,7 +14,7 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.PromptConfig):
-    """Nothing is trained: the learner's place is taken by one that writes (llm/pairs.py)."""
+    """Nothing is trained: the learner's place is taken by one that writes (llm/sampling/pairs.py)."""
 
     on_resume: ClassVar[rl.OnResume] = rl.stays("pairs_out", why="the first pairs are there")
 

@@ -13,7 +13,7 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.RunConfig):
-    """SFT (llm/algorithms/sft.py, llm/learner.py): `demo_rows` demonstrations an update."""
+    """SFT (llm/algorithms/sft.py, llm/learning/learner.py): `demo_rows` demonstrations an update."""
 
     on_resume: ClassVar[rl.OnResume] = (
         rl.may_change("max_tokens", then="counts from the next evaluation on")
@@ -55,7 +55,7 @@ class Config(rl.RunConfig):
 def build(c: Config) -> rl.Experiment:
     """One actor reads demonstrations; the trainer takes a segment of them an update."""
     task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data, lora=c.learner.lora)
-    policy = c.lag_policy(1)
+    policy = c.lag_rule(1)
     return rl.Experiment(
         config=c,
         title=task.task.name,

@@ -18,22 +18,26 @@ from typing import Any
 from runnel.core import user_code
 from runnel.core.clock import WallClock
 from runnel.core.config import flat, override, to_data
+from runnel.core.contracts.evaluation import EvalResult, Policy, Progress
+from runnel.core.contracts.params import ParamSet
 from runnel.core.disk import refused, told_if_refused
 from runnel.core.errors import CheckpointError, ConfigError, DiskError, RunnelError
-from runnel.core.protocols import EvalResult, ParamSet, Policy, Progress
 from runnel.core.resolve import refuse_while_loading
 from runnel.core.resuming import check_changes
-from runnel.flow.inference import InlineClient
+from runnel.flow.inference.inline import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
+from runnel.graphs import user_objects
+from runnel.graphs.env_config import OF_THE_ENV, other_env
+from runnel.graphs.experiment import EvaluationSpec, Experiment, describe
+from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.nets.policy import EnvPolicy
+from runnel.report.write import write_report
 from runnel.run import registry
 from runnel.run.best import BestParams, best_of
 from runnel.run.budget import moved_schedules, rounded_up
 from runnel.run.checkpoint import Checkpoints
 from runnel.run.dataflow import dataflow
-from runnel.run.env_config import OF_THE_ENV, other_env
 from runnel.run.events import Event, PolicyNow
-from runnel.run.experiment import EvaluationSpec, Experiment, RunConfig, describe, one_budget
 from runnel.run.export import EXPORTS, check_model_folder, export_policy
 from runnel.run.launchers import check_ray, inproc, local
 from runnel.run.ledger import Callbacks, Ledger
@@ -48,7 +52,6 @@ from runnel.track.collapse import Watcher
 from runnel.track.folder import RunFolder, run_name
 from runnel.track.live import LiveView, is_watched
 from runnel.track.media import EpisodeFiles
-from runnel.track.report import write_report
 from runnel.track.sinks import GuardedSink, find_sink, open_sinks
 from runnel.track.status import make_end
 
@@ -126,7 +129,7 @@ def train(
     """
     refuse_while_loading("rl.train")
     module = registry.load_recipe(recipe)
-    settings, objects = registry.name_objects(settings)
+    settings, objects = user_objects.name_objects(settings)
     config = registry.configure(module, settings)
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
     return train_config(module.name, config, objects=objects, callbacks=callbacks, progress=progress)
@@ -144,7 +147,7 @@ def train_config(
     """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name; `progress` is as
     for `train`."""
     refuse_while_loading("rl.train_config")
-    with registry.live_objects(objects or {}, config.launcher):
+    with user_objects.live_objects(objects or {}, config.launcher):
         config.check()
         _check_sinks(config)
         _check_launcher(config)
@@ -198,12 +201,12 @@ def resume(
     """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it. `trust`: as in `load`."""
     folder, module, saved = _open_run(run, trust=trust, given=settings)
     own = check_code(folder.path, recipe_of(folder), saved, trust=trust, given=settings, training=True)
-    settings, objects = registry.name_objects(settings)
+    settings, objects = user_objects.name_objects(settings)
     before = registry.absolute_paths(override(module.Config(), saved))
     config = registry.absolute_paths(one_budget(override(before, settings), settings))
     changes = check_changes(before, config, str(run))
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
-    with registry.live_objects(objects, config.launcher), _told_of_disk(folder), folder.held():
+    with user_objects.live_objects(objects, config.launcher), _told_of_disk(folder), folder.held():
         found = Checkpoints(folder.checkpoints).newest()
         _check_unspent(found[1], config)
         _check_sinks(config)
@@ -267,10 +270,10 @@ def load(run: str | Path, *, best: bool = False, trust: bool = False, **settings
     that you did not make here run the code that its folder names; without it, such a run is refused with a list of that code.
     """
     folder, module, saved = _open_run(run, trust=trust, given=settings)
-    settings, objects = registry.name_objects(settings)
+    settings, objects = user_objects.name_objects(settings)
     config = override(override(module.Config(), saved), settings)
     params = _params_of(folder, best=best)
-    with registry.live_objects(objects, "inproc"):
+    with user_objects.live_objects(objects, "inproc"):
         policy, inferencer = registry.build_saved(module.name, config, settings).policy()
     try:
         inferencer.load_params(params)

@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import CheckpointError, DiskError
-from runnel.core.protocols import ParamSet
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_params, verify, write_parts
 
 

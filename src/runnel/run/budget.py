@@ -12,9 +12,10 @@ from typing import Any
 
 from runnel.core import schedule
 from runnel.core.errors import ConfigError
-from runnel.flow.staleness import LagPolicy, RatioPolicy
+from runnel.flow.staleness import LagRule, ReplayRatioRule
 from runnel.flow.workers.trainer import Budget
-from runnel.run.experiment import BUDGETS, Experiment, RunConfig
+from runnel.graphs.experiment import Experiment
+from runnel.graphs.run_config import BUDGETS, RunConfig
 
 MUCH = 1.1
 """A budget that is exceeded by more than this factor is warned of."""
@@ -24,13 +25,13 @@ def rounded_up(experiment: Experiment) -> tuple[str, bool]:
     """What to tell where more steps are played than `total_steps`, because an update takes whole segments, and whether that is
     much more."""
     asked, policy = experiment.config.total_steps, experiment.staleness.get("trajectories")
-    if asked is None or experiment.config.total_updates is not None or not isinstance(policy, LagPolicy | RatioPolicy):
+    if asked is None or experiment.config.total_updates is not None or not isinstance(policy, LagRule | ReplayRatioRule):
         return "", False
     sizes = experiment.stream("trajectories").sizes
     if not {"T", "B"} <= set(sizes):
         return "", False
     steps, shape = sizes["T"] * sizes["B"], f"{sizes['B']} x {sizes['T']}"
-    if isinstance(policy, RatioPolicy):
+    if isinstance(policy, ReplayRatioRule):
         played = policy.segments_for(asked) * steps
         why = f"actors play segments of {shape} (environments, steps), and the last one pays for an update"
     else:

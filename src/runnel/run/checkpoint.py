@@ -3,7 +3,7 @@
 A checkpoint is a folder: one JSON file and one safetensors file per part (a worker, a stream, a channel), `params.safetensors`
 (what acting needs), and `manifest.json`, written last, with the SHA-256 of every file. No pickle anywhere.
 
-A piece of a state that never changes again (`core/frozen.py`) has a file of its own; where an earlier checkpoint has it
+A piece of a state that never changes again (`core/state.py`) has a file of its own; where an earlier checkpoint has it
 already, the new one links to it. The two newest checkpoints never share a file, so that no single damaged one takes both: of
 each piece there are two copies, and a checkpoint links to that of the one before the last. Before it links to a file it reads
 it; a damaged one is written again from memory, in the place of all that link to it. Tensors go to disk from where they lie, so
@@ -25,11 +25,11 @@ from typing import Any
 
 from torch import Tensor
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import CheckpointError
-from runnel.core.frozen import Frozen
 from runnel.core.progress import progressed
-from runnel.core.protocols import ParamSet, State
+from runnel.core.state import SealedChunk, State
 from runnel.run.codec import decode, encode
 from runnel.track.folder import read_rows
 
@@ -44,7 +44,7 @@ memory is read in turns, because reading all of it can take longer than the upda
 
 # ------------------------------------------------------------------------------------------------------------ writing
 def write_parts(folder: Path, parts: Mapping[str, State], *, copies: int = 1, told: list[str] | None = None) -> dict[str, str]:
-    """Write `parts` into `folder`; returns the SHA-256 of each file. Of frozen pieces so many `copies` (1 or 2) lie in this and
+    """Write `parts` into `folder`; returns the SHA-256 of each file. Of sealed pieces so many `copies` (1 or 2) lie in this and
     earlier checkpoints; what was found damaged of those is added to `told`."""
     files: dict[str, str] = {}
     with writing(folder.parent):
@@ -56,16 +56,16 @@ def write_parts(folder: Path, parts: Mapping[str, State], *, copies: int = 1, to
 def _write_part(folder: Path, part: str, state: State, copies: int, told: list[str]) -> dict[str, str]:
     files: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
-    frozen: dict[str, Frozen] = {}
+    sealed: dict[str, SealedChunk] = {}
     if part == "params":
         tensors = {k: v.detach().cpu().contiguous() for k, v in state.items()}
     else:
-        text = json.dumps(encode(state, tensors, frozen)).encode()
+        text = json.dumps(encode(state, tensors, sealed)).encode()
         files[f"{part}.json"] = _write(folder / f"{part}.json", text)
     if tensors:
         files[f"{part}.safetensors"] = _write_tensors(folder / f"{part}.safetensors", tensors)
     progressed()
-    pieces = {piece_name(part, name): piece for name, piece in frozen.items()}
+    pieces = {piece_name(part, name): piece for name, piece in sealed.items()}
     return files | (_Pieces(folder, pieces, copies, told).save() if pieces else {})
 
 
@@ -75,14 +75,14 @@ def writing(folder: Path) -> AbstractContextManager[None]:
 
 
 def piece_name(part: str, name: str) -> str:
-    """The file of a frozen piece."""
+    """The file of a sealed piece."""
     return f"{part}.{name}.safetensors"
 
 
 class _Pieces:
-    """Frozen pieces on their way into the checkpoint `folder`, by file name, and the files of them that there are."""
+    """Sealed chunks on their way into the checkpoint `folder`, by file name, and the files of them that there are."""
 
-    def __init__(self, folder: Path, pieces: Mapping[str, Frozen], copies: int, told: list[str]) -> None:
+    def __init__(self, folder: Path, pieces: Mapping[str, SealedChunk], copies: int, told: list[str]) -> None:
         self._folder, self._pieces, self._told = folder, pieces, told
         others = [(p, _files_of(p)) for p in reversed(Checkpoints(folder.parent).finished())]
         self._sources = {name: _copies_of(name, others)[copies - 1 :] for name in pieces}
@@ -362,8 +362,8 @@ def read_part(path: Path, part: str) -> State:
         progressed()
         return dict(load_file(path / piece_name(part, name)))
 
-    def piece(name: str) -> Frozen:
-        return Frozen(name, lambda: read(name))
+    def piece(name: str) -> SealedChunk:
+        return SealedChunk(name, lambda: read(name))
 
     progressed()
     tensors = load_file(path / f"{part}.safetensors") if (path / f"{part}.safetensors").exists() else {}

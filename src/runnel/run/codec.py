@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError
-from runnel.core.frozen import Frozen
+from runnel.core.state import SealedChunk
 
 
-def encode(value: Any, tensors: dict[str, Tensor], frozen: dict[str, Frozen] | None = None) -> Any:
-    """JSON-ready data; tensors and arrays go to `tensors`, frozen pieces to `frozen`, and leave a name behind.
+def encode(value: Any, tensors: dict[str, Tensor], sealed: dict[str, SealedChunk] | None = None) -> Any:
+    """JSON-ready data; tensors and arrays go to `tensors`, sealed pieces to `sealed`, and leave a name behind.
 
     >>> t = {}
     >>> encode({"a": torch.ones(1), 3: [1, None]}, t)
@@ -28,34 +28,34 @@ def encode(value: Any, tensors: dict[str, Tensor], frozen: dict[str, Frozen] | N
         name = f"t{len(tensors)}"
         tensors[name] = torch.from_numpy(value.copy(order="C"))
         return {"$array": name}
-    if isinstance(value, Frozen) and frozen is not None:
-        frozen[value.name] = value
+    if isinstance(value, SealedChunk) and sealed is not None:
+        sealed[value.name] = value
         return {"$frozen": value.name}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
         if all(isinstance(k, str) and not k.startswith("$") for k in value):
-            return {k: encode(v, tensors, frozen) for k, v in value.items()}
-        return {"$items": [[k, encode(v, tensors, frozen)] for k, v in value.items()]}
+            return {k: encode(v, tensors, sealed) for k, v in value.items()}
+        return {"$items": [[k, encode(v, tensors, sealed)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
-        return [encode(v, tensors, frozen) for v in value]
+        return [encode(v, tensors, sealed) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise CheckpointError(f"a checkpoint holds data only; {type(value).__name__} is not (snapshot plain values instead)")
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor], frozen: Callable[[str], Frozen] | None = None) -> Any:
+def decode(value: Any, tensors: Mapping[str, Tensor], sealed: Callable[[str], SealedChunk] | None = None) -> Any:
     """Undo `encode` (tuples come back as lists)."""
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]
         if "$array" in value:
             return tensors[value["$array"]].numpy()
-        if "$frozen" in value and frozen is not None:
-            return frozen(value["$frozen"])
+        if "$frozen" in value and sealed is not None:
+            return sealed(value["$frozen"])
         if "$items" in value:
-            return {k: decode(v, tensors, frozen) for k, v in value["$items"]}
-        return {k: decode(v, tensors, frozen) for k, v in value.items()}
+            return {k: decode(v, tensors, sealed) for k, v in value["$items"]}
+        return {k: decode(v, tensors, sealed) for k, v in value.items()}
     if isinstance(value, list):
-        return [decode(v, tensors, frozen) for v in value]
+        return [decode(v, tensors, sealed) for v in value]
     return value

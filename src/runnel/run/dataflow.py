@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runnel.run.experiment import PARAMS, Experiment
+from runnel.graphs.experiment import PARAMS, Experiment
 
 
 def dataflow(experiment: Experiment, groups: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runnel.core.contracts.evaluation import EvalResult, Policy
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import EvalResult, Policy
 from runnel.envs.registry import Target
 from runnel.envs.wrapped import EnvWrapper
 from runnel.eval import runner
+from runnel.graphs.user_objects import is_env
 from runnel.run import api
-from runnel.run.instances import is_env
 
 
 def evaluate(

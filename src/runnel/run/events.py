@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from runnel.core.contracts.evaluation import Policy
+from runnel.core.contracts.inference import Inferencer
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, RunnelError
-from runnel.core.protocols import Inferencer, ParamSet, Policy
 from runnel.run.checkpoint import read_params
 
 Row = dict[str, Any]

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from runnel.core.contracts.learning import LoadsInitialParams, Sharded, StartsPartly
 from runnel.core.errors import CheckpointError
-from runnel.core.pieces import has_pieces, join_pieces
-from runnel.core.proof import split
-from runnel.core.protocols import Sharded, StartsFrom, StartsInPart, State
 from runnel.core.records import Accounting
-from runnel.core.trace import Recorder
+from runnel.core.sharding.param_shards import has_pieces, join_pieces
+from runnel.core.state import State
+from runnel.core.trace import TraceWriter
+from runnel.core.weight_check import split
 from runnel.flow.params import Channel, Kept
 from runnel.flow.slots import SlotTable
 from runnel.flow.workers.actor import ActorWorker
@@ -29,7 +30,7 @@ from runnel.flow.workers.trainer import TrainerWorker
 from runnel.run.tracing import UpdateCounts
 
 
-class Group:
+class ProcessGroup:
     """Workers, with the streams that they read (and so save) and the channels that they publish."""
 
     def __init__(
@@ -39,7 +40,7 @@ class Group:
         tables: Mapping[str, SlotTable],
         channels: Mapping[str, Channel],
         writers: Mapping[str, list[str]],
-        recorder: Recorder | None = None,
+        recorder: TraceWriter | None = None,
     ) -> None:
         self.name, self.workers, self.tables, self.channels = name, workers, tables, channels
         self._writers = writers
@@ -99,7 +100,7 @@ class Group:
         wrong = [k for k in own if k not in params or params[k].shape != own[k].shape]
         if wrong:
             raise CheckpointError(f"init_from {source!r}: {wrong[0]!r} is missing or has another shape; use the same network")
-        if isinstance(trainer.learner, StartsFrom):
+        if isinstance(trainer.learner, LoadsInitialParams):
             trainer.learner.start_from(params)
         else:
             with torch.no_grad():
@@ -205,13 +206,13 @@ def _saved(worker: Worker, kept: Kept | None) -> State:
 
 def _started(learner: Any) -> Mapping[str, torch.Tensor]:
     """The parameters that a start is for: what the learner publishes, or what it says itself."""
-    return learner.base_params() if isinstance(learner, StartsFrom) else learner.params()
+    return learner.base_params() if isinstance(learner, LoadsInitialParams) else learner.params()
 
 
 def _told_start(learner: Any, source: str) -> dict[str, Any]:
     """What a start from `source` has brought, and what it has not."""
     taken = f"init_from {source!r}: started from the parameters which that run published"
-    if not isinstance(learner, StartsInPart):
+    if not isinstance(learner, StartsPartly):
         return {"kind": "event", "level": "info", "text": f"{taken}; all else (the optimiser first of all) begins anew"}
     missing = ", ".join(learner.not_taken())
     text = f"{taken}. Not taken, and so begun anew: {missing}. The policy may get worse before it gets better"

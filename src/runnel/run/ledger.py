@@ -19,7 +19,7 @@ import numpy as np
 from runnel.core.clock import Clock
 from runnel.core.disk import refused
 from runnel.core.errors import ConfigError, DiskError
-from runnel.core.protocols import State
+from runnel.core.state import State
 from runnel.core.user_code import brief, mistake
 from runnel.eval.statistics import summarise
 from runnel.eval.tally import incomplete

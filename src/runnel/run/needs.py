@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from runnel.core.errors import ConfigError
-from runnel.run.experiment import Experiment
+from runnel.graphs.experiment import Experiment
 
 POOL = "pool"
 """The label of a node that `on NAME` means: `ray start --labels pool=NAME`."""

@@ -19,10 +19,10 @@ from typing import Any
 from runnel.core.config import differences, to_data
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import load_module
-from runnel.llm.learner import TokenLearnerConfig
+from runnel.graphs.run_config import BUDGETS, RunConfig
+from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
-from runnel.run.experiment import BUDGETS, RunConfig
 from runnel.run.trust import runs_the_same
 from runnel.run.warm import MODEL
 from runnel.track.folder import RunFolder

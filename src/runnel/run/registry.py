@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch.nn import Module
-
 from runnel.core.config import default_at, override
 from runnel.core.errors import ConfigError, UnusedSettingError
-from runnel.core.resolve import called, load_module, load_object, reference
-from runnel.core.spaces import EnvSpec
+from runnel.core.resolve import called, load_module
+from runnel.graphs.experiment import Experiment
+from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.llm.tasks.config import DataConfig
-from runnel.llm.tasks.text import TextTask
-from runnel.run.experiment import Experiment, RunConfig, one_budget
-from runnel.run.instances import is_env, remade
 from runnel.run.zoo import zoo_settings
 
 RECIPES = {
@@ -54,8 +49,6 @@ RECIPES = {
     "cartpole": "runnel.recipes.cartpole",
     "reverse": "runnel.recipes.reverse",
 }
-
-_live: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -167,80 +160,6 @@ def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> 
             if any(found.startswith(f"{name}.") or name.startswith(found) for name in given):
                 raise
             config = override(config, {error.field: default_at(config, error.field)})
-
-
-def name_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Replace classes and functions among `settings` by names. What has no name that another process could load (a lambda)
-    gets one that is good in this process only, and is returned beside. An environment that is made already becomes what makes
-    it again."""
-    named: dict[str, Any] = {}
-    objects: dict[str, Any] = {}
-    if is_env(settings.get("env")):
-        made, kwargs = remade(settings["env"], settings.get("env_kwargs") or {})
-        settings = {**settings, "env": made, "env_kwargs": kwargs}
-    if isinstance(task := settings.get("task"), TextTask):
-        settings = {**settings, "task": lambda: task}
-    for key, value in settings.items():
-        if isinstance(value, list | tuple) and any(map(callable, value)):
-            value = [_name_object(f"{key}[{i}]", one, objects) for i, one in enumerate(value)]
-        named[key] = _name_object(key, value, objects)
-    return named, objects
-
-
-def _name_object(key: str, value: Any, objects: dict[str, Any]) -> Any:
-    """The name of a class or function; anything else as it is."""
-    if not callable(value):
-        return value
-    name = reference(value)
-    if name is None:
-        name = f"live:{key}"
-        objects[name] = value
-    return name
-
-
-@contextmanager
-def live_objects(objects: Mapping[str, Any], launcher: str) -> Iterator[None]:
-    """Make in-process objects resolvable while a run lasts; refuse them where they cannot go."""
-    for name, value in objects.items():
-        if launcher != "inproc":
-            field = name.removeprefix("live:")
-            raise ConfigError(
-                field,
-                value,
-                "lambdas and functions of a notebook live in this process only; put it in a file (path/to/file.py:name) or use "
-                "launcher='inproc'",
-            )
-    before = dict(_live)
-    _live.update(objects)
-    try:
-        yield
-    finally:
-        _live.clear()
-        _live.update(before)
-
-
-def resolve(target: str, field: str) -> Any:
-    """The object behind `module:name`, `file.py:name`, or a name that stands for an in-process object."""
-    found = resolve_live(target, field)
-    return load_object(found, field) if isinstance(found, str) else found
-
-
-def make_network(target: str, env_spec: EnvSpec, seed: int) -> Any:
-    """The network of a user's own that `target` makes: it is called as `make(env_spec, seed)`."""
-    make = resolve(target, "network")
-    if isinstance(make, Module):
-        fix = "is made already; give the function that makes it: network=lambda env_spec, seed: ..., or path/to/file.py:make"
-        raise ConfigError("network", type(make).__name__, fix)
-    return called(make, env_spec, seed, field="network", target=target, how="make(env_spec, seed)")
-
-
-def resolve_live(target: str, field: str) -> Any:
-    """`target` itself, or the in-process object that it stands for."""
-    if not target.startswith("live:"):
-        return target
-    if target not in _live:
-        raise ConfigError(field, target, f"the run was made with an in-process object; pass it again as {field}=...")
-    return _live[target]
 
 
 ALGORITHMS = {

@@ -10,7 +10,8 @@ import shutil
 from pathlib import Path
 
 from runnel.core.errors import ConfigError
-from runnel.run.experiment import DiskNeed, Experiment, RunConfig
+from runnel.graphs.experiment import DiskNeed, Experiment, copies_at_once
+from runnel.graphs.run_config import RunConfig
 
 GIB = 2**30
 
@@ -27,14 +28,6 @@ def check_disk(experiment: Experiment, *, held: int = 0) -> None:
     raise ConfigError(
         "out", config.out, f"{_told(config, need, copies, total)}; {room / GIB:.2f} GiB are free there; {_fix(config, copies)}"
     )
-
-
-def copies_at_once(config: RunConfig) -> int:
-    """Checkpoints that may lie side by side: a new one is written before an old one goes."""
-    every, total = config.checkpoint.every, config.total_updates
-    if every == "never" or every == 0:
-        return 1
-    return config.checkpoint.keep + 1 if total is None else min(config.checkpoint.keep + 1, -(-total // every))
 
 
 def free_bytes(folder: str | Path) -> int:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from runnel.core.clock import Clock
 from runnel.core.errors import CheckpointError, RunnelError
-from runnel.core.protocols import State
+from runnel.core.state import State
 from runnel.flow.params import Kept
+from runnel.graphs.experiment import Experiment
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, fell_back, read_parts
-from runnel.run.experiment import Experiment
 from runnel.run.ledger import Ledger
 from runnel.run.restorable import check_restorable
 from runnel.track.folder import RunFolder

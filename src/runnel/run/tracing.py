@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runnel.core.clock import Clock
-from runnel.core.trace import Recorder
+from runnel.core.trace import TraceWriter
 from runnel.flow.workers.base import Worker
-from runnel.run.experiment import RunConfig
+from runnel.graphs.run_config import RunConfig
 from runnel.track.folder import Row, RunFolder
 
 LAUNCHER = "launcher"
@@ -19,7 +19,7 @@ COUNTS_S = 0.05
 
 def open_recorder(
     config: RunConfig, folder: Path, group: str, clock: Clock, *, epoch: int = 0, incarnation: int = 0
-) -> Recorder | None:
+) -> TraceWriter | None:
     """The recorder of one process, in a file of its own; None where the run is not traced."""
     if not config.trace:
         return None
@@ -28,7 +28,7 @@ def open_recorder(
     while True:
         path = place / f"{group}-{epoch}-{incarnation}-{number}.bin"
         try:
-            return Recorder(path, clock, about=about, max_bytes=config.trace_mb << 20)
+            return TraceWriter(path, clock, about=about, max_bytes=config.trace_mb << 20)
         except FileExistsError:
             number += 1
 
@@ -36,7 +36,7 @@ def open_recorder(
 class UpdateCounts:
     """What an update event says of streams and staleness, as counters, and of lost rows as instants."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TraceWriter) -> None:
         self._recorder = recorder
         self._due = 0.0
         self._lost: dict[str, int] = {}
@@ -46,24 +46,24 @@ class UpdateCounts:
         now = self._recorder.now()
         if now < self._due:
             return
-        self._due, lane = now + COUNTS_S, self._recorder.lane(worker.name)
+        self._due, track = now + COUNTS_S, self._recorder.track(worker.name)
         for stream, counts in event["streams"].items():
             for part in ("dropped", "cancelled"):
                 for reason, rows in counts[part].items():
                     key = f"{stream}: rows {part}, {reason}"
                     if more := rows - self._lost.get(key, 0):
-                        lane.instant(f"{key} (+{more})")
+                        track.instant(f"{key} (+{more})")
                         self._lost[key] = rows
-        lane.count("version", event["version"])
+        track.count("version", event["version"])
         for name in ("staleness/mean", "staleness/max"):
             if name in event["metrics"]:
-                lane.count(name, float(event["metrics"][name]))
+                track.count(name, float(event["metrics"][name]))
         for stream, counts in event["streams"].items():
-            lane.count(f"{stream} queued", counts["queued"])
-            lane.count(f"{stream} in flight", counts["in_flight"])
+            track.count(f"{stream} queued", counts["queued"])
+            track.count(f"{stream} in flight", counts["in_flight"])
 
 
-class Sitting(Protocol):
+class TraceSession(Protocol):
     """What is known of the run's session."""
 
     clock: Clock
@@ -73,10 +73,10 @@ class Sitting(Protocol):
 class LauncherTrace:
     """A sink: what the launching process knows of a run."""
 
-    def __init__(self, config: RunConfig, folder: Path, sitting: Sitting) -> None:
+    def __init__(self, config: RunConfig, folder: Path, sitting: TraceSession) -> None:
         recorder = open_recorder(config, folder, LAUNCHER, sitting.clock, epoch=sitting.epoch)
         assert recorder is not None, "the run is traced"
-        self._recorder, self._lane = recorder, recorder.lane("run")
+        self._recorder, self._track = recorder, recorder.track("run")
         self._due = 0.0
 
     def row(self, row: Row) -> None:
@@ -87,13 +87,13 @@ class LauncherTrace:
             self._due = now + COUNTS_S
             for name in ("steps_per_s", "tokens_per_s"):
                 if rate := row["time"].get(name):
-                    self._lane.count(name, rate)
+                    self._track.count(name, rate)
         elif kind == "eval":
-            self._lane.instant(f"evaluation of version {row['version']}: mean {row['mean']:.4g}")
+            self._track.instant(f"evaluation of version {row['version']}: mean {row['mean']:.4g}")
         elif kind == "event":
-            self._lane.instant(str(row["text"]).partition("\n")[0])
+            self._track.instant(str(row["text"]).partition("\n")[0])
         elif kind == "end":
-            self._lane.instant(f"end: {row['status']}")
+            self._track.instant(f"end: {row['status']}")
 
     def flush(self) -> None:
         self._recorder.flush()

@@ -21,8 +21,8 @@ from typing import Any
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
 from runnel.envs.device import TENSOR_ENVS
+from runnel.graphs.run_config import RunConfig
 from runnel.llm.tasks.registry import GYM
-from runnel.run.experiment import RunConfig
 from runnel.run.registry import RECIPES
 from runnel.track.folder import RunFolder
 
@@ -58,7 +58,7 @@ ANY_VALUE = {
 OF_TRAINING = ("track", "cluster.address", "pairs_out")
 """Settings that only a run that goes on uses."""
 LIVE = ("env", "wrappers", "network", "task")
-"""Settings that may stand for an object of the process that made the run (`registry.resolve_live`)."""
+"""Settings that may stand for an object of the process that made the run (`user_objects.resolve_live`)."""
 REGISTERS = {"ale_py", "gymnasium", "gymnasium_robotics", "highway_env", "minatar", "minigrid", "miniworld", "mo_gymnasium"}
 """Packages that may be imported for the environments that they register."""
 OURS = ("runnel.envs.toy",)

@@ -1,6 +1,7 @@
 """`init_from`: the parameters that a run starts from, and whether they mean the same here.
 
-Shapes are compared when they are taken over (`Group.warm_start`). What a language model computes with them is in its config.
+Shapes are compared when they are taken over (`ProcessGroup.warm_start`). What a language model computes with
+them is in its config.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from runnel.core.config import override
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import ParamSet
+from runnel.graphs.experiment import Experiment
+from runnel.graphs.run_config import RunConfig
 from runnel.llm.model.architecture import differing, model_config, saved_config
 from runnel.llm.model.causal_lm import ModelConfig
 from runnel.llm.model.lora import SCALE
 from runnel.llm.model.pretrained import model_folder
 from runnel.llm.tokenize import CharTokenizer
 from runnel.run.checkpoint import Checkpoints
-from runnel.run.experiment import Experiment, RunConfig
 from runnel.track.folder import RunFolder
 
 MODEL = "model"

@@ -14,16 +14,20 @@ from typing import Any, Literal, Protocol, cast
 import torch
 
 from runnel.core.clock import Clock
+from runnel.core.contracts.evaluation import Progress
+from runnel.core.contracts.inference import Inferencer
+from runnel.core.contracts.learning import SingleProcess
+from runnel.core.contracts.samples import RankReader, SampleWriter
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Inferencer, OneProcess, Progress, RankReader, SampleWriter
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
-from runnel.core.trace import Lane, Recorder
+from runnel.core.trace import TraceTrack, TraceWriter
 from runnel.flow.collective import TorchCollective
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec, InlineClient, Server
+from runnel.flow.inference.inline import InlineClient
+from runnel.flow.inference.mailboxes import InferenceServer, InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
-from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.staleness import AdmissionRule
 from runnel.flow.traced import TracedPublisher, TracedReader, TracedSubscriber, TracedWriter
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import ShmTransport
@@ -34,19 +38,20 @@ from runnel.flow.workers.evaluator import EvaluatorWorker, Keep
 from runnel.flow.workers.policy import PolicyWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
+from runnel.graphs.experiment import PARAMS, ActorSpec, Experiment, InferenceStream
+from runnel.graphs.run_config import RunConfig
 from runnel.nets.inferencer import TorchInferencer
-from runnel.run.experiment import PARAMS, ActorSpec, Experiment, InferenceStream, RunConfig
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 
 
 class Outer(Protocol):
     """The transport of edges that leave a group: shared memory, or a cluster."""
 
-    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
+    def samples(self, spec: StreamSpec, policy: AdmissionRule) -> SlotTable:
         """The table of a stream, for those who read it."""
         ...
 
-    def rank_reader(self, spec: StreamSpec, policy: StalenessPolicy, rank: int, ranks: int) -> RankReader:
+    def rank_reader(self, spec: StreamSpec, policy: AdmissionRule, rank: int, ranks: int) -> RankReader:
         """What a rank that follows sees of a stream that the trainer reads."""
         ...
 
@@ -55,13 +60,13 @@ class Outer(Protocol):
         """The address of this machine at which its ranks meet others: the loopback, unless others are elsewhere."""
         ...
 
-    def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> SampleWriter: ...
+    def writer(self, spec: StreamSpec, policy: AdmissionRule, index: int) -> SampleWriter: ...
 
     def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> SavedClient:
         """Tickets count up from `first`."""
         ...
 
-    def server(self, spec: InferenceSpec, index: int) -> Server: ...
+    def server(self, spec: InferenceSpec, index: int) -> InferenceServer: ...
 
     def params(self, name: str, *, depth: int) -> Channel: ...
 
@@ -102,7 +107,7 @@ def place(experiment: Experiment) -> dict[str, list[str]]:
 
 
 class Edges:
-    """Which streams, channels and boards cross groups, for one placement."""
+    """Which streams, channels and mailbox_tables cross groups, for one placement."""
 
     def __init__(self, experiment: Experiment, groups: dict[str, list[str]]) -> None:
         group_of = {worker: g for g, workers in groups.items() for worker in workers}
@@ -112,16 +117,16 @@ class Edges:
             if len({group_of[w] for w in (*experiment.writers_of(s.name), *experiment.readers_of(s.name))}) > 1
         }
         self.channels = experiment.channels if len(groups) > 1 else []
-        self.boards = {}
+        self.mailbox_tables = {}
         for stream in experiment.inference:
             workers = [f"{stream.name}-{i}" for i in range(stream.num_workers)]
             askers = [a.name for a in experiment.actors if stream.name in a.asks]
             if len({group_of[w] for w in (*workers, *askers)}) > 1 and workers:
-                self.boards[stream.name] = board_spec(experiment, stream)
+                self.mailbox_tables[stream.name] = board_spec(experiment, stream)
 
     def allocate(self) -> dict[str, int]:
         """Descriptors of the shared memory behind the edges that cross."""
-        return ShmTransport.allocate(self.streams, self.channels, self.boards)
+        return ShmTransport.allocate(self.streams, self.channels, self.mailbox_tables)
 
 
 def board_spec(experiment: Experiment, stream: InferenceStream) -> InferenceSpec:
@@ -140,9 +145,9 @@ def wire(
     outer: Outer | None = None,
     progress: Progress | None = None,
     incarnation: int = 0,
-    recorder: Recorder | None = None,
+    recorder: TraceWriter | None = None,
     keep: Keep | None = None,
-) -> Group:
+) -> ProcessGroup:
     """Build the workers of `group`, and the ends of their streams; with a `recorder`, they leave marks there. `keep` is given
     what was evaluated."""
     return _Wiring(experiment, groups, group, clock, outer, progress, incarnation, recorder, keep).build()
@@ -158,35 +163,35 @@ class _Wiring:
         outer: Outer | None,
         progress: Progress | None,
         incarnation: int,
-        recorder: Recorder | None,
+        recorder: TraceWriter | None,
         keep: Keep | None,
     ) -> None:
         self.recorder, self._keep = recorder, keep if experiment.config.checkpoint.best else None
-        self._lane: Lane | None = None
+        self._track: TraceTrack | None = None
         """Where the worker that is being built leaves its marks."""
         self.experiment, self.groups, self.group, self.clock = experiment, groups, group, clock
         self.edges, self.outer, self.inproc = Edges(experiment, groups), outer, InprocTransport()
         self.progress, self.incarnation = progress, incarnation
         self._tables: dict[str, SlotTable] = {}
-        self._boards: dict[str, Board] = {}
+        self._mailbox_tables: dict[str, MailboxTable] = {}
         self._channels: dict[str, Channel] = {}
 
-    def build(self) -> Group:
+    def build(self) -> ProcessGroup:
         workers = self._workers()
         mine = set(self.groups[self.group])
         owned = {s.name: self._table(s.name) for s in self.experiment.streams if self.experiment.reader_of(s.name) in mine}
         channels = {name: self._params(name) for name in self.experiment.channels} if "trainer" in mine else {}
         writers = {s.name: self.experiment.writers_of(s.name) for s in self.experiment.streams}
-        return Group(self.group, workers, owned, channels, writers, self.recorder)
+        return ProcessGroup(self.group, workers, owned, channels, writers, self.recorder)
 
     def _workers(self) -> list[Worker]:
         """If one of them cannot be built, those before it are closed."""
         workers: list[Worker] = []
         with ExitStack() as stack:
             for name in self.groups[self.group]:
-                self._lane = None if self.recorder is None else self.recorder.lane(name)
+                self._track = None if self.recorder is None else self.recorder.track(name)
                 workers.append(worker := self._worker(name))
-                worker.timer.lane = self._lane
+                worker.timer.track = self._track
                 stack.callback(worker.close)
             stack.pop_all()
         return workers
@@ -241,7 +246,7 @@ class _Wiring:
         rest: dict[str, Any] = {"phases": e.phases, "budget": e.budget, "token_streams": e.token_streams}
         if num_ranks > 1:
             rest["collective"] = rank_collective(e.config, rank, self._outer().meet_at)
-        made = e.accelerator.learner(e.learner(rest.get("collective", OneProcess())))
+        made = e.accelerator.learner(e.learner(rest.get("collective", SingleProcess())))
         learner = made.learner
         if rank:
             ends = {name: self._outer().rank_reader(e.stream(name), e.staleness[name], rank, num_ranks) for name in reads}
@@ -289,31 +294,31 @@ class _Wiring:
             writer = self._outer().writer(self.experiment.stream(stream), self.experiment.staleness[stream], index)
         else:
             writer = TableWriter(self._table(stream), index)
-        return writer if self._lane is None else cast(SampleWriter, TracedWriter(writer, self._lane))
+        return writer if self._track is None else cast(SampleWriter, TracedWriter(writer, self._track))
 
     def _reader(self, stream: str, reader: str) -> TableReader:
         end = TableReader(self._table(stream), reader)
-        return end if self._lane is None else cast(TableReader, TracedReader(end, self._lane))
+        return end if self._track is None else cast(TableReader, TracedReader(end, self._track))
 
     def _client(self, stream: InferenceStream, worker: str) -> SavedClient:
         index, spec = [a.name for a in self.experiment.actors if stream.name in a.asks].index(worker), self._spec(stream)
         first, subscriber = self.incarnation << 32, self._subscriber(stream.params)
-        if stream.name in self.edges.boards:
+        if stream.name in self.edges.mailbox_tables:
             return self._outer().client(spec, index, subscriber, first=first)
-        return BoardClient(self._board(stream), index, subscriber, first=first)
+        return MailboxClient(self._mailboxes(stream), index, subscriber, first=first)
 
-    def _server(self, stream: InferenceStream, index: int) -> Server:
-        crosses = stream.name in self.edges.boards
-        return self._outer().server(self._spec(stream), index) if crosses else BoardServer(self._board(stream), index)
+    def _server(self, stream: InferenceStream, index: int) -> InferenceServer:
+        crosses = stream.name in self.edges.mailbox_tables
+        return self._outer().server(self._spec(stream), index) if crosses else MailboxServer(self._mailboxes(stream), index)
 
     def _spec(self, stream: InferenceStream) -> InferenceSpec:
         return board_spec(self.experiment, stream)
 
-    def _board(self, stream: InferenceStream) -> Board:
+    def _mailboxes(self, stream: InferenceStream) -> MailboxTable:
         """Of a stream whose both ends are in this group."""
-        if stream.name not in self._boards:
-            self._boards[stream.name] = Board.local(self._spec(stream))
-        return self._boards[stream.name]
+        if stream.name not in self._mailbox_tables:
+            self._mailbox_tables[stream.name] = MailboxTable.local(self._spec(stream))
+        return self._mailbox_tables[stream.name]
 
     def _params(self, name: str = PARAMS) -> Channel:
         """The learner's own tensors are shared only in one process and synchronously; else versions are copied."""
@@ -327,11 +332,11 @@ class _Wiring:
 
     def _publisher(self, name: str = PARAMS) -> Channel:
         channel = self._params(name)
-        return channel if self._lane is None else cast(Channel, TracedPublisher(channel, self._lane))
+        return channel if self._track is None else cast(Channel, TracedPublisher(channel, self._track))
 
     def _subscriber(self, channel: str = PARAMS) -> ChannelSubscriber:
         end = ChannelSubscriber(self._params(channel))
-        return end if self._lane is None else cast(ChannelSubscriber, TracedSubscriber(end, self._lane, channel))
+        return end if self._track is None else cast(ChannelSubscriber, TracedSubscriber(end, self._track, channel))
 
     def _outer(self) -> Outer:
         assert self.outer is not None, "an edge crosses groups, but this process was given no transport"

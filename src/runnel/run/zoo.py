@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from runnel.core.config import flat, to_data
-from runnel.run.experiment import RunConfig
+from runnel.graphs.run_config import RunConfig
 
 Settings = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ LANDER: Settings = {"total_steps": 1_000_000}
 
 def _short_sighted(group: str, **settings: Any) -> Settings:
     """A swing-up is over in some 50 of its 200 steps: what comes much later only adds noise to the returns."""
-    return {f"{group}.gamma": 0.9, f"{group}.lam": 0.9, **settings}
+    return {f"{group}.gamma": 0.9, f"{group}.gae_lambda": 0.9, **settings}
 
 
 def _few_steps(group: str, *rates: str) -> Settings:
@@ -39,7 +39,7 @@ def _swing_up(group: str) -> Settings:
 
 def _landing(group: str) -> Settings:
     """The reward for landing comes late; batches of 512 steps take large steps that are hardly ever cut."""
-    credit = {f"{group}.gamma": 0.995, f"{group}.lam": 0.98, f"{group}.entropy_coef": 0.003}
+    credit = {f"{group}.gamma": 0.995, f"{group}.gae_lambda": 0.98, f"{group}.entropy_coef": 0.003}
     rate = {f"{group}.lr": "linear(5e-3, 0)", f"{group}.max_grad_norm": 5.0}
     return {"total_steps": 1_000_000, "num_envs": 16, "num_steps": 32, **credit, **rate}
 
@@ -50,7 +50,7 @@ LONG_SIGHTED: Settings = {
     "num_steps": 1_024,
     "ppo.lr": 3e-4,
     "ppo.gamma": 0.999,
-    "ppo.lam": 0.98,
+    "ppo.gae_lambda": 0.98,
     "ppo.num_epochs": 4,
     "ppo.num_minibatches": 256,
     "ppo.entropy_coef": 0.01,

@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
+from runnel.core.contracts.inference import Reply
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError, RunnelError
-from runnel.core.protocols import ParamSet, Reply
 from runnel.testing.engine_case import MAX_TOKENS, EngineCase, answer, ask, drain, long_seed, tokens_of
 from runnel.testing.expect import raises
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.core.protocols import ParamSet, Reply, Request
+from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.params import ParamSet
 from runnel.llm.engines.requests import SamplingConfig, make_request
 
 Logprobs = Callable[[Mapping[str, Tensor], Sequence[int]], Tensor]

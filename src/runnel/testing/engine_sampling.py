@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.inference import Reply
 from runnel.core.errors import DataError
-from runnel.core.protocols import Reply
 from runnel.llm.engines.requests import SamplingConfig, stream
 from runnel.testing.engine_case import MAX_TOKENS, EngineCase, answer, ask, drain, long_seed, tokens_of
 from runnel.testing.expect import raises

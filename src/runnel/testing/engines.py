@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runnel.core.protocols import ParamSet
+from runnel.core.contracts.params import ParamSet
 from runnel.testing.engine_basics import BASICS, check_wrong_params
 from runnel.testing.engine_case import EngineCase, Logprobs
 from runnel.testing.engine_sampling import SAMPLING

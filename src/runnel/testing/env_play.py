@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runnel.core.actions import env_action, flat_mask, mask_parts
+from runnel.core.action_codec import env_action, flat_mask, mask_parts
 from runnel.core.spaces import ActionSpec
 from runnel.envs.spaces import MASK, action_spec, mask_in_obs
 from runnel.testing.env_report import EnvReport

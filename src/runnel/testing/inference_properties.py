@@ -1,4 +1,5 @@
-"""Properties of an inference stream between workers (`InferenceClient` in core/protocols.py, `Server` in flow/inference.py)."""
+"""Properties of an inference stream between workers: the contracts are `InferenceClient` (core/contracts/inference.py) and
+`InferenceServer` (flow/inference/mailboxes.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.inference import Reply, Request
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Reply, Request
-from runnel.flow.inference import InferenceSpec, Server
+from runnel.flow.inference.mailboxes import InferenceServer, InferenceSpec
 from runnel.flow.workers.actor import SavedClient
 from runnel.testing.expect import equal, raises, same_arrays, true
 
@@ -20,7 +21,7 @@ class InferenceEnds:
     """The clients and servers of one stream; `publish(version)` makes a parameter version known to the clients."""
 
     clients: Sequence[SavedClient]
-    servers: Sequence[Server]
+    servers: Sequence[InferenceServer]
     publish: Callable[[int], None]
 
 
@@ -42,7 +43,7 @@ def rows_of(value: float) -> Batch:
     )
 
 
-def answer(server: Server, version: int = 3) -> list[Request]:
+def answer(server: InferenceServer, version: int = 3) -> list[Request]:
     """Serve everything pending: the reply to rows of value v has value v + 100."""
     requests = server.poll()
     server.reply([Reply(r.id, rows_of(float(r.rows["obs/position"][0, 0]) + 100), version) for r in requests])

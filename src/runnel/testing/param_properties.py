@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
-from runnel.core.proof import Proof, pack
-from runnel.core.protocols import ParamSet
+from runnel.core.weight_check import WeightCheck, pack
 from runnel.flow.params import Channel, ChannelSubscriber
 from runnel.testing.expect import equal, raises, same_arrays, true
 
@@ -134,13 +134,16 @@ def older_versions_come_back_from_a_snapshot(make: MakeParams) -> None:
 
 
 def a_proof_travels_with_its_version(make: MakeParams) -> None:
-    """A proof arrives apart from the parameters, is empty before there is one, and stays with its version."""
+    """A weight_check arrives apart from the parameters, is empty before there is one, and stays with its version."""
     ends = make(3)
-    given = [None, *(Proof(torch.arange(v), torch.arange(2 * v), torch.full((2 * v,), -0.5 * v), 0.1 * v) for v in (1, 2))]
-    for version, proof in enumerate(given):
-        ends.publisher.publish(version, {**params_of(version), **pack(proof)})
+    given = [
+        None,
+        *(WeightCheck(torch.arange(v), torch.arange(2 * v), torch.full((2 * v,), -0.5 * v), 0.1 * v) for v in (1, 2)),
+    ]
+    for version, weight_check in enumerate(given):
+        ends.publisher.publish(version, {**params_of(version), **pack(weight_check)})
     for version in (2, 0, 1):
-        found = _got(ends.subscriber.poll(version), version, "a version with a proof").proof
+        found = _got(ends.subscriber.poll(version), version, "a version with a proof").weight_check
         wanted = given[version]
         equal(found is None, wanted is None, "whether there is a proof")
         if found is not None and wanted is not None:
@@ -148,7 +151,7 @@ def a_proof_travels_with_its_version(make: MakeParams) -> None:
                 same_arrays({name: getattr(found, name)}, {name: getattr(wanted, name)}, "the proof")
             equal(found.bound, wanted.bound, "the bound of the proof")
     ends.publisher.publish(3, {**params_of(3), **pack(None)})
-    true(_got(ends.subscriber.poll(), 3, "a version without one").proof is None, "an old proof came with a new version")
+    true(_got(ends.subscriber.poll(), 3, "a version without one").weight_check is None, "an old proof came with a new version")
 
 
 PARAMS: dict[str, Callable[[MakeParams], None]] = {

@@ -1,4 +1,4 @@
-"""Properties of a sample stream that several ranks read (the contract: `SharedReader`, `RankReader` in core/protocols.py)."""
+"""Properties of a sample stream that several ranks read (`SharedReader`, `RankReader` in core/contracts/samples.py)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from runnel.core.protocols import RankReader, SampleWriter, SharedReader
+from runnel.core.contracts.samples import RankReader, SampleWriter, SharedReader
 from runnel.core.records import FieldSpec, Segment, StreamSpec
-from runnel.core.shares import share_of
-from runnel.flow.staleness import LagPolicy, StalenessPolicy
+from runnel.core.sharding.batch_split import share_of
+from runnel.flow.staleness import AdmissionRule, LagRule
 from runnel.testing.expect import equal, same_arrays, true
 from runnel.testing.sample_properties import ROWS, spec_of, write
 
@@ -31,8 +31,8 @@ class RankStream(Protocol):
         ...
 
 
-MakeRanks = Callable[[StreamSpec, StalenessPolicy], RankStream]
-OPEN = LagPolicy(lag=9, batch=1, exact=True)
+MakeRanks = Callable[[StreamSpec, AdmissionRule], RankStream]
+OPEN = LagRule(lag=9, batch=1, exact=True)
 
 
 def _part(end: RankReader, version: int, rank: int, ranks: int) -> list[Segment]:

@@ -8,7 +8,7 @@ from typing import Any
 from runnel.core.checks import name_of
 from runnel.core.errors import DataError
 from runnel.llm.rewards.components import RewardComponent, as_components
-from runnel.llm.rewards.judging import Outcome, RewardJob, judge
+from runnel.llm.rewards.judging import RewardJob, RewardOutcome, judge
 
 
 def check_reward(
@@ -43,7 +43,7 @@ def check_reward(
 
 def _ask(
     component: RewardComponent, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
-) -> Outcome:
+) -> RewardOutcome:
     given: list[Any] = []
     function = component.function()
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
-from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessPolicy
+from runnel.flow.staleness import AdmissionRule, LagRule, ReplayRatioRule
 from runnel.testing.expect import equal, true
 
-POLICIES: tuple[StalenessPolicy, ...] = (
-    LagPolicy(lag=1, batch=2, exact=True),
-    LagPolicy(lag=1, batch=2, exact=False),
-    LagPolicy(lag=3, batch=2, exact=False, max_concurrent=2),
-    RatioPolicy(ratio=0.2, min_fill=20, segment_steps=5, lag=1),
-    RatioPolicy(ratio=0.2, min_fill=20, segment_steps=5, exact=False),
+POLICIES: tuple[AdmissionRule, ...] = (
+    LagRule(lag=1, batch=2, exact=True),
+    LagRule(lag=1, batch=2, exact=False),
+    LagRule(lag=3, batch=2, exact=False, max_concurrent=2),
+    ReplayRatioRule(ratio=0.2, min_fill=20, segment_steps=5, lag=1),
+    ReplayRatioRule(ratio=0.2, min_fill=20, segment_steps=5, exact=False),
 )
 OPERATIONS = (
     "reserve",
@@ -37,7 +37,7 @@ OPERATIONS = (
 ROWS, CAPACITY, WRITERS = 3, 6, 2
 
 
-def every_row_is_accounted_for_at_every_moment(make: Callable[[StreamSpec, StalenessPolicy], Any]) -> None:
+def every_row_is_accounted_for_at_every_moment(make: Callable[[StreamSpec, AdmissionRule], Any]) -> None:
     """dispatched = consumed + dropped + cancelled + in flight, for each reader, after each of many random operations."""
     for seed, policy in enumerate(POLICIES):
         for readers in (("trainer",), ("a", "b")):
@@ -49,8 +49,8 @@ class _Book:
 
     def __init__(
         self,
-        make: Callable[[StreamSpec, StalenessPolicy], Any],
-        policy: StalenessPolicy,
+        make: Callable[[StreamSpec, AdmissionRule], Any],
+        policy: AdmissionRule,
         readers: tuple[str, ...],
         rng: np.random.Generator,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Properties of a sample stream (the contract is `SampleWriter` and `SampleReader` in core/protocols.py)."""
+"""Properties of a sample stream (the contract is `SampleWriter` and `SampleReader` in core/contracts/samples.py)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import SampleReader, SampleWriter, State
+from runnel.core.contracts.samples import SampleReader, SampleWriter
 from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
-from runnel.flow.staleness import LagPolicy, RatioPolicy, StalenessPolicy
+from runnel.core.state import State
+from runnel.flow.staleness import AdmissionRule, LagRule, ReplayRatioRule
 from runnel.testing.expect import equal, same_arrays, true
 from runnel.testing.sample_account import every_row_is_accounted_for_at_every_moment
 
@@ -33,7 +34,7 @@ class SampleStream(Protocol):
     def restore(self, state: State) -> None: ...
 
 
-MakeSamples = Callable[[StreamSpec, StalenessPolicy], SampleStream]
+MakeSamples = Callable[[StreamSpec, AdmissionRule], SampleStream]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8)
 ROWS = 3
 
@@ -72,7 +73,7 @@ def rows_come_out_as_they_went_in(make: MakeSamples) -> None:
     fields = {str(d).removeprefix("torch."): FieldSpec(("B", 2), d) for d in DTYPES}
     fields |= {"flag": FieldSpec(("B", "F"), torch.bool), "per_time": FieldSpec(("F", 5, "B")), "single": FieldSpec((1,))}
     spec = spec_of(fields=fields, sizes={"B": ROWS, "F": 7}, variable=("F",), capacity=2)
-    stream, rng = make(spec, LagPolicy(lag=1, batch=1, exact=True)), np.random.default_rng(0)
+    stream, rng = make(spec, LagRule(lag=1, batch=1, exact=True)), np.random.default_rng(0)
     for used in (4, 0):
         slot = stream.writer(0).reserve()
         true(slot is not None, "an empty stream refused to reserve a segment")
@@ -94,7 +95,7 @@ def rows_come_out_as_they_went_in(make: MakeSamples) -> None:
 def reads_are_ordered_by_sequence(make: MakeSamples) -> None:
     """Whoever commits first: segments are read in the order in which they were numbered."""
     for exact in (True, False):
-        stream = make(spec_of(num_writers=2), LagPolicy(lag=3, batch=1, exact=exact))
+        stream = make(spec_of(num_writers=2), LagRule(lag=3, batch=1, exact=exact))
         first, second = stream.writer(0).reserve(), stream.writer(1).reserve()
         if first is None or second is None:
             raise AssertionError("a stream with room refused to reserve a segment")
@@ -112,7 +113,7 @@ def reads_are_ordered_by_sequence(make: MakeSamples) -> None:
 
 def full_stream_pushes_back(make: MakeSamples) -> None:
     """`reserve` is None when no slot is free, and gives one again after a release."""
-    stream = make(spec_of(capacity=2), LagPolicy(lag=9, batch=1, exact=True))
+    stream = make(spec_of(capacity=2), LagRule(lag=9, batch=1, exact=True))
     writer, reader = stream.writer(0), stream.reader("trainer")
     write(writer, 0.0)
     write(writer, 1.0)
@@ -129,7 +130,7 @@ def full_stream_pushes_back(make: MakeSamples) -> None:
 def exact_batch_k_is_made_by_version_k_minus_lag(make: MakeSamples) -> None:
     """Several writers take turns by number, and each segment names the version that must make it."""
     for lag in (0, 1, 2):
-        batch, policy = 4, LagPolicy(lag=lag, batch=4, exact=True)
+        batch, policy = 4, LagRule(lag=lag, batch=4, exact=True)
         stream = make(spec_of(num_writers=2, capacity=batch * (lag + 1)), policy)
         writers, reader = [stream.writer(i) for i in range(2)], stream.reader("trainer")
         order = np.random.default_rng(lag)
@@ -159,7 +160,7 @@ def _fill_up(writers: Sequence[SampleWriter], order: np.random.Generator) -> Non
 
 def a_fast_writer_leaves_room_for_a_slow_one(make: MakeSamples) -> None:
     """Exact order: a writer far ahead must not fill the stream, or the segment that everybody waits for finds no slot."""
-    stream = make(spec_of(num_writers=2, capacity=4), RatioPolicy(ratio=0.1, min_fill=1000, segment_steps=10))
+    stream = make(spec_of(num_writers=2, capacity=4), ReplayRatioRule(ratio=0.1, min_fill=1000, segment_steps=10))
     while stream.writer(1).reserve() is not None:
         continue
     slot = stream.writer(0).reserve()
@@ -169,7 +170,7 @@ def a_fast_writer_leaves_room_for_a_slow_one(make: MakeSamples) -> None:
 def window_admission_is_bounded(make: MakeSamples) -> None:
     """With n batches consumed, at most (lag + n + 1) * batch segments are accepted or in the making."""
     lag, batch = 2, 2
-    stream = make(spec_of(capacity=99), LagPolicy(lag=lag, batch=batch, exact=False))
+    stream = make(spec_of(capacity=99), LagRule(lag=lag, batch=batch, exact=False))
     writer, reader, started = stream.writer(0), stream.reader("trainer"), 0
     for n in range(5):
         reader.advance(n)
@@ -184,7 +185,7 @@ def window_admission_is_bounded(make: MakeSamples) -> None:
 def window_limits_what_is_in_the_making(make: MakeSamples) -> None:
     """`max_concurrent` segments at once, in every mode."""
     for exact in (False, True):
-        stream = make(spec_of(num_writers=1, capacity=9), LagPolicy(lag=3, batch=2, exact=exact, max_concurrent=2))
+        stream = make(spec_of(num_writers=1, capacity=9), LagRule(lag=3, batch=2, exact=exact, max_concurrent=2))
         slots = [stream.writer(0).reserve() for _ in range(3)]
         equal([s is None for s in slots], [False, False, True], f"reserve with max_concurrent 2 (exact={exact})")
         assert slots[0] is not None
@@ -194,7 +195,7 @@ def window_limits_what_is_in_the_making(make: MakeSamples) -> None:
 
 def stale_segments_are_dropped_before_a_batch(make: MakeSamples) -> None:
     """What has grown older than the lag is counted as `stale`, and its room is given to new segments."""
-    stream = make(spec_of(capacity=4), LagPolicy(lag=1, batch=2, exact=False))
+    stream = make(spec_of(capacity=4), LagRule(lag=1, batch=2, exact=False))
     writer, reader = stream.writer(0), stream.reader("trainer")
     for version in (0, 0, 1):
         write(writer, float(version), version=version)
@@ -204,7 +205,7 @@ def stale_segments_are_dropped_before_a_batch(make: MakeSamples) -> None:
     equal(reader.take(2), [], "a batch of what is left")
     write(writer, 2.0, version=2)
     equal(values(reader.take(2)), [1.0, 2.0], "the batch")
-    made_by_nobody = make(spec_of(), LagPolicy(lag=0, batch=1, exact=False))
+    made_by_nobody = make(spec_of(), LagRule(lag=0, batch=1, exact=False))
     write(made_by_nobody.writer(0), 5.0, version=-1)
     made_by_nobody.reader("trainer").advance(1)
     equal(made_by_nobody.reader("trainer").available(), 1, "demonstrations, which never grow stale")
@@ -213,7 +214,7 @@ def stale_segments_are_dropped_before_a_batch(make: MakeSamples) -> None:
 # ----------------------------------------------------------------------------------------------------- cancel, feedback
 def cancelled_sequence_is_issued_again(make: MakeSamples) -> None:
     """Exact order has no holes: the number of a cancelled segment comes back, with new sample ids."""
-    stream = make(spec_of(), LagPolicy(lag=2, batch=1, exact=True))
+    stream = make(spec_of(), LagRule(lag=2, batch=1, exact=True))
     writer, reader = stream.writer(0), stream.reader("trainer")
     slot = writer.reserve()
     assert slot is not None
@@ -227,7 +228,7 @@ def cancelled_sequence_is_issued_again(make: MakeSamples) -> None:
 
 def a_lost_writer_is_cancelled(make: MakeSamples) -> None:
     """What a dead writer had reserved is counted as `worker_lost`; what it had finished is still read."""
-    stream = make(spec_of(num_writers=2), LagPolicy(lag=1, batch=2, exact=True))
+    stream = make(spec_of(num_writers=2), LagRule(lag=1, batch=2, exact=True))
     write(stream.writer(0), 0.0)
     for i in (0, 1):
         true(stream.writer(i).reserve() is not None, "reserve")
@@ -241,7 +242,7 @@ def a_lost_writer_is_cancelled(make: MakeSamples) -> None:
 def feedback_flows_back_in_order_and_frees_the_slot(make: MakeSamples) -> None:
     """Each writer hears about its own segments, oldest first; until then their slots are not free."""
     feedback = {"priority": FieldSpec(("B",)), "index": FieldSpec(("B",), torch.int64)}
-    stream = make(spec_of(num_writers=2, feedback=feedback, capacity=4), LagPolicy(lag=1, batch=4, exact=True))
+    stream = make(spec_of(num_writers=2, feedback=feedback, capacity=4), LagRule(lag=1, batch=4, exact=True))
     writers, reader = [stream.writer(i) for i in range(2)], stream.reader("trainer")
     ids = [write(writers[k % 2], float(k)).header.sample_id for k in range(4)]
     taken = reader.take(4)
@@ -262,7 +263,7 @@ def feedback_flows_back_in_order_and_frees_the_slot(make: MakeSamples) -> None:
 
 def readers_have_their_own_cursor(make: MakeSamples) -> None:
     """Each named reader sees every segment; a slot is free when all have released it; each has its own account."""
-    stream = make(spec_of(readers=("a", "b"), capacity=2), LagPolicy(lag=9, batch=1, exact=True))
+    stream = make(spec_of(readers=("a", "b"), capacity=2), LagRule(lag=9, batch=1, exact=True))
     writer, a, b = stream.writer(0), stream.reader("a"), stream.reader("b")
     write(writer, 0.0)
     write(writer, 1.0)
@@ -282,7 +283,7 @@ def snapshot_mid_flight_goes_on_identically(make: MakeSamples) -> None:
     """Reserved, finished and answered segments come back; a reader, a writer and the account go on as if nothing was."""
     feedback = {"priority": FieldSpec(("B",))}
     spec = spec_of(num_writers=2, capacity=6, feedback=feedback)
-    policy = LagPolicy(lag=2, batch=2, exact=True)
+    policy = LagRule(lag=2, batch=2, exact=True)
     stream = make(spec, policy)
     for k in range(4):
         write(stream.writer(k % 2), float(k))
@@ -314,7 +315,7 @@ def _go_on(stream: SampleStream, index: int) -> list[object]:
 
 def a_slot_is_reused_not_reallocated(make: MakeSamples) -> None:
     """A segment is a view of the stream's memory: taking it twice over the life of a slot gives the same addresses."""
-    stream = make(spec_of(capacity=1), LagPolicy(lag=9, batch=1, exact=True))
+    stream = make(spec_of(capacity=1), LagRule(lag=9, batch=1, exact=True))
     addresses = set()
     for k in range(3):
         write(stream.writer(0), float(k))

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from runnel.core.protocols import State
-from runnel.track.collapse_rules import RULES, Rule, World
+from runnel.core.state import State
+from runnel.track.collapse_rules import RULES, CollapseRule, World
 
 Level = Literal["collapse", "note", "over", "still"]
 SHARED = (
@@ -120,7 +120,7 @@ class Watcher:
         self._signed = self._signed or metrics.get("entropy", 0.0) < SIGNED
         self._had_signal = self._had_signal or ("groups_zero_signal" in metrics and not _is_silent(metrics))
 
-    def _test(self, rule: Rule, metrics: Mapping[str, float]) -> bool | None:
+    def _test(self, rule: CollapseRule, metrics: Mapping[str, float]) -> bool | None:
         """Whether a rule holds for a row; None if the row says nothing about it. It runs for every rule at every update."""
         test, limit = rule.test, rule.limit
         if test == "beyond_returns":  # before a first return there is nothing to compare with
@@ -153,7 +153,7 @@ class Watcher:
         return abs(value) >= limit * (scale if name == "q" else scale * scale)
 
     # ------------------------------------------------------------------------------------------------------------- counting
-    def _held(self, rule: Rule, hold: Hold, version: int) -> Finding | None:
+    def _held(self, rule: CollapseRule, hold: Hold, version: int) -> Finding | None:
         hold.clear = 0
         if hold.num == 0:
             hold.since = self._steady[2] if rule.test == "constant" else version
@@ -170,14 +170,14 @@ class Watcher:
         hold.told = level
         return Finding(rule.kind, level, hold.since, self._words(rule, hold, level, why))
 
-    def _still(self, rule: Rule, hold: Hold) -> Finding | None:
+    def _still(self, rule: CollapseRule, hold: Hold) -> Finding | None:
         """A resumed run has as long to come out of a collapse as it takes to tell one."""
         if rule.kind not in self._resumed:
             return None
         self._resumed[rule.kind] += 1
         return Finding(rule.kind, "still", hold.since, "") if self._resumed[rule.kind] == rule.updates else None
 
-    def _not_held(self, rule: Rule, hold: Hold) -> Finding | None:
+    def _not_held(self, rule: CollapseRule, hold: Hold) -> Finding | None:
         """A state that was told is over when it has been away for as long as it takes to tell it."""
         if hold.num == 0:
             return None
@@ -191,7 +191,7 @@ class Watcher:
         return Finding(rule.kind, "over", hold.since, f"the collapse since version {hold.since} ({rule.kind}) is over")
 
     # -------------------------------------------------------------------------------------------------------------- judging
-    def _judge(self, rule: Rule, hold: Hold) -> tuple[Level | Literal[""], str]:
+    def _judge(self, rule: CollapseRule, hold: Hold) -> tuple[Level | Literal[""], str]:
         """`collapse`, or `note` where the run has learned its task, with the reason; nothing where there is nothing to tell."""
         if not rule.may_be_solved or not self._level.high > -math.inf:
             return "collapse", ""
@@ -235,7 +235,7 @@ class Watcher:
         return f"the {name} is {level.now:.4g}, and was between {level.low:.4g} and {level.high:.4g}"
 
     # ---------------------------------------------------------------------------------------------------------------- words
-    def _words(self, rule: Rule, hold: Hold, level: Level, why: str) -> str:
+    def _words(self, rule: CollapseRule, hold: Hold, level: Level, why: str) -> str:
         if level == "note":
             start = f"{rule.kind} since version {hold.since}: {rule.shows}; {why}."
             return f"{start} What to change if it is not so: {self._advice(rule)}."
@@ -243,7 +243,7 @@ class Watcher:
         start = f"collapse since version {hold.since} ({rule.kind}): {rule.shows}{state}."
         return f"{start} Usually {rule.means}. What to change: {self._advice(rule)}."
 
-    def _advice(self, rule: Rule) -> str:
+    def _advice(self, rule: CollapseRule) -> str:
         parts = []
         for verb, patterns in rule.fixes:
             names = [name for pattern in patterns for name in self._named(pattern)]

@@ -23,7 +23,7 @@ STEADY_EPISODES = 300
 
 
 @dataclass(frozen=True)
-class Rule:
+class CollapseRule:
     """One way to collapse. It holds for a row if `test` says so of any of `metrics`; rows without them say nothing."""
 
     kind: str
@@ -44,8 +44,8 @@ class Rule:
     """A run that has learned its task can look the same: then it is a note, and no collapse."""
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[CollapseRule, ...] = (
+    CollapseRule(
         "no signal",
         "language",
         ("groups_zero_signal",),
@@ -60,7 +60,7 @@ RULES: tuple[Rule, ...] = (
         ),
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "never a signal",
         "language",
         ("groups_zero_signal",),
@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
         ),
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "no pairs",
         "language",
         ("pairs",),
@@ -90,7 +90,7 @@ RULES: tuple[Rule, ...] = (
         ),
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "no entropy",
         "language",
         ("entropy",),
@@ -106,7 +106,7 @@ RULES: tuple[Rule, ...] = (
         beside="reward/mean",
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "no entropy",
         "environment",
         ("entropy",),
@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
         ),
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "no gradient",
         "language",
         ("grad_norm",),
@@ -133,7 +133,7 @@ RULES: tuple[Rule, ...] = (
         (("change", ("learner.lr", "learner.precision", "*.beta")), ("look at", ("task", "pairs", "data.reward"))),
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "no gradient",
         "environment",
         ("grad_norm",),
@@ -148,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         ),
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "constant returns",
         "environment",
         ("return",),
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         ),
         may_be_solved=True,
     ),
-    Rule(
+    CollapseRule(
         "large steps",
         "environment",
         ("kl",),
@@ -173,11 +173,11 @@ RULES: tuple[Rule, ...] = (
         "one update moves the policy so far that its own samples have become unlikely",
         "steps are too large, or samples too old",
         (
-            ("lower", ("*.lr", "*.num_epochs", "*.max_grad_norm", "*.clip", "staleness.max_lag")),
+            ("lower", ("*.lr", "*.num_epochs", "*.max_grad_norm", "*.clip_range", "staleness.max_lag")),
             ("set", ("*.target_kl",)),
         ),
     ),
-    Rule(
+    CollapseRule(
         "large steps",
         "language",
         ("approx_kl",),
@@ -188,7 +188,7 @@ RULES: tuple[Rule, ...] = (
         "steps are too large, or samples too old",
         (("lower", ("learner.lr", "learner.num_epochs", "learner.max_grad_norm", "*.clip_high", "staleness.max_lag")),),
     ),
-    Rule(
+    CollapseRule(
         "far from the reference",
         "language",
         ("kl",),
@@ -199,7 +199,7 @@ RULES: tuple[Rule, ...] = (
         "the reward is won by text that the model did not write before, often by a flaw of the reward",
         (("raise", ("*.kl_coef",)), ("lower", ("learner.lr",)), ("look at", ("reward_model", "data.reward"))),
     ),
-    Rule(
+    CollapseRule(
         "all clipped",
         "environment",
         ("clip_fraction",),
@@ -208,9 +208,9 @@ RULES: tuple[Rule, ...] = (
         10,
         "nearly every sample is outside the clip interval, so hardly any earns a gradient",
         "steps are too large for the clip interval, or samples too old",
-        (("lower", ("*.lr", "*.num_epochs", "staleness.max_lag")), ("raise", ("*.clip",)), ("set", ("*.target_kl",))),
+        (("lower", ("*.lr", "*.num_epochs", "staleness.max_lag")), ("raise", ("*.clip_range",)), ("set", ("*.target_kl",))),
     ),
-    Rule(
+    CollapseRule(
         "all clipped",
         "language",
         ("clip_fraction",),
@@ -224,7 +224,7 @@ RULES: tuple[Rule, ...] = (
             ("raise", ("*.clip_high", "*.clip_low", "*.max_ratio")),
         ),
     ),
-    Rule(
+    CollapseRule(
         "values run away",
         "environment",
         ("loss/value", "loss/critic", "loss/td", "q"),
@@ -239,7 +239,7 @@ RULES: tuple[Rule, ...] = (
             ("set", ("*.normalise_reward", "*.value_clip", "*.double")),
         ),
     ),
-    Rule(
+    CollapseRule(
         "values run away",
         "language",
         ("loss/value",),

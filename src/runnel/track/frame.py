@@ -267,8 +267,8 @@ def _data(p: Picture, width: int) -> list[Line]:
         lines.append(_cut([_label("samples"), (_samples(p), "bold")], width))
     if "mismatch/canary_kl" in metrics:
         kl, version = metrics["mismatch/canary_kl"], metrics["mismatch/canary_version"]
-        canary: Line = [(f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)]
-        lines.append(_cut([_label("canary"), *canary], width))
+        weight_check: Line = [(f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)]
+        lines.append(_cut([_label("canary"), *weight_check], width))
     idle = _idle(p)
     if idle:
         lines.append(_cut([_label("idle"), (idle, "bold")], width))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runnel.core.config import to_data
-from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run.registry import Recipe, begin
 
 SKIPPED = ("out", "name", "tags", "track", "sinks")

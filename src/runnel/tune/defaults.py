@@ -13,19 +13,19 @@ SPACES: dict[str, dict[str, str]] = {
     "ppo": {
         "ppo.lr": RATE,
         "ppo.gamma": GAMMA,
-        "ppo.lam": "0.8..1",
-        "ppo.clip": CLIP,
+        "ppo.gae_lambda": "0.8..1",
+        "ppo.clip_range": CLIP,
         "ppo.num_epochs": "int(1, 20)",
         "ppo.entropy_coef": ENTROPY,
     },
     "appo": {
         "appo.lr": RATE,
         "appo.gamma": GAMMA,
-        "appo.clip": CLIP,
+        "appo.clip_range": CLIP,
         "appo.num_epochs": "int(1, 4)",
         "appo.entropy_coef": ENTROPY,
     },
-    "a2c": {"a2c.lr": RATE, "a2c.gamma": GAMMA, "a2c.lam": "0.8..1", "a2c.entropy_coef": ENTROPY},
+    "a2c": {"a2c.lr": RATE, "a2c.gamma": GAMMA, "a2c.gae_lambda": "0.8..1", "a2c.entropy_coef": ENTROPY},
     "impala": {"impala.lr": RATE, "impala.gamma": GAMMA, "impala.entropy_coef": ENTROPY, "impala.value_coef": "{0.25, 0.5, 1}"},
     "dqn": {
         "dqn.lr": RATE,

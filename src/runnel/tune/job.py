@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from runnel.core.config import override, refuse_unused
 from runnel.core.errors import CheckpointError, ConfigError, RunnelError, UnusedSettingError
+from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
-from runnel.run.experiment import BUDGETS, RunConfig
 from runnel.run.ledger import Callbacks
 from runnel.run.trust import check_named, runs_the_same
 from runnel.track.folder import RunFolder
@@ -31,7 +31,7 @@ TINY = 1e-9
 UNITS = {"total_steps": "steps", "total_updates": "version", "total_tokens": "tokens"}
 
 
-class Outbox(Protocol):
+class JobOutbox(Protocol):
     """Where a job's messages go."""
 
     def send(self, message: Message) -> None: ...
@@ -40,7 +40,7 @@ class Outbox(Protocol):
 class Talk:
     """A job's side of the talk with whoever gave the order: points go out, verdicts come in."""
 
-    def __init__(self, out: Outbox) -> None:
+    def __init__(self, out: JobOutbox) -> None:
         self._out, self._verdicts = out, SimpleQueue[bool]()
         self.interrupted = threading.Event()
 
@@ -85,7 +85,7 @@ def _play(order: Message, talk: Talk) -> dict[str, Any]:
     at = 0
     for run in order["runs"]:
         for segment in run["segments"]:
-            sitting = _Sitting(order, run, segment, talk, before=levels)
+            sitting = TrialSession(order, run, segment, talk, before=levels)
             status = sitting.reach()
             if status != "finished":
                 return {"status": status, "values": values, "at": at}
@@ -97,7 +97,7 @@ def _play(order: Message, talk: Talk) -> dict[str, Any]:
     return {"status": "finished", "values": values, "at": at}
 
 
-class _Sitting:
+class TrialSession:
     """One segment of one run, from where it stands to where it should be."""
 
     def __init__(self, order: Message, run: Message, segment: Message, talk: Talk, *, before: list[float]) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import RunnelError
-from runnel.tune.crew import Crew
 from runnel.tune.exploit import take_over
 from runnel.tune.folder import Book, StudyFolder, Trial, blank_trial, read_json, write_json
 from runnel.tune.job import Message
+from runnel.tune.job_pool import JobPool
 from runnel.tune.settings import Setup
 from runnel.tune.show import View
 from runnel.tune.space import Param
@@ -28,11 +28,11 @@ RESAMPLE = 0.25
 Member = dict[str, Any]
 
 
-class Population:
+class TrialPopulation:
     """The members of one study; `population.json` holds all that is needed to go on."""
 
-    def __init__(self, setup: Setup, folder: StudyFolder, crew: Crew, book: Book, view: View) -> None:
-        self._setup, self._folder, self._crew, self._book, self._view = setup, folder, crew, book, view
+    def __init__(self, setup: Setup, folder: StudyFolder, pool: JobPool, book: Book, view: View) -> None:
+        self._setup, self._folder, self._pool, self._book, self._view = setup, folder, pool, book, view
         self._began: dict[int, float] = {}
         self.state = read_json(folder.population) if folder.population.is_file() else self._fresh()
         self._num_intervals = -(-setup.total // setup.interval)
@@ -75,15 +75,15 @@ class Population:
         """Bring every member to the end of the interval; False if interrupted."""
         due = [n for n, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
         told = False
-        while due or self._crew.seats:
-            while due and not interrupted.is_set() and len(self._crew.seats) < self._setup.options.workers:
+        while due or self._pool.handles:
+            while due and not interrupted.is_set() and len(self._pool.handles) < self._setup.options.workers:
                 self._start(due.pop(0))
             if interrupted.is_set() and not told:
                 told = True
-                self._crew.interrupt()
-            if not self._crew.seats:
+                self._pool.interrupt()
+            if not self._pool.handles:
                 break
-            for number, message in self._crew.events(WAIT_S):
+            for number, message in self._pool.events(WAIT_S):
                 self._end(number, message)
             self._view.show(self._book)
         return not interrupted.is_set()
@@ -93,7 +93,7 @@ class Population:
         segments = [{"until": until, "settings": self.members[number]["params"]}]
         run = {"path": str(self.path_of(number)), "seed": self._setup.seeds[number], "tags": ["tuning"], "segments": segments}
         self._began[number] = time.monotonic()
-        self._crew.start(number, self._setup.order([run], log=self._folder.log))
+        self._pool.start(number, self._setup.order([run], log=self._folder.log))
 
     def _end(self, number: int, message: Message) -> None:
         if message["kind"] == "point" or message.get("status") == "interrupted":

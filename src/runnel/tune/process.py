@@ -1,4 +1,4 @@
-"""The process of a trial on this machine: a fork with a line to whoever gave the order (`crew.py`)."""
+"""The process of a trial on this machine: a fork with a line to whoever gave the order (`pool.py`)."""
 
 from __future__ import annotations
 

@@ -11,11 +11,12 @@ from typing import Any, Literal
 from runnel.core.config import differences, override, to_data
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import rule_at
+from runnel.graphs.env_config import ReplayEnvConfig
+from runnel.graphs.experiment import Experiment
+from runnel.graphs.pairs import PairConfig
+from runnel.graphs.prompts import PromptConfig
+from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run import registry
-from runnel.run.env_config import ReplayEnvConfig
-from runnel.run.experiment import BUDGETS, Experiment, RunConfig
-from runnel.run.pair_graph import PairConfig
-from runnel.run.prompt_graph import PromptConfig
 from runnel.tune.defaults import default_space
 from runnel.tune.job import UNITS
 from runnel.tune.objective import Summary
@@ -34,7 +35,7 @@ class TuneConfig:
     """What a study knows beside the recipe's config."""
 
     search: tuple[str, ...] = ()
-    """What to try: words such as "ppo.lr=log(1e-5, 1e-2)", "ppo.gamma=0.9..0.999", "ppo.clip={0.1, 0.2}",
+    """What to try: words such as "ppo.lr=log(1e-5, 1e-2)", "ppo.gamma=0.9..0.999", "ppo.clip_range={0.1, 0.2}",
     "num_envs=int(4, 64)", or one TOML file of them. Empty: a space that suits the algorithm."""
     trials: int = 20
     """Trials in all; of a grid at most so many."""

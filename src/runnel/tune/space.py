@@ -3,7 +3,7 @@
     ppo.gamma=0.9..0.999            any number between, all alike
     ppo.lr=log(1e-5, 1e-2)          any number between, alike in its logarithm
     num_envs=int(4, 64)             a whole number; int(4, 64, log) in its logarithm
-    ppo.clip={0.1, 0.2, 0.3}        one of these; words, true, false, none and lists [64, 64] too
+    ppo.clip_range={0.1, 0.2, 0.3}        one of these; words, true, false, none and lists [64, 64] too
 
 The type of the field decides the rest: `4..64` of a field that takes whole numbers gives whole numbers.
 """
@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from runnel.core.config import override, to_data
 from runnel.core.errors import ConfigError
-from runnel.run.experiment import BUDGETS, RunConfig
+from runnel.graphs.run_config import BUDGETS, RunConfig
 
 GRAMMAR = "write low..high, log(low, high), int(low, high), int(low, high, log) or {a, b, c}"
 OWN = {"seed", "out", "name", "tags", "init_from"}

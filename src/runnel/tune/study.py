@@ -14,17 +14,17 @@ from typing import Any
 from runnel.core.config import override
 from runnel.core.errors import ConfigError, RunnelError
 from runnel.eval.aggregates import over_seeds
-from runnel.run import registry
+from runnel.graphs import user_objects
 from runnel.run.launchers import check_ray
 from runnel.run.session import catch_signals
 from runnel.run.trust import check_code, remember
 from runnel.track.folder import RunFolder
 from runnel.track.status import make_end
 from runnel.tune.command import train_command
-from runnel.tune.crew import Crew, Host, LocalHost
 from runnel.tune.folder import Book, StudyFolder, Trial, read_json, study_name, write_json
 from runnel.tune.job import trial_config
-from runnel.tune.pbt import Population
+from runnel.tune.job_pool import Host, JobPool, LocalHost
+from runnel.tune.pbt import TrialPopulation
 from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, named_in, read_setup
 from runnel.tune.show import View
 from runnel.tune.trials import TrialSearch
@@ -64,13 +64,13 @@ def search(
 ) -> Study:
     """Search for good settings of `recipe`, and return the study.
 
-    `space` says what to try: `{"ppo.lr": "log(1e-5, 1e-2)", "ppo.clip": "{0.1, 0.2}"}`; without it, what suits the algorithm.
+    `space` says what to try: `{"ppo.lr": "log(1e-5, 1e-2)", "ppo.clip_range": "{0.1, 0.2}"}`; default: by algorithm.
     `options` are those of `runnel tune` (`TuneConfig`): trials, sampler, pruner, workers, test_seeds, ... `settings` are fields
     of the recipe's config, the same in every trial. A study that was begun in `out` goes on.
     """
     words = tuple(f"{k}={v}" for k, v in space.items()) if isinstance(space, Mapping) else tuple(space)
     chosen = override(override(TuneConfig(), dict(options or {})), {"search": words})
-    named, objects = registry.name_objects(settings)
+    named, objects = user_objects.name_objects(settings)
     for name, value in objects.items():
         fix = "trials run in processes of their own, which cannot load it; put it in a file (path/to/file.py:name)"
         raise ConfigError(name.removeprefix("live:"), value, fix)
@@ -102,7 +102,7 @@ def start(setup: Setup, out: str | Path, *, live: bool = False, own: bool = True
         if own:
             remember(folder.path, setup.recipe.name, named_in(setup.to_data()))
         _await_orphans(folder)
-        return _Sitting(setup, folder, live=live).run()
+        return StudySession(setup, folder, live=live).run()
 
 
 def _await_orphans(folder: StudyFolder) -> None:
@@ -118,12 +118,12 @@ def _await_orphans(folder: StudyFolder) -> None:
 def _make_host(setup: Setup, folder: StudyFolder) -> Host:
     if setup.options.on == "local":
         return LocalHost(folder.log, threads=setup.config.placement.threads)
-    from runnel.tune.ray_crew import RayHost
+    from runnel.tune.ray_pool import RayHost
 
     return RayHost(setup, folder)
 
 
-class _Sitting:
+class StudySession:
     """One sitting of a study."""
 
     def __init__(self, setup: Setup, folder: StudyFolder, *, live: bool) -> None:
@@ -139,10 +139,10 @@ class _Sitting:
         try:
             with ExitStack() as stack:
                 stack.callback(self._view.close)
-                crew = Crew(_make_host(self._setup, self._folder))
-                stack.callback(crew.close)
+                pool = JobPool(_make_host(self._setup, self._folder))
+                stack.callback(pool.close)
                 stack.enter_context(catch_signals(self._interrupted))
-                status = self._search(crew)
+                status = self._search(pool)
         except KeyboardInterrupt:
             status = "interrupted"
         finally:
@@ -151,9 +151,9 @@ class _Sitting:
         best = read_json(self._folder.best) if self._folder.best.is_file() else None
         return Study(self._folder.path, word, best)
 
-    def _search(self, crew: Crew) -> str:
-        kind: Callable[..., Any] = Population if self._setup.options.scheduler == "pbt" else TrialSearch
-        found = kind(self._setup, self._folder, crew, self._book, self._view)
+    def _search(self, pool: JobPool) -> str:
+        kind: Callable[..., Any] = TrialPopulation if self._setup.options.scheduler == "pbt" else TrialSearch
+        found = kind(self._setup, self._folder, pool, self._book, self._view)
         status: str = found.run(self._interrupted)
         if status == "interrupted":
             return status
@@ -161,12 +161,12 @@ class _Sitting:
         winner = self._book.best()
         if winner is None:
             raise RunnelError(f"no trial came to its end; see {self._folder.study}")
-        segments = found.schedule(winner["number"]) if isinstance(found, Population) else None
+        segments = found.schedule(winner["number"]) if isinstance(found, TrialPopulation) else None
         if (self._book.data["test"] or {}).get("number") != winner["number"]:
             self._book.data["test"] = None  # it was of another winner
         self._write_best(winner, segments)
         if self._setup.options.test_seeds:
-            status = self._test(crew, winner["number"], segments or [{"until": 1.0, "settings": winner["params"]}])
+            status = self._test(pool, winner["number"], segments or [{"until": 1.0, "settings": winner["params"]}])
             self._write_best(winner, segments)
         return status
 
@@ -181,37 +181,37 @@ class _Sitting:
         write_json(self._folder.best, best)
 
     # ------------------------------------------------------------------------------------------------------------- test
-    def _test(self, crew: Crew, number: int, segments: list[dict[str, Any]]) -> str:
+    def _test(self, pool: JobPool, number: int, segments: list[dict[str, Any]]) -> str:
         """Train the winner on fresh seeds, which had no part in choosing it; what is known of it already counts."""
         known = self._book.data["test"] or {}
         values = dict(zip(known["seeds"], known["values"], strict=True)) if known.get("number") == number else {}
         due = [seed for seed in range(1, self._setup.options.test_seeds + 1) if seed not in values]
         told = False
-        while due or crew.seats:
-            while due and not self._interrupted.is_set() and len(crew.seats) < self._setup.options.workers:
-                self._start_test(crew, number, due.pop(0), segments)
+        while due or pool.handles:
+            while due and not self._interrupted.is_set() and len(pool.handles) < self._setup.options.workers:
+                self._start_test(pool, number, due.pop(0), segments)
             if self._interrupted.is_set() and not told:
                 told = True
-                crew.interrupt()
-            if not crew.seats:
+                pool.interrupt()
+            if not pool.handles:
                 return "interrupted"
-            for seed, message in crew.events(0.5):
-                self._take_test(crew, seed, message, values)
+            for seed, message in pool.events(0.5):
+                self._take_test(pool, seed, message, values)
                 if values:
                     self._book.data["test"] = self._tested(number, values)
                     self._book.write()
         return "interrupted" if self._interrupted.is_set() else "finished"
 
-    def _start_test(self, crew: Crew, number: int, seed: int, segments: list[dict[str, Any]]) -> None:
+    def _start_test(self, pool: JobPool, number: int, seed: int, segments: list[dict[str, Any]]) -> None:
         run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
-        crew.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
+        pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
 
     def _test_path(self, number: int, seed: int) -> Path:
         return self._folder.test / f"{number:04}-seed-{seed}"
 
-    def _take_test(self, crew: Crew, seed: int, message: Mapping[str, Any], values: dict[int, float]) -> None:
+    def _take_test(self, pool: JobPool, seed: int, message: Mapping[str, Any], values: dict[int, float]) -> None:
         if message["kind"] == "point":
-            crew.answer(seed, go=True)
+            pool.answer(seed, go=True)
         elif message["kind"] == "failed":
             raise RunnelError(f"the winner failed on test seed {seed}: {message['error']}")
         elif message["status"] == "finished":

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.errors import RunnelError
-from runnel.tune.crew import Crew
 from runnel.tune.folder import Book, StudyFolder, Trial, blank_trial
 from runnel.tune.job import Message
+from runnel.tune.job_pool import JobPool
 from runnel.tune.settings import Setup
 from runnel.tune.show import View
 from runnel.tune.store import MIN_IMPORTANCE, import_optuna, importance, open_study, sampler, suggest
@@ -24,8 +24,8 @@ STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING
 class TrialSearch:
     """Trials of one study, `workers` at a time."""
 
-    def __init__(self, setup: Setup, folder: StudyFolder, crew: Crew, book: Book, view: View) -> None:
-        self._setup, self._folder, self._crew, self._book, self._view = setup, folder, crew, book, view
+    def __init__(self, setup: Setup, folder: StudyFolder, pool: JobPool, book: Book, view: View) -> None:
+        self._setup, self._folder, self._pool, self._book, self._view = setup, folder, pool, book, view
         self._optuna = import_optuna()
         self._study = open_study(folder.journal, setup)
         self._live: dict[int, Any] = {}
@@ -37,14 +37,14 @@ class TrialSearch:
         told = False
         self._write()
         while True:
-            while not interrupted.is_set() and len(self._crew.seats) < self._setup.options.workers and self._start_next():
+            while not interrupted.is_set() and len(self._pool.handles) < self._setup.options.workers and self._start_next():
                 pass
-            if not self._crew.seats:
+            if not self._pool.handles:
                 return "interrupted" if interrupted.is_set() else "finished"
             if interrupted.is_set() and not told:
                 told = True
-                self._crew.interrupt()
-            for number, message in self._crew.events(WAIT_S):
+                self._pool.interrupt()
+            for number, message in self._pool.events(WAIT_S):
                 self._handle(number, message)
             self._view.show(self._book)
 
@@ -68,7 +68,7 @@ class TrialSearch:
         self._live[trial.number], self._began[trial.number] = trial, time.monotonic()
         after = max(self._frozen(trial.number).intermediate_values, default=0)
         runs = [self._run(path, seed, self._params(trial.params)) for path, seed in self._paths(trial.number)]
-        self._crew.start(trial.number, self._setup.order(runs, log=self._folder.log, after=after))
+        self._pool.start(trial.number, self._setup.order(runs, log=self._folder.log, after=after))
         self._write()
         return True
 
@@ -100,7 +100,7 @@ class TrialSearch:
     # --------------------------------------------------------------------------------------------------------- handling
     def _handle(self, number: int, message: Message) -> None:
         if message["kind"] == "point":
-            self._crew.answer(number, go=not self._prunes(number, message["step"], message["value"]))
+            self._pool.answer(number, go=not self._prunes(number, message["step"], message["value"]))
         else:
             self._end(number, message)
         self._write()

@@ -10,8 +10,8 @@ from made_segments import BOX, DISCRETE, MASKED, Twin, credit_loop, make_net, ma
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import Learner
 from runnel.core.records import Header, Segment
 from runnel.core.rng import make_rng
 from runnel.core.trajectories import trajectory_stream
@@ -35,7 +35,8 @@ def step(learner, *segments, progress=0.0):
 )
 def test_losses_and_step_equal_a_plain_computation(kind, bars, spec):
     """The numbers it reports, and the weights after it, by loops and torch's own Adam."""
-    settings = {"gamma": 0.9, "lam": 0.8, "entropy_coef": 0.02, "value_coef": 0.7, "max_grad_norm": 1e9, "lr": 0.01, **bars}
+    settings = {"gamma": 0.9, "gae_lambda": 0.8, "entropy_coef": 0.02, "value_coef": 0.7}
+    settings |= {"max_grad_norm": 1e9, "lr": 0.01, **bars}
     learner, data = make(kind, spec=spec, **settings), make_segment(spec=spec)
     twin = copy.deepcopy(learner.net)
     targets, advantages = credit_loop(twin, data, gamma=0.9, lam=0.8, **bars)
@@ -150,7 +151,7 @@ def test_impossible_settings_name_the_field(config):
         config.check()
 
 
-@pytest.mark.parametrize("config", [IMPALAConfig(lam=-1.0), IMPALAConfig(c_bar=0.0), IMPALAConfig(rho_bar=0.5)])
+@pytest.mark.parametrize("config", [IMPALAConfig(gae_lambda=-1.0), IMPALAConfig(c_bar=0.0), IMPALAConfig(rho_bar=0.5)])
 def test_impossible_settings_of_impala_name_the_field(config):
     with pytest.raises(ConfigError, match=r"impala\."):
         config.check()

@@ -7,8 +7,8 @@ from made_segments import BOX, DISCRETE, MASKED, Twin, credit_loop, make_net, ma
 
 from runnel.agents.appo import APPOConfig, APPOLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Learner
 
 
 def make(spec=DISCRETE, *, seed=0, net=None, **settings):

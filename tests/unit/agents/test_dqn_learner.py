@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from runnel.agents.dqn import DQNConfig, DQNLearner
+from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import Learner
 from runnel.core.records import Header, Segment
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec

@@ -6,8 +6,8 @@ import torch
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import Learner
 from runnel.core.records import Header, Segment, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -52,7 +52,7 @@ def segment(seed=0, *, spec=SPEC, num_steps=8, num_envs=4):
 
 
 def test_prepare_equals_a_plain_loop():
-    learner, data = make(PPOConfig(normalise_advantage=False, gamma=0.9, lam=0.8)), segment()
+    learner, data = make(PPOConfig(normalise_advantage=False, gamma=0.9, gae_lambda=0.8)), segment()
     batch = learner.prepare({"trainer": [data]}, progress=0.0)
     a, value = data.arrays, lambda x: learner.net.value({"obs": x}).detach().numpy()
     values, finals = value(a["obs"]), value(a["final_obs"])

@@ -8,8 +8,8 @@ import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
 from runnel.core.batch import Batch
+from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import EvalResult
 from runnel.core.records import Segment
 from runnel.core.trajectories import trajectory_stream
 from runnel.eval.population import PopulationEvaluation
@@ -127,7 +127,7 @@ def test_a_run_of_a_population_is_evaluated_loaded_and_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"population": 0}, {"num_actors": 2}, {"ring": 2}, {"placement.policy_workers": 1}, {"net.core": "gru"}]
+    "wrong", [{"population": 0}, {"num_actors": 2}, {"num_env_groups": 2}, {"placement.policy_workers": 1}, {"net.core": "gru"}]
 )
 def test_what_a_population_cannot_be(wrong, tmp_path):
     settings = {"env": "tensor:CartPole-v1", "population": 2, "out": str(tmp_path), **TINY, **wrong}

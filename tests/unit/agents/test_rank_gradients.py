@@ -21,9 +21,9 @@ from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
-from runnel.core.protocols import Collective, Draws, OneProcess
+from runnel.core.contracts.learning import Collective, HasRng, SingleProcess
 from runnel.core.records import Segment
-from runnel.core.shares import share_of
+from runnel.core.sharding.batch_split import share_of
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.mlp import NetConfig
 
@@ -129,7 +129,7 @@ def test_ranks_take_the_step_of_one(name: str, num: int) -> None:
         return flat(learner.state_dict()), update.metrics, rows
 
     torch.set_num_threads(1)
-    state, metrics, rows = work(OneProcess())
+    state, metrics, rows = work(SingleProcess())
     found = together(num, work)
     for other, _, part in found:
         torch.testing.assert_close(other, state, rtol=1e-4, atol=1e-6)
@@ -141,8 +141,8 @@ def test_ranks_take_the_step_of_one(name: str, num: int) -> None:
 
 def test_a_rank_that_joins_draws_like_nobody_else() -> None:
     for make in (ppo, sac, td3):
-        learner = make(OneProcess())
-        assert isinstance(learner, Draws)
+        learner = make(SingleProcess())
+        assert isinstance(learner, HasRng)
         start = learner.state_dict()
         learner.reseed(7)
         joined = learner.state_dict()

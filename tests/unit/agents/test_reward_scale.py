@@ -20,7 +20,8 @@ from fake_streams import FakeClient, FakeWriter
 
 import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.protocols import AgentRoute, OneProcess
+from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.trajectories import CARRIED, trajectory_stream
 from runnel.envs.device import CartPole, TensorVector
 from runnel.envs.device.sampler import DeviceSampler
@@ -57,12 +58,12 @@ def gymnasium_deviation() -> float:
     return float(np.sqrt(vec.return_rms.var))
 
 
-@pytest.mark.parametrize(("num_steps", "num_actors", "ring"), [(1, 1, 1), (4, 2, 1), (16, 1, 2), (64, 1, 1)])
+@pytest.mark.parametrize(("num_steps", "num_actors", "num_env_groups"), [(1, 1, 1), (4, 2, 1), (16, 1, 2), (64, 1, 1)])
 def test_the_deviation_is_that_of_gymnasium_whatever_the_segments(
-    tmp_path: Path, num_steps: int, num_actors: int, ring: int
+    tmp_path: Path, num_steps: int, num_actors: int, num_env_groups: int
 ) -> None:
     settings = {"num_minibatches": 1, "num_epochs": 1, "normalise_reward": True, "gamma": GAMMA}
-    shape = {"num_steps": num_steps, "num_actors": num_actors, "num_envs": ENVS // num_actors, "ring": ring}
+    shape = {"num_steps": num_steps, "num_actors": num_actors, "num_envs": ENVS // num_actors, "num_env_groups": num_env_groups}
     quiet = {"eval": {"episodes": 0}, "track": (), "net": {"hidden": (4,)}, "checkpoint": {"every": 0}}
     run = rl.train("ppo", env=Pays, total_steps=STEPS * ENVS, out=str(tmp_path), ppo=settings, **shape, **quiet)
     newest = Checkpoints(run.path / "checkpoints").newest(("params",))[0]
@@ -90,7 +91,7 @@ def test_a_stream_in_pieces_is_scaled_as_in_one(length: int) -> None:
     returns = numpy_returns(rewards, ended, 0.99)
     for first in range(0, 24, length):
         x, over = (torch.from_numpy(a[first : first + length]) for a in (rewards, ended))
-        out = scale(x.float(), over, carried, OneProcess())
+        out = scale(x.float(), over, carried, SingleProcess())
         last = first + length - 1
         carried = torch.from_numpy(np.where(ended[last], 0.0, returns[last])).float()
         seen = returns[: first + length]

@@ -9,8 +9,8 @@ from replay_segments import BOX, CHOICE, numpy_mlp, segment
 
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
+from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import Learner
 from runnel.nets.continuous import DeterministicActor, QEnsemble
 from runnel.nets.mlp import NetConfig
 

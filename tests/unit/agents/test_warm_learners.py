@@ -14,7 +14,7 @@ from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
-from runnel.core.protocols import StartsFrom, StartsInPart
+from runnel.core.contracts.learning import LoadsInitialParams, StartsPartly
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.mlp import NetConfig
 
@@ -59,8 +59,8 @@ def test_targets_start_from_what_was_taken_and_exploration_from_its_start(make: 
     for i in range(3):
         update(old, progress=0.9, seed=i)
     begun = {k: v.clone() for k, v in new.params().items() if k in EXPLORATION}
-    assert isinstance(new, StartsFrom)
-    assert isinstance(new, StartsInPart)
+    assert isinstance(new, LoadsInitialParams)
+    assert isinstance(new, StartsPartly)
     assert new.not_taken()
     new.start_from(old.params())
     for key, taken in new.params().items():

@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from runnel.board import answers
+from runnel.board import responses as answers
 from runnel.board.labels import group_labels
 from runnel.board.library import Library
+from runnel.report.write import write_report
 from runnel.track.history import load_history
-from runnel.track.report import write_report
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runnel.board.answers import curves
 from runnel.board.library import Library
+from runnel.board.responses import curves
 from runnel.cli import train
 from runnel.cli.tune import _tell_test
 from runnel.core.config import override
 from runnel.eval.aggregates import over_seeds
 from runnel.eval.statistics import t_quantile
 from runnel.recipes import ppo
+from runnel.report.card import write_card
+from runnel.report.collect import collect
+from runnel.report.verdicts import judge
 from runnel.run.api import Run
-from runnel.track.card import write_card
-from runnel.track.collect import collect
-from runnel.track.judge import judge
 from runnel.track.numbers import short
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "track"))

@@ -59,8 +59,8 @@ def contents(out: Path) -> dict[str, bytes | None]:
         TRAIN + " --name run --init-from {out}/nosuch",
         TRAIN + " --name run --init-from {run} --net.hidden 7",
         "tune ppo --out {out}/study --search nonsense",
-        "tune ppo --out {out} --name ../x --search ppo.clip=0.1..0.3",
-        "tune ppo --out {out} --search ppo.clip=0.1..0.3",
+        "tune ppo --out {out} --name ../x --search ppo.clip_range=0.1..0.3",
+        "tune ppo --out {out} --search ppo.clip_range=0.1..0.3",
         "pipeline rlhf --out {out}/stages --total-updates 0",
     ],
 )
@@ -82,7 +82,7 @@ def test_a_refused_command_changes_nothing(line: str, out: Path, capsys: pytest.
         "resume {run} --total-updates 9 --launcher ray",
         TRAIN + " --name run --launcher ray",
         TRAIN + " --name run --launcher ray --dry-run",
-        "tune ppo --out {out} --name study --on ray --search ppo.clip=0.1..0.3 --total-updates 2",
+        "tune ppo --out {out} --name study --on ray --search ppo.clip_range=0.1..0.3 --total-updates 2",
     ],
 )
 def test_without_ray_nothing_is_made(

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnel.core.actions import env_action, env_action_rows, flat_mask, join_masks, read_mask
+from runnel.core.action_codec import env_action, env_action_rows, flat_mask, join_masks, read_mask
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import ActionSpec
 from runnel.envs.spaces import action_converter, action_spec, env_spec, flatten_obs

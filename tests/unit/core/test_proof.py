@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from runnel.core.errors import RunnelError
-from runnel.core.proof import MAX_TOKENS, Proof, pack, split
+from runnel.core.weight_check import MAX_TOKENS, WeightCheck, pack, split
 
 
-def proof_of(num_prompt: int = 2, num_tokens: int = 4, bound: float = 1e-5) -> Proof:
+def proof_of(num_prompt: int = 2, num_tokens: int = 4, bound: float = 1e-5) -> WeightCheck:
     tokens = torch.arange(num_prompt + num_tokens)
-    return Proof(tokens[:num_prompt], tokens[num_prompt:], torch.full((num_tokens,), -2.0), bound)
+    return WeightCheck(tokens[:num_prompt], tokens[num_prompt:], torch.full((num_tokens,), -2.0), bound)
 
 
 def test_its_layout_never_changes() -> None:
@@ -33,8 +33,8 @@ def test_the_mismatch_by_hand() -> None:
 
 @pytest.mark.parametrize("off", [0.1, -0.1, 90.0, math.nan, math.inf])
 def test_an_engine_that_is_off_is_named_with_version_number_and_bound(off: float) -> None:
-    proof = proof_of()
-    proof.check(proof.logprobs + 1e-3, 7)
+    weight_check = proof_of()
+    weight_check.check(weight_check.logprobs + 1e-3, 7)
     text = r"version 7 disagrees.*4 canary tokens: mismatch/canary_kl = .* above 100 times learner\.max_mismatch = 1e-05"
     with pytest.raises(RunnelError, match=text):
-        proof.check(proof.logprobs + off, 7)
+        weight_check.check(weight_check.logprobs + off, 7)

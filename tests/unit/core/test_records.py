@@ -7,9 +7,9 @@ import torch
 
 from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
+from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.metrics import StageTimer
-from runnel.core.protocols import AgentRoute
 from runnel.core.records import Accounting, FieldSpec, StreamSpec, trim
 from runnel.core.routes import route
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec

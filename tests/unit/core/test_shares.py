@@ -7,7 +7,7 @@ import torch
 
 from runnel.core.errors import ConfigError
 from runnel.core.records import FieldSpec, Header, Segment, StreamSpec, trim
-from runnel.core.shares import check_shares, cut, share_of
+from runnel.core.sharding.batch_split import check_shares, cut, share_of
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import merge_segments, trajectory_stream
 

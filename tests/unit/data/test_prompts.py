@@ -5,8 +5,8 @@ import json
 import pytest
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.data.prompts import is_data, read_splits
 from runnel.data.rows import read_rows
+from runnel.llm.tasks.prompts import is_data, read_splits
 
 ROWS = [{"prompt": f"p{i}", "answer": i} for i in range(4)]
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_rows import Player, expected
 
+from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.frozen import Frozen
-from runnel.core.protocols import Feedback
 from runnel.core.records import Header, Segment, Slot, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.state import SealedChunk
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.memory import Memory, free_memory
 from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
@@ -316,7 +316,7 @@ def test_full_pieces_of_the_memory_are_frozen_and_keep_their_names(monkeypatch):
     for i in range(1, 20):
         memory.insert(player.segment()[0])
         pieces = memory.snapshot()["pieces"]
-        names = {start: piece.name for start, _, piece in pieces if isinstance(piece, Frozen)}
+        names = {start: piece.name for start, _, piece in pieces if isinstance(piece, SealedChunk)}
         head = i % 7
         assert sorted(names) == [a for a in (0, 2, 4) if a + 2 <= min(i, 7) and not a < head < a + 2]
         touched = (i - 1) % 7 // 2 * 2

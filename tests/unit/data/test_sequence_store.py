@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_rows import Player, expected
 
-from runnel.core.protocols import Feedback
+from runnel.core.contracts.samples import Feedback
 from runnel.core.records import Header, Slot, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import Feedback, Reply
+from runnel.core.contracts.inference import Reply
+from runnel.core.contracts.samples import Feedback
 from runnel.core.records import Header, Slot, StreamSpec, trim
 
 

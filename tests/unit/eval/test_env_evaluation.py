@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.inference import Reply
 from runnel.core.errors import ConfigError, DataError, EvaluationInterrupted
-from runnel.core.protocols import Reply
 from runnel.core.rng import make_seed
 from runnel.envs.registry import make_vector
 from runnel.envs.toy import Counter, MaskedBandit, PointMass

@@ -10,18 +10,23 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.evaluation import EvalResult
+from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.learning import Update
+from runnel.core.contracts.params import ParamSet
+from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import EvaluationInterrupted
-from runnel.core.protocols import EvalResult, Feedback, ParamSet, Reply, Request, State, Update
 from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
+from runnel.core.state import State
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
-from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.inproc import InprocTransport
 
 ROWS = 2
 
 
-def make_table(name: str, policy: StalenessPolicy, **settings: Any) -> SlotTable:
+def make_table(name: str, policy: AdmissionRule, **settings: Any) -> SlotTable:
     feedback = {"priority": FieldSpec(("B",))}
     spec = StreamSpec(name, {"x": FieldSpec(("B",))}, {"B": ROWS}, **{"feedback": feedback, **settings})
     return InprocTransport().samples(spec, policy)

@@ -7,12 +7,12 @@ import sys
 
 import torch
 
-from runnel.flow.staleness import LagPolicy
-from runnel.flow.transports.node import NodeBells, NodeMemory
+from runnel.flow.staleness import LagRule
+from runnel.flow.transports.cluster.node import NodeBells, NodeMemory
 from runnel.testing.sample_properties import spec_of, write
 
 SPEC = spec_of(capacity=4)
-POLICY = LagPolicy(lag=3, batch=1, exact=True)
+POLICY = LagRule(lag=3, batch=1, exact=True)
 
 
 def main(orders: dict[str, object]) -> None:

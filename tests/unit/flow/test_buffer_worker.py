@@ -6,22 +6,22 @@ import torch
 from fakes_flow import ROWS, FakeStore, make_table, put, trainer_of
 
 from runnel.core.clock import ManualClock
+from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import DataError
-from runnel.core.protocols import Feedback
 from runnel.core.records import Segment, Slot
 from runnel.core.rng import make_rng
 from runnel.flow.slots import TableReader, TableWriter
-from runnel.flow.staleness import LagPolicy, RatioPolicy
+from runnel.flow.staleness import LagRule, ReplayRatioRule
 from runnel.flow.workers.buffer import BufferWorker
 
 
 class Rig:
     """A buffer between a stream of experience and a stream of batches, with the test as actor and as trainer."""
 
-    def __init__(self, policy: RatioPolicy, *, store: FakeStore | None = None) -> None:
+    def __init__(self, policy: ReplayRatioRule, *, store: FakeStore | None = None) -> None:
         self.policy, self.store = policy, store or FakeStore()
         self.experience = make_table("trajectories", policy, capacity=4, readers=("buffer",), feedback={})
-        self.batches = make_table("replay", LagPolicy(lag=policy.lag, batch=1, exact=True), capacity=policy.lag + 2)
+        self.batches = make_table("replay", LagRule(lag=policy.lag, batch=1, exact=True), capacity=policy.lag + 2)
         self.trainer = trainer_of(self.batches)
         self.version = self.inserted = 0
         self.worker = BufferWorker(
@@ -58,7 +58,7 @@ class Rig:
 @pytest.mark.parametrize("ratio", [0.1, 0.25, 1.0, 0.03])
 def test_the_ratio_holds_at_every_moment_on_both_sides(ratio: float, lag: int) -> None:
     """Whatever the order in which actor, buffer and trainer get to run."""
-    policy = RatioPolicy(ratio=ratio, min_fill=30, segment_steps=5, lag=lag)
+    policy = ReplayRatioRule(ratio=ratio, min_fill=30, segment_steps=5, lag=lag)
     rig, rng = Rig(policy), np.random.default_rng(3)
     moves = [rig.act, rig.worker.poll, rig.train]
     for _ in range(1500):
@@ -74,7 +74,7 @@ def test_the_ratio_holds_at_every_moment_on_both_sides(ratio: float, lag: int) -
 
 
 def test_nothing_is_given_before_the_minimum_fill() -> None:
-    rig = Rig(RatioPolicy(ratio=0.1, min_fill=30, segment_steps=10))
+    rig = Rig(ReplayRatioRule(ratio=0.1, min_fill=30, segment_steps=10))
     for num in range(3):
         assert rig.given == 0
         rig.act()
@@ -86,7 +86,7 @@ def test_nothing_is_given_before_the_minimum_fill() -> None:
 
 
 def test_the_next_batch_waits_for_the_priorities_of_the_last() -> None:
-    rig = Rig(RatioPolicy(ratio=0.3, min_fill=10, segment_steps=10))
+    rig = Rig(ReplayRatioRule(ratio=0.3, min_fill=10, segment_steps=10))
     rig.act()
     rig.worker.poll()
     assert not rig.act()  # an update is owed before the next segment
@@ -103,7 +103,7 @@ def test_the_next_batch_waits_for_the_priorities_of_the_last() -> None:
 
 
 def test_a_lag_lets_batches_run_ahead_of_their_priorities() -> None:
-    rig = Rig(RatioPolicy(ratio=1.0, min_fill=10, segment_steps=10, lag=1))
+    rig = Rig(ReplayRatioRule(ratio=1.0, min_fill=10, segment_steps=10, lag=1))
     rig.act()
     rig.worker.poll()
     rig.act()
@@ -115,7 +115,7 @@ def test_a_lag_lets_batches_run_ahead_of_their_priorities() -> None:
 
 
 def test_held_rows_are_settled_when_they_are_selected_or_evicted() -> None:
-    rig = Rig(RatioPolicy(ratio=0.05, min_fill=30, segment_steps=10), store=FakeStore(capacity=2))
+    rig = Rig(ReplayRatioRule(ratio=0.05, min_fill=30, segment_steps=10), store=FakeStore(capacity=2))
     for _ in range(3):
         account = rig.experience.accounting(0)
         assert (account.consumed, account.dropped) == (0, {})
@@ -130,7 +130,7 @@ def test_held_rows_are_settled_when_they_are_selected_or_evicted() -> None:
 
 
 def test_batches_report_the_steps_that_are_new() -> None:
-    rig = Rig(RatioPolicy(ratio=0.2, min_fill=20, segment_steps=10))
+    rig = Rig(ReplayRatioRule(ratio=0.2, min_fill=20, segment_steps=10))
     steps = []
     for _ in range(60):
         rig.act()
@@ -145,7 +145,7 @@ def test_batches_report_the_steps_that_are_new() -> None:
 
 
 def test_a_restored_buffer_goes_on_bit_for_bit() -> None:
-    policy = RatioPolicy(ratio=0.2, min_fill=20, segment_steps=10, lag=1)
+    policy = ReplayRatioRule(ratio=0.2, min_fill=20, segment_steps=10, lag=1)
 
     def rounds(rig: Rig, num: int) -> list[list[float]]:
         out = []
@@ -168,7 +168,7 @@ def test_a_restored_buffer_goes_on_bit_for_bit() -> None:
 
 
 def test_a_learner_without_feedback_does_not_stop_the_buffer() -> None:
-    rig = Rig(RatioPolicy(ratio=0.1, min_fill=10, segment_steps=10))
+    rig = Rig(ReplayRatioRule(ratio=0.1, min_fill=10, segment_steps=10))
     for _ in range(30):
         rig.act()
         rig.worker.poll()
@@ -202,7 +202,7 @@ def test_what_the_store_is_told_does_not_depend_on_timing(lag: int) -> None:
     logs = []
     for seed in range(5):
         rng, store = np.random.default_rng(seed), LoggingStore()
-        rig = Rig(RatioPolicy(ratio=0.2, min_fill=20, segment_steps=5, lag=lag), store=store)
+        rig = Rig(ReplayRatioRule(ratio=0.2, min_fill=20, segment_steps=5, lag=lag), store=store)
         moves = [rig.act, rig.worker.poll, rig.train]
         for _ in range(800):
             moves[int(rng.integers(3))]()

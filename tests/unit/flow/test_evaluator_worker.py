@@ -4,11 +4,11 @@ import torch
 from fakes_flow import FakeEvaluation, FakeInferencer, channel_of
 
 from runnel.core.clock import ManualClock
-from runnel.flow.inference import InlineClient
+from runnel.flow.inference.inline import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.workers.base import Worker
 from runnel.flow.workers.evaluator import EvaluatorWorker
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 
 
 def evaluator(channel: LocalChannel, every: int) -> tuple[EvaluatorWorker, FakeEvaluation]:
@@ -112,7 +112,7 @@ def test_an_owed_evaluation_goes_first_after_a_resume() -> None:
             publish(channel, channel.newest() + 1)
             return 1
 
-    group = Group("main", [Trains("actor-0", ManualClock()), worker], {}, {}, {})
+    group = ProcessGroup("main", [Trains("actor-0", ManualClock()), worker], {}, {}, {})
     group.start({"worker-actor-0": {}, "worker-evaluator": {"round": 0, "last": -1, "owes": True}})
     group.round()
     group.round()

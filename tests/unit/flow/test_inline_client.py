@@ -1,4 +1,4 @@
-"""The inline client, and what a checkpoint keeps of it. (The client over a board: tests/contract/test_transport.py.)"""
+"""The inline client, and what a checkpoint keeps of it. (The client over a mailboxes: tests/contract/test_transport.py.)"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fakes_flow import FakeInferencer, channel_of
 
 from runnel.core.batch import Batch
 from runnel.core.errors import CheckpointError
-from runnel.flow.inference import InlineClient
+from runnel.flow.inference.inline import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runnel.flow.slots import DISPATCHED, FREE, RESERVED
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.testing.sample_properties import spec_of
 
@@ -13,7 +13,7 @@ from runnel.testing.sample_properties import spec_of
 @pytest.mark.parametrize("torn", ["not counted yet", "counted, not reserved", "whole"])
 def test_a_torn_reservation_is_mended(torn: str) -> None:
     spec = spec_of(capacity=4, num_writers=2)
-    table = InprocTransport().samples(spec, LagPolicy(lag=3, batch=1, exact=False))
+    table = InprocTransport().samples(spec, LagRule(lag=3, batch=1, exact=False))
     table.reserve(0)
     slot = table.reserve(1)
     assert slot is not None

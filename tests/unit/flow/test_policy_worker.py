@@ -5,7 +5,7 @@ from fakes_flow import FakeInferencer, channel_of
 
 from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.workers.policy import PolicyWorker
 
@@ -13,13 +13,13 @@ from runnel.flow.workers.policy import PolicyWorker
 class Rig:
     def __init__(self, channel: LocalChannel, *, num_clients: int = 3, inferencer: FakeInferencer | None = None) -> None:
         spec = InferenceSpec("policy", num_clients=num_clients, depth=2, max_bytes=1024)
-        board = Board.local(spec)
+        mailboxes = MailboxTable.local(spec)
         self.channel, self.inferencer = channel, inferencer or FakeInferencer()
-        self.clients = [BoardClient(board, i, ChannelSubscriber(channel)) for i in range(num_clients)]
+        self.clients = [MailboxClient(mailboxes, i, ChannelSubscriber(channel)) for i in range(num_clients)]
         self.worker = PolicyWorker(
             "policy-0",
             ManualClock(),
-            server=BoardServer(board, 0),
+            server=MailboxServer(mailboxes, 0),
             inferencer=self.inferencer,
             subscriber=ChannelSubscriber(channel),
         )

@@ -12,10 +12,11 @@ from torch import Tensor
 from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
 from runnel.core.errors import RunnelError
-from runnel.core.proof import PREFIX, Proof
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec, InlineClient
+from runnel.core.weight_check import PREFIX, WeightCheck
+from runnel.flow.inference.inline import InlineClient
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.policy import PolicyWorker
 from runnel.flow.workers.trainer import Budget, Phase, TrainerWorker
@@ -24,10 +25,10 @@ from runnel.flow.workers.trainer import Budget, Phase, TrainerWorker
 class ProvingLearner(FakeLearner):
     """The log-probability of any token is minus its total."""
 
-    def proof(self) -> Proof | None:
+    def weight_check(self) -> WeightCheck | None:
         if not self.total:
             return None
-        return Proof(torch.tensor([1]), torch.tensor([2, 3]), -self.total.repeat(2), 1e-5)
+        return WeightCheck(torch.tensor([1]), torch.tensor([2, 3]), -self.total.repeat(2), 1e-5)
 
 
 class Engine(FakeInferencer):
@@ -44,7 +45,7 @@ class Engine(FakeInferencer):
 
 
 def published(learner: FakeLearner, *, num_updates: int, shared: bool) -> LocalChannel:
-    channel, table = channel_of(shared=shared), make_table("s", LagPolicy(lag=9, batch=1, exact=False), capacity=4)
+    channel, table = channel_of(shared=shared), make_table("s", LagRule(lag=9, batch=1, exact=False), capacity=4)
     phases, budget = [Phase({"s": 1})], Budget(total_updates=100)
     readers = {"s": trainer_of(table)}
     kept = {"learner": learner, "readers": readers, "publisher": channel, "phases": phases, "budget": budget}
@@ -64,7 +65,7 @@ def test_a_learner_that_proves_nothing_publishes_nothing_more(shared: bool) -> N
     assert list(found.params) == ["w"]
     taken = ChannelSubscriber(channel).poll()
     assert taken is not None
-    assert taken.proof is None
+    assert taken.weight_check is None
     assert taken.params is found.params
 
 
@@ -85,9 +86,9 @@ def test_a_client_beside_its_engine_tells_of_each_version_once(shared: bool) -> 
 
 
 def serve(engine: FakeInferencer, channel: LocalChannel) -> list[dict[str, object]]:
-    board = Board.local(InferenceSpec("policy", num_clients=1, depth=2, max_bytes=1024))
-    client = BoardClient(board, 0, ChannelSubscriber(channel))
-    kept = {"server": BoardServer(board, 0), "inferencer": engine, "subscriber": ChannelSubscriber(channel)}
+    mailboxes = MailboxTable.local(InferenceSpec("policy", num_clients=1, depth=2, max_bytes=1024))
+    client = MailboxClient(mailboxes, 0, ChannelSubscriber(channel))
+    kept = {"server": MailboxServer(mailboxes, 0), "inferencer": engine, "subscriber": ChannelSubscriber(channel)}
     worker = PolicyWorker("policy-0", ManualClock(), **kept)  # type: ignore[arg-type]
     client.submit(Batch(x=torch.zeros(1)))
     worker.poll()

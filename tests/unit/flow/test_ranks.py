@@ -12,16 +12,17 @@ from fakes_flow import FakeLearner, channel_of, put, trainer_of
 from made_ranks import together
 
 from runnel.core.clock import WallClock
+from runnel.core.contracts.learning import Collective, Update
 from runnel.core.errors import RankError
-from runnel.core.protocols import Collective, State, Update
 from runnel.core.records import FieldSpec, StreamSpec
+from runnel.core.state import State
 from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.stragglers import IN_A_ROW, TELL_EVERY, Stragglers
 from runnel.flow.workers.trainer import Budget, Phase
 
-OPEN = LagPolicy(lag=99, batch=1, exact=False)
+OPEN = LagRule(lag=99, batch=1, exact=False)
 
 
 class SummingLearner(FakeLearner):

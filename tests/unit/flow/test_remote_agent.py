@@ -16,12 +16,13 @@ from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.progress import num_progressed
 from runnel.core.records import FieldSpec
-from runnel.flow.inference import BoardClient, BoardServer, InferenceSpec, packed, unpack
+from runnel.flow.inference.codec import packed, unpack
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer
 from runnel.flow.params import ChannelSubscriber, LocalChannel, checksum
-from runnel.flow.staleness import LagPolicy
-from runnel.flow.transports import remote
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.remote import Parcel, PeerLost, RemoteWriter
+from runnel.flow.staleness import LagRule
+from runnel.flow.transports.cluster import remote
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.remote import Parcel, PeerLost, RemoteWriter
 from runnel.testing.inference_properties import answer, rows_of
 from runnel.testing.param_properties import params_of
 from runnel.testing.sample_properties import ROWS, fill, spec_of, values, write
@@ -44,7 +45,7 @@ def call(nodes: Remote, stream: RemoteStream, method: str, head: dict[str, Any],
 
 @pytest.fixture
 def stream(nodes: Remote) -> RemoteStream:
-    return nodes.samples(spec_of(capacity=2), LagPolicy(lag=3, batch=1, exact=True))
+    return nodes.samples(spec_of(capacity=2), LagRule(lag=3, batch=1, exact=True))
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals
@@ -135,7 +136,7 @@ def test_a_commit_does_not_land_in_a_slot_that_has_a_new_owner(nodes: Remote, st
 
 def test_an_open_question_of_a_dead_writer_is_not_granted(nodes: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asked while the stream was full, died, and its successor asks: the segment goes to the successor."""
-    stream = nodes.samples(spec_of(capacity=1), LagPolicy(lag=9, batch=1, exact=True))
+    stream = nodes.samples(spec_of(capacity=1), LagRule(lag=9, batch=1, exact=True))
     dead, reader = stream.writer(0), stream.reader("trainer")
     write(dead, 0.0)
     monkeypatch.setattr(remote, "LONG_POLL_S", 5.0)
@@ -168,7 +169,7 @@ def test_what_a_dead_writer_was_granted_late_is_cancelled_when_its_successor_cal
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_segment_that_was_granted_and_not_begun_goes_back_without_a_trace(nodes: Remote, exact: bool) -> None:
-    stream = nodes.samples(spec_of(), LagPolicy(lag=9, batch=1, exact=exact))
+    stream = nodes.samples(spec_of(), LagRule(lag=9, batch=1, exact=exact))
     writer = stream.writer(0)
     before = stream.snapshot()["control"].copy()
     RemoteWriter.reserve(writer)
@@ -198,7 +199,7 @@ def test_damaged_parameters_are_counted_and_brought_again(nodes: Remote) -> None
 
 def test_a_node_that_does_not_answer_holds_up_no_other(nodes: Remote) -> None:
     channels = {node: LocalChannel("policy", shared=False, depth=3) for node in ("home", "a", "b")}
-    where = Map({}, {}, {"policy": ("home", ["a", "b", "home", "silent", "gone"])})
+    where = ClusterMap({}, {}, {"policy": ("home", ["a", "b", "home", "silent", "gone"])})
     for node, channel in channels.items():
         nodes.agent(node, where, channels={"policy": channel})
     nodes.agent("silent", where)
@@ -217,10 +218,10 @@ async def _never(head: Any, body: Any) -> Any:
 
 def test_a_node_that_comes_later_gets_the_versions_that_there_are(nodes: Remote) -> None:
     channels = {node: LocalChannel("policy", shared=False, depth=2) for node in ("home", "later")}
-    agent = nodes.agent("home", Map({}, {}, {"policy": ("home", ["home"])}), channels={"policy": channels["home"]})
+    agent = nodes.agent("home", ClusterMap({}, {}, {"policy": ("home", ["home"])}), channels={"policy": channels["home"]})
     for version in range(4):
         channels["home"].publish(version, params_of(version))
-    where = Map({}, {}, {"policy": ("home", ["home", "later"])})
+    where = ClusterMap({}, {}, {"policy": ("home", ["home", "later"])})
     nodes.agent("later", where, channels={"policy": channels["later"]})
     nodes.loop.do(lambda: agent.update(where))
     nodes.spread("home")
@@ -228,7 +229,7 @@ def test_a_node_that_comes_later_gets_the_versions_that_there_are(nodes: Remote)
 
 
 def test_a_new_agent_of_a_node_gets_what_the_one_before_had(nodes: Remote) -> None:
-    where = Map({}, {}, {"policy": ("home", ["home", "away"])}, {"away": 1})
+    where = ClusterMap({}, {}, {"policy": ("home", ["home", "away"])}, {"away": 1})
     channels = [LocalChannel("policy", shared=False, depth=2) for _ in range(3)]
     home = nodes.agent("home", where, channels={"policy": channels[0]})
     nodes.agent("away", where, channels={"policy": channels[1]})
@@ -237,7 +238,7 @@ def test_a_new_agent_of_a_node_gets_what_the_one_before_had(nodes: Remote) -> No
     nodes.agent("away", where, channels={"policy": channels[2]})
     nodes.spread("home")
     assert channels[2].newest() == -1, "nobody knows of it"
-    nodes.loop.do(lambda: home.update(Map({}, {}, where.params, {"away": 2})))
+    nodes.loop.do(lambda: home.update(ClusterMap({}, {}, where.params, {"away": 2})))
     nodes.spread("home")
     assert [c.newest() for c in channels] == [0, 0, 0]
 
@@ -247,12 +248,12 @@ def test_requests_that_were_relayed_are_asked_again_when_policy_workers_come_her
     """The agent had begun to bring them to a node that is gone; now they are served from the boxes in which they lie."""
     spec = InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096, fixed=False)
     channel = LocalChannel("policy", shared=False, depth=2)
-    board = nodes.board(spec, "here", board_map(spec, "gone"), channel)
-    client, agent = BoardClient(board, 0, ChannelSubscriber(channel)), nodes.net.agents["here"]
+    mailboxes = nodes.mailboxes(spec, "here", board_map(spec, "gone"), channel)
+    client, agent = MailboxClient(mailboxes, 0, ChannelSubscriber(channel)), nodes.net.agents["here"]
     tickets = [client.submit(rows_of(float(i))) for i in range(4)]
     for _ in range(3):
         nodes.loop.do(agent._pulse)
-    server = BoardServer(board, 0)
+    server = MailboxServer(mailboxes, 0)
     assert server.poll() == [], "the agent has them"
     nodes.loop.do(lambda: agent.update(board_map(spec, "here")))
     for _ in range(4):
@@ -268,8 +269,8 @@ def test_an_actor_that_moves_twice_finds_its_boxes_free(nodes: Remote) -> None:
     """From a node without policy workers to one with, and back. There it is killed with answers in its boxes."""
     spec, channel = InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096), LocalChannel("policy", shared=False, depth=2)
     where = board_map(spec, "serving")
-    boards = {node: nodes.board(spec, node, where, channel) for node in ("away", "serving")}
-    server = BoardServer(boards["serving"], 0)
+    mailbox_tables = {node: nodes.mailboxes(spec, node, where, channel) for node in ("away", "serving")}
+    server = MailboxServer(mailbox_tables["serving"], 0)
 
     def pulse() -> None:
         for agent in nodes.net.agents.values():
@@ -279,8 +280,8 @@ def test_an_actor_that_moves_twice_finds_its_boxes_free(nodes: Remote) -> None:
     def live_on(node: str, life: int, *, reads: bool) -> list[float]:
         data = {**where.to_data(), "clients": {"ask": [node]}, "number": life}
         for agent in nodes.net.agents.values():
-            nodes.loop.do(lambda agent=agent: agent.update(Map.from_data(data)))
-        client = BoardClient(boards[node], 0, ChannelSubscriber(channel), first=life << 32)
+            nodes.loop.do(lambda agent=agent: agent.update(ClusterMap.from_data(data)))
+        client = MailboxClient(mailbox_tables[node], 0, ChannelSubscriber(channel), first=life << 32)
         tickets, found = [client.submit(rows_of(float(i))) for i in range(3)], []
         for _ in range(8):
             pulse()
@@ -299,8 +300,8 @@ def test_an_actor_that_moves_twice_finds_its_boxes_free(nodes: Remote) -> None:
 
 
 def test_a_map_that_was_overtaken_changes_nothing(nodes: Remote) -> None:
-    agent = nodes.agent("here", Map({}, {}, {}, number=2))
-    nodes.loop.do(lambda: agent.update(Map({"old": "here"}, {}, {}, number=1)))
+    agent = nodes.agent("here", ClusterMap({}, {}, {}, number=2))
+    nodes.loop.do(lambda: agent.update(ClusterMap({"old": "here"}, {}, {}, number=1)))
     assert agent.where.streams == {}
 
 
@@ -319,7 +320,7 @@ def test_a_call_to_a_node_that_is_gone_says_so_in_time(nodes: Remote) -> None:
 def test_a_node_that_comes_back_is_asked_again(nodes: Remote) -> None:
     writer = RemoteWriter(lambda: nodes.net.peer("node-0"), spec_of(), 0, wake=lambda: None)
     assert writer.reserve() is None
-    nodes.samples(spec_of(), LagPolicy(lag=1, batch=1, exact=True))
+    nodes.samples(spec_of(), LagRule(lag=1, batch=1, exact=True))
     woken = threading.Event()
     for _ in range(100):
         if (slot := writer.reserve()) is not None:
@@ -333,7 +334,7 @@ def test_a_node_that_comes_back_is_asked_again(nodes: Remote) -> None:
 def shared(nodes: Remote) -> RemoteStream:
     """A batch of two segments that two ranks share."""
     spec = spec_of(capacity=2, feedback={"echo": FieldSpec(("B",))})
-    stream = nodes.samples(spec, LagPolicy(lag=3, batch=1, exact=True))
+    stream = nodes.samples(spec, LagRule(lag=3, batch=1, exact=True))
     write(stream.writer(0), 1.0)
     write(stream.writer(0), 2.0)
     stream.reader("trainer").take(2, ranks=2)

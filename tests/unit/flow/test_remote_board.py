@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runnel.core.protocols import Reply
-from runnel.flow.inference import ALIVE_S, Board, BoardClient, BoardServer, InferenceSpec
+from runnel.core.contracts.inference import Reply
+from runnel.flow.inference.mailboxes import ALIVE_S, InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.testing.inference_properties import answer, rows_of
 
@@ -18,15 +18,15 @@ class Hand:
         return self.time
 
 
-def shared(depth: int = 1) -> tuple[Hand, BoardClient, list[BoardServer]]:
+def shared(depth: int = 1) -> tuple[Hand, MailboxClient, list[MailboxServer]]:
     spec, clock = InferenceSpec("ask", num_clients=1, num_servers=2, depth=depth, max_bytes=4096, fixed=False), Hand()
-    board = Board.local(spec)
-    board.clock = clock
-    client = BoardClient(board, 0, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2)))
-    return clock, client, [BoardServer(board, i) for i in range(2)]
+    mailboxes = MailboxTable.local(spec)
+    mailboxes.clock = clock
+    client = MailboxClient(mailboxes, 0, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2)))
+    return clock, client, [MailboxServer(mailboxes, i) for i in range(2)]
 
 
-def value(client: BoardClient, ticket: int) -> float | None:
+def value(client: MailboxClient, ticket: int) -> float | None:
     client.poll()
     reply = client.ready(ticket)
     return None if reply is None else float(reply.rows["noise"][0, 0])
@@ -73,18 +73,18 @@ def test_an_abort_is_told_to_who_serves_it_and_to_nobody_else() -> None:
     assert other.aborted() == [request.id]
 
 
-def client_of(board: Board, first: int) -> BoardClient:
-    return BoardClient(board, 0, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2)), first=first)
+def client_of(mailboxes: MailboxTable, first: int) -> MailboxClient:
+    return MailboxClient(mailboxes, 0, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2)), first=first)
 
 
 def test_two_that_use_the_same_boxes_take_only_their_own() -> None:
     """An actor has come to this node, while the agent still waits for what it had asked from another."""
-    board = Board.local(InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096))
-    agent, server = client_of(board, 1 << 62), BoardServer(board, 0)
+    mailboxes = MailboxTable.local(InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096))
+    agent, server = client_of(mailboxes, 1 << 62), MailboxServer(mailboxes, 0)
     old = agent.submit(rows_of(1.0))
     server.poll()
     late = agent.submit(rows_of(2.0))
-    actor = client_of(board, 1 << 32)
+    actor = client_of(mailboxes, 1 << 32)
     assert len(server.aborted()) == 1, "what the one before had asked goes on"
     new = actor.submit(rows_of(3.0))
     answer(server)
@@ -97,14 +97,14 @@ def test_two_that_use_the_same_boxes_take_only_their_own() -> None:
 
 def test_the_boxes_of_a_client_that_is_gone_are_free_but_for_what_is_still_waited_for() -> None:
     """It lived here in between: the agent, which asks for it from another node, had the boxes before and has them again."""
-    board = Board.local(InferenceSpec("ask", num_clients=2, depth=3, max_bytes=4096))
-    agent, server = client_of(board, 1 << 62), BoardServer(board, 0)
-    actor = client_of(board, 1 << 32)
+    mailboxes = MailboxTable.local(InferenceSpec("ask", num_clients=2, depth=3, max_bytes=4096))
+    agent, server = client_of(mailboxes, 1 << 62), MailboxServer(mailboxes, 0)
+    actor = client_of(mailboxes, 1 << 32)
     answered, served = actor.submit(rows_of(1.0)), actor.submit(rows_of(2.0))
     (first, _), kept = server.poll(), agent.submit(rows_of(3.0))
     server.reply([Reply(first.id, rows_of(101.0), 0)])
     del actor, answered, served  # it is killed, and started elsewhere
-    board.vacate(0, keep=agent.tickets())
+    mailboxes.vacate(0, keep=agent.tickets())
     assert len(server.aborted()) == 1
     more = [agent.submit(rows_of(float(i))) for i in (4, 5)]
     answer(server)
@@ -124,15 +124,15 @@ def test_a_box_that_was_given_up_is_free_when_who_served_it_is_gone() -> None:
 
 
 def test_fixed_policy_workers_share_the_clients_of_a_board_by_who_is_there() -> None:
-    """Whoever comes or goes after the board was made."""
-    board = Board.local(InferenceSpec("ask", num_clients=2, num_servers=2, max_bytes=4096))
-    clients = [BoardClient(board, i, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2))) for i in range(2)]
-    board.serve_by([1])
-    servers = [BoardServer(board, i) for i in range(2)]
+    """Whoever comes or goes after the mailboxes was made."""
+    mailboxes = MailboxTable.local(InferenceSpec("ask", num_clients=2, num_servers=2, max_bytes=4096))
+    clients = [MailboxClient(mailboxes, i, ChannelSubscriber(LocalChannel("policy", shared=False, depth=2))) for i in range(2)]
+    mailboxes.serve_by([1])
+    servers = [MailboxServer(mailboxes, i) for i in range(2)]
     tickets = [client.submit(rows_of(float(i))) for i, client in enumerate(clients)]
     assert servers[0].poll() == []
     assert len(servers[1].poll()) == 2
-    board.serve_by([0, 1])  # what the second was at goes back
+    mailboxes.serve_by([0, 1])  # what the second was at goes back
     for client in clients:
         client.poll()
     assert [len(answer(server)) for server in servers] == [1, 1]

@@ -18,7 +18,7 @@ from node_peer import POLICY, SPEC
 from runnel.core.errors import ConfigError
 from runnel.flow.params import ChannelSubscriber
 from runnel.flow.slots import TableReader
-from runnel.flow.transports.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
+from runnel.flow.transports.cluster.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
 from runnel.testing.sample_properties import values
 
 PEER = Path(__file__).with_name("node_peer.py")
@@ -114,7 +114,7 @@ def test_memory_of_a_process_that_is_gone_names_the_fix(memory: NodeMemory) -> N
 def test_a_bell_whose_maker_has_died_is_rung_in_vain_and_nobody_fails() -> None:
     """An agent is killed while others of its node run: the supervisor deals with that, and not who happens to ring."""
     code = (
-        "import json, sys, time; from runnel.flow.transports.node import make_memory; "
+        "import json, sys, time; from runnel.flow.transports.cluster.node import make_memory; "
         "print(json.dumps(make_memory({}, [], {}, places=4).to_data()), flush=True); time.sleep(60)"
     )
     agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

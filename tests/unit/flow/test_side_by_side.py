@@ -8,7 +8,7 @@ import torch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import merge_segments, trajectory_stream
 from runnel.flow.slots import TableReader, TableWriter
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import Doorbells, ShmTransport
 
@@ -20,7 +20,7 @@ def stream(capacity: int = 4):
 
 
 def table(kind: str, spec):
-    policy = LagPolicy(lag=1, batch=2, exact=True)
+    policy = LagRule(lag=1, batch=2, exact=True)
     if kind == "inproc":
         return InprocTransport().samples(spec, policy)
     shm = ShmTransport(ShmTransport.allocate({spec.name: spec}, [], {}), Doorbells(Doorbells.make(["main"]), "main"))

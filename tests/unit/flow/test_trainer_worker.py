@@ -11,14 +11,15 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
+from runnel.core.contracts.learning import Update
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError, NonFiniteError
-from runnel.core.protocols import ParamSet, Update
 from runnel.flow.params import LocalChannel
 from runnel.flow.slots import SlotTable, TableWriter
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 from runnel.flow.workers.trainer import Budget, Phase, TrainerWorker
 
-OPEN = LagPolicy(lag=9, batch=1, exact=False)
+OPEN = LagRule(lag=9, batch=1, exact=False)
 
 
 def trainer(
@@ -41,7 +42,7 @@ def trainer(
 
 
 def test_set_up_publishes_version_0_and_opens_the_stream() -> None:
-    channel, table = channel_of(), make_table("s", LagPolicy(lag=0, batch=1, exact=True))
+    channel, table = channel_of(), make_table("s", LagRule(lag=0, batch=1, exact=True))
     worker = trainer({"s": table}, channel=channel)
     worker.version = 4
     worker.setup()

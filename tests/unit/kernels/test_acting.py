@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import OneProcess
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.acting import FastActorCritic, FastPopulation, FastQ
@@ -21,9 +21,9 @@ from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
 from runnel.nets.inferencer import Acts
 from runnel.nets.mlp import NetConfig
+from runnel.nets.optim import Adam
 from runnel.nets.population import BEST, Population
 from runnel.nets.q_nets import QNet
-from runnel.ops.optimise import Adam
 
 OBS = {"obs": ArraySpec((3,))}
 CHOICE = ActionSpec("discrete", num_actions=4)
@@ -44,7 +44,7 @@ def actor(spec: EnvSpec, *, seed: int = 1, normalise: bool = False, **net: Any) 
         for weight in made.parameters():  # heads start near 0, where every score would be the same
             weight.add_(0.3 * torch.randn(weight.shape, generator=g))
     if normalise:
-        made.update_statistics({"obs": 3.0 + 2.0 * torch.randn(50, *spec.obs["obs"].shape, generator=g)}, OneProcess())
+        made.update_statistics({"obs": 3.0 + 2.0 * torch.randn(50, *spec.obs["obs"].shape, generator=g)}, SingleProcess())
     return made.eval()
 
 

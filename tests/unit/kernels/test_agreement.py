@@ -25,7 +25,7 @@ from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.batch import Batch
-from runnel.core.protocols import Update
+from runnel.core.contracts.learning import Update
 from runnel.core.records import Header, Segment, trim
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
@@ -89,8 +89,8 @@ configs = st.builds(
     PPOConfig,
     lr=st.sampled_from((1e-3, "linear(1e-3, 1e-4)", "linear(3e-3, 0)")),
     gamma=st.sampled_from((0.9, 0.99)),
-    lam=st.sampled_from((0.0, 0.8, 0.95)),
-    clip=st.sampled_from((0.05, 0.2, 0.5)),
+    gae_lambda=st.sampled_from((0.0, 0.8, 0.95)),
+    clip_range=st.sampled_from((0.05, 0.2, 0.5)),
     num_epochs=st.integers(1, 3),
     num_minibatches=st.sampled_from((1, 2, 4)),
     entropy_coef=st.sampled_from((0.0, 0.01, 0.1)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runnel.core.batch import Batch
-from runnel.kernels.graphs import Captured, CaptureError, cuda_device, recording, signature
+from runnel.kernels.graphs import CaptureError, CudaGraphed, cuda_device, recording, signature
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -18,7 +18,7 @@ def test_on_the_host_it_is_the_function():
         calls.append(n)
         return batch["x"] * n
 
-    captured = Captured(double)
+    captured = CudaGraphed(double)
     x = Batch(x=torch.arange(3.0))
     assert captured(x, 2).tolist() == [0.0, 2.0, 4.0]
     assert captured(x, 3).tolist() == [0.0, 3.0, 6.0]
@@ -50,7 +50,7 @@ def test_every_call_runs_once_and_random_numbers_go_on():
 
     plain, replayed = (torch.zeros(4, device="cuda") for _ in range(2))
     generators = [torch.Generator("cuda").manual_seed(3) for _ in range(2)]
-    captured = Captured(lambda x: play(x, generators[1]), generators=[generators[1]])
+    captured = CudaGraphed(lambda x: play(x, generators[1]), generators=[generators[1]])
     for _ in range(5):
         want, got = play(plain, generators[0]), captured(replayed)
         assert torch.equal(want, got)
@@ -74,7 +74,7 @@ def test_gradients_inside_a_graph():
             weight.sub_(grad, alpha=0.1)
         return loss.detach()
 
-    captured, x = Captured(step), torch.ones(3, device="cuda")
+    captured, x = CudaGraphed(step), torch.ones(3, device="cuda")
     losses = [captured(x).item() for _ in range(4)]
     assert losses == pytest.approx([3 * 0.8 ** (2 * k) for k in range(4)])
 
@@ -82,7 +82,7 @@ def test_gradients_inside_a_graph():
 @cuda
 @pytest.mark.cuda
 def test_a_wait_inside_is_named():
-    captured, x = Captured(lambda x: x * x.sum().item(), name="my update"), torch.ones(3, device="cuda")
+    captured, x = CudaGraphed(lambda x: x * x.sum().item(), name="my update"), torch.ones(3, device="cuda")
     captured(x)
     with pytest.raises(CaptureError, match="my update cannot be captured"):
         captured(x)

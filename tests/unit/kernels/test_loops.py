@@ -13,7 +13,8 @@ from runnel.kernels.lm.numba import attention_loops, block_loops, cache_loops, t
 from runnel.kernels.lm.numba.loop_maths import exp, floats, take
 from runnel.kernels.lm.numba.loops import Loop, loops
 from runnel.llm.engines import slots
-from runnel.llm.model import attention, block_host, blocks, logprobs, sampling
+from runnel.llm.model import attention, blocks, logprobs, sampling
+from runnel.llm.model import cpu_blocks as block_host
 from runnel.llm.model.attention import PackedRows, packed_attention
 from runnel.llm.model.weights import Weight
 

@@ -5,15 +5,15 @@ import torch
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.batch import Batch
-from runnel.core.protocols import OneProcess
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.triton.ppo import TritonActorCritic, why_not
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
 from runnel.nets.mlp import NetConfig
+from runnel.nets.optim import Adam
 from runnel.nets.population import Population
-from runnel.ops.optimise import Adam
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ACTIONS = {"discrete": ActionSpec("discrete", num_actions=5), "continuous": ActionSpec("continuous", (3,))}
@@ -104,7 +104,7 @@ def test_adam_steps_as_in_torch():
     for _ in range(3):
         report = kernels.step(rows, order, rows=(0, 1024), optimiser=adam, max_norm=0.5, **COEFS)
         grad = kernels.grad[:, : adam.on_device()[0].numel()].clone()
-        norm = other.apply([grad], 0.5, collective=OneProcess())
+        norm = other.apply([grad], 0.5, collective=SingleProcess())
         assert torch.allclose(report[0, 6], norm, rtol=1e-4)
     for ours, theirs in zip(adam.on_device(), other.on_device(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)

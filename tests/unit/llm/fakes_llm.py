@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import ParamSet, Reply, Request
+from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.params import ParamSet
 from runnel.core.records import Header, Segment, Slot, StreamSpec, trim
 from runnel.llm.engines.native import NativeEngine
 

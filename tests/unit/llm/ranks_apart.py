@@ -16,12 +16,12 @@ from made_tokens import VOCAB
 from test_token_algorithms import ALGORITHMS, SIZES
 from transformers import LlamaForCausalLM  # noqa: F401
 
-from runnel.core.pieces import Piece
+from runnel.core.sharding.param_shards import ParamShard
 from runnel.flow.collective import TorchCollective
 from runnel.flow.transports.shm import ShmChannel
-from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.learning.learner import TokenLearnerConfig
+from runnel.llm.learning.sharded import make_learner
 from runnel.llm.model.causal_lm import build_model
-from runnel.llm.sharded import make_learner
 
 
 def apart(num: int, work: Callable[..., Any], *args: Any) -> list[Any]:
@@ -72,7 +72,7 @@ def channel_of(pid: int, fd: int) -> ShmChannel:
     return ShmChannel("policy", os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR), depth=2, ring=lambda: None)
 
 
-def numbers(pieces: dict[str, Piece]) -> dict[str, Any]:
+def numbers(pieces: dict[str, ParamShard]) -> dict[str, Any]:
     """Pieces as data that can go to another process."""
     return {name: {"piece": p.value.detach().numpy().copy(), "start": p.start, "of": p.shape[0]} for name, p in pieces.items()}
 

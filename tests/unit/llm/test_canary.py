@@ -1,4 +1,4 @@
-"""The canary that a token learner keeps, and what it proves of every version."""
+"""The weight_check that a token learner keeps, and what it proves of every version."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import torch
 from made_tokens import VOCAB, demos, group
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import HasWeightCheck
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import RunnelError
-from runnel.core.proof import MAX_TOKENS
-from runnel.core.protocols import ParamSet, Proves
+from runnel.core.weight_check import MAX_TOKENS
 from runnel.flow.params import load
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
-from runnel.llm.canary import ENOUGH, Canary
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
-from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.weight_check import ENOUGH, Canary
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.model.lora import LoraConfig
 
@@ -57,9 +58,9 @@ def batch_of(*rows: tuple[int, list[int]]) -> Batch:
 
 
 def taken(batch: Batch) -> tuple[list[int], list[int]]:
-    canary = Canary()
-    canary.take(batch)
-    state = canary.state_dict()
+    weight_check = Canary()
+    weight_check.take(batch)
+    state = weight_check.state_dict()
     return state["prompt"].tolist(), state["tokens"].tolist()
 
 
@@ -78,26 +79,26 @@ def test_long_rows_are_cut_and_another_speaker_ends_it() -> None:
 
 
 def test_it_is_of_the_last_batch_and_never_of_rows_that_no_engine_made() -> None:
-    canary = Canary()
+    weight_check = Canary()
     demonstrated = batch_of((2, [3]))
     del demonstrated["logprob"]
     for batch in (batch_of((5, [])), batch_of((0, [1])), demonstrated):
-        canary.take(batch)
-        assert canary.state_dict() == {"prompt": None, "tokens": None}
-    canary.take(batch_of((9, [ENOUGH])))
-    canary.take(batch_of((2, [3])))
-    canary.take(demonstrated)
-    assert canary.state_dict()["tokens"].tolist() == [2, 3, 4]
+        weight_check.take(batch)
+        assert weight_check.state_dict() == {"prompt": None, "tokens": None}
+    weight_check.take(batch_of((9, [ENOUGH])))
+    weight_check.take(batch_of((2, [3])))
+    weight_check.take(demonstrated)
+    assert weight_check.state_dict()["tokens"].tolist() == [2, 3, 4]
 
 
 def test_a_learner_has_no_proof_before_it_has_seen_an_engines_tokens() -> None:
     learner = learner_of()
-    assert isinstance(learner, Proves)
-    assert learner.proof() is None
+    assert isinstance(learner, HasWeightCheck)
+    assert learner.weight_check() is None
     learner.update(learner.prepare({"demos": [demos(np.random.default_rng(0), 2)]}, progress=0.0))
-    assert learner.proof() is None
+    assert learner.weight_check() is None
     advance(learner)
-    assert learner.proof() is not None
+    assert learner.weight_check() is not None
 
 
 @pytest.mark.parametrize("lora", [0, 4])
@@ -111,11 +112,11 @@ def test_an_engine_with_the_published_weights_agrees_with_every_version(kind, pr
     seen = []
     for version in range(1, 4):
         advance(learner, seed=version)
-        proof = learner.proof()
-        (event,) = load(engine, ParamSet(version, learner.params(), proof=proof))
+        weight_check = learner.weight_check()
+        (event,) = load(engine, ParamSet(version, learner.params(), weight_check=weight_check))
         assert (event["kind"], event["version"]) == ("proof", version)
         assert 0 <= event["metrics"]["mismatch/canary_kl"] <= most
-        seen.append(proof.logprobs.tolist())
+        seen.append(weight_check.logprobs.tolist())
     assert len({tuple(s) for s in seen}) == 3, "another version says something else"
 
 
@@ -123,22 +124,22 @@ def test_weights_that_stayed_behind_are_noticed() -> None:
     learner, engine = learner_of(), NativeEngine(build_model(SIZES, VOCAB, seed=5), num_slots=2, max_length=32, eos_id=2)
     advance(learner)
     old = {name: value.clone() for name, value in learner.params().items()}
-    load(engine, ParamSet(1, old, proof=learner.proof()))
+    load(engine, ParamSet(1, old, weight_check=learner.weight_check()))
     for _ in range(3):
         advance(learner)
     name = "model.embed_tokens.weight"
     with pytest.raises(RunnelError, match="version 4 disagrees with the learner"):
-        load(engine, ParamSet(4, {**learner.params(), name: old[name]}, proof=learner.proof()))
-    load(engine, ParamSet(4, learner.params(), proof=learner.proof()))
+        load(engine, ParamSet(4, {**learner.params(), name: old[name]}, weight_check=learner.weight_check()))
+    load(engine, ParamSet(4, learner.params(), weight_check=learner.weight_check()))
 
 
 def test_a_restored_learner_proves_the_same_and_older_states_have_none() -> None:
     one, other = learner_of(), learner_of(seed=9)
     advance(one)
     other.load_state_dict(one.state_dict())
-    a, b = one.proof(), other.proof()
+    a, b = one.weight_check(), other.weight_check()
     assert a.prompt.tolist() == b.prompt.tolist()
     assert torch.equal(a.logprobs, b.logprobs)
     state = {k: v for k, v in one.state_dict().items() if k != "canary"}
     other.load_state_dict(state)
-    assert other.proof() is None
+    assert other.weight_check() is None

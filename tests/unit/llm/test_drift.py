@@ -5,7 +5,7 @@ import torch
 
 from runnel.core.batch import Batch
 from runnel.core.errors import RunnelError
-from runnel.llm.drift import Mismatch, version_stats
+from runnel.llm.learning.drift import Mismatch, version_stats
 
 
 def batch_of(*rows: list[int]) -> Batch:

@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, RunnelError
-from runnel.core.protocols import ParamSet
-from runnel.llm import start_check
-from runnel.llm.agreement import compare
+from runnel.graphs import prompt_task
+from runnel.llm.checks import at_start as start_check
+from runnel.llm.checks.agreement import compare
+from runnel.llm.checks.at_start import check_engine, check_family, check_learner, problem
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.module_runners import ModuleRunner
 from runnel.llm.engines.native import NativeEngine
@@ -19,8 +21,6 @@ from runnel.llm.model.causal_lm import hidden_states, model_params, num_position
 from runnel.llm.model.decoder import supported
 from runnel.llm.model.tiny import WINDOW, tiny_config, tiny_model
 from runnel.llm.model.token_model import TokenModel
-from runnel.llm.start_check import check_engine, check_family, check_learner, problem
-from runnel.run import prompt_task
 
 WINDOWED = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4096}
 ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}

@@ -9,15 +9,15 @@ import pytest
 import torch
 from made_tokens import VOCAB, demos, group, pairs
 
-from runnel.core.protocols import Learner
+from runnel.core.contracts.learning import Learner
 from runnel.core.records import Header, Segment
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.algorithms.dpo import DPO, DPOConfig
 from runnel.llm.algorithms.grpo import DrGRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
-from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.recording import GroupRecorder, token_texts
 from runnel.llm.model.causal_lm import ModelConfig, build_model
-from runnel.llm.recording import GroupRecorder, token_texts
 from runnel.llm.tasks import Example
 from runnel.llm.tokenize import CharTokenizer
 
@@ -141,8 +141,8 @@ def test_a_group_without_signal_is_told_whole_where_it_was_read(monkeypatch: pyt
         return list(event["rows"])
 
     assert all(len(r["learner_logprob"]) == len(r["entropy"]) == len(r["ids"]) for r in told())
-    monkeypatch.setattr("runnel.llm.learner.READ_LEAST", 1)
-    monkeypatch.setattr("runnel.llm.learner.READ_SHARE", 0.0)
+    monkeypatch.setattr("runnel.llm.learning.learner.READ_LEAST", 1)
+    monkeypatch.setattr("runnel.llm.learning.learner.READ_SHARE", 0.0)
     assert sum("learner_logprob" in r for r in told()) <= 1
 
 

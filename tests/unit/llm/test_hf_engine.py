@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
-from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine, draw, truncate
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request

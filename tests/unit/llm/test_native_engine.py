@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
-from runnel.core.protocols import ParamSet
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params

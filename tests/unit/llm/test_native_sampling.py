@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
-from runnel.core.protocols import ParamSet
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request, stream
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params

@@ -12,7 +12,7 @@ import torch
 from made_tokens import group
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import OneProcess
+from runnel.core.contracts.learning import SingleProcess
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import POLICY, Part
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
@@ -20,7 +20,7 @@ from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
-from runnel.llm.batches import MicroBatch, join_rows, merge
+from runnel.llm.learning.batches import MicroBatch, join_rows, merge
 
 LOW, HIGH, LONGEST = 0.1, 0.3, 6
 BOTH = {"channels": {"exact": 1.0}, "max_tokens": LONGEST}
@@ -40,7 +40,7 @@ ALGORITHMS = {
 
 def joined(algorithm, rows, budget):
     """The loss that the learner sums over micro-batches of `budget` rows, and its gradient by token."""
-    batch = merge([algorithm.annotate(rows, OneProcess())])
+    batch = merge([algorithm.annotate(rows, SingleProcess())])
     component = algorithm.components["policy"]
     count, denominator = float(rows["loss_mask"].sum()), float(batch["denominator/policy"].sum())
     logprob = rows["now"].clone().requires_grad_(True)

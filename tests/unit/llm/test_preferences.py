@@ -12,17 +12,20 @@ from fakes_llm import FakeStream
 from made_tokens import group
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.inference import Inferencer, Request
+from runnel.core.contracts.learning import Learner
+from runnel.core.contracts.params import ParamSet
+from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import Inferencer, Learner, ParamSet, Request, Sampler
-from runnel.data.preferences import Pair, append_pairs, read_pairs, split_pairs
+from runnel.graphs.run_config import EvalConfig
+from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
-from runnel.llm.pairs import PairSampler, PairWriter, fitting, pair_rows
+from runnel.llm.sampling.pairs import PairSampler, PairWriter, fitting, pair_rows
+from runnel.llm.sampling.streams import pair_stream
 from runnel.llm.scoring import ScoreEngine, ScoringPolicy
-from runnel.llm.streams import pair_stream
 from runnel.llm.tasks import Example, TextTask, make_reverse
+from runnel.llm.tasks.preferences import Pair, append_pairs, read_pairs, split_pairs
 from runnel.llm.tokenize import CharTokenizer
-from runnel.llm.trained import ScalarModel
-from runnel.run.experiment import EvalConfig
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 TOKENIZER = CharTokenizer()

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from runnel.core.contracts.params import ParamSet
+from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.progress import num_progressed
-from runnel.core.protocols import ParamSet, Sampler
-from runnel.llm.demos import DemoSampler
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.evaluation import TextEvaluation
-from runnel.llm.groups import token_at
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.policy import ChatPolicy
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.sampler import PromptSampler
-from runnel.llm.streams import demo_stream, rollout_stream
+from runnel.llm.sampling.demos import DemoSampler
+from runnel.llm.sampling.groups import token_at
+from runnel.llm.sampling.sampler import PromptSampler
+from runnel.llm.sampling.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import Example, TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
 

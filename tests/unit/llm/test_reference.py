@@ -12,17 +12,19 @@ from made_tokens import VOCAB, demos, group
 from torch.testing import assert_close
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import Freezes, Inferencer, ParamSet, Reply, Request
-from runnel.flow.inference import packed
+from runnel.core.contracts.inference import Inferencer, Reply, Request
+from runnel.core.contracts.learning import HasReference
+from runnel.core.contracts.params import ParamSet
+from runnel.flow.inference.codec import packed
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.native import NativeEngine
-from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.reference import ReferenceEngine, ReferencePlan, message_bytes, reference_rows
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.model.lora import LoraConfig
-from runnel.llm.reference import ReferenceEngine, ReferencePlan, message_bytes, reference_rows
-from runnel.llm.sampler import PromptSampler
-from runnel.llm.streams import rollout_stream
+from runnel.llm.sampling.sampler import PromptSampler
+from runnel.llm.sampling.streams import rollout_stream
 from runnel.llm.tasks import TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
 
@@ -135,7 +137,7 @@ def step(learner, segments):
 def test_the_reference_is_fixed_after_the_warm_up_follows_and_comes_back():
     rng = np.random.default_rng(0)
     learner = learner_of(ReferencePlan(start=1, every=2), reference_every=2)
-    assert isinstance(learner, Freezes)
+    assert isinstance(learner, HasReference)
     assert learner.frozen() == {}
     step(learner, {"demos": [demos(rng, 2)]})
     first = {k: v.clone() for k, v in learner.params().items()}

@@ -7,21 +7,21 @@ import torch
 from fakes_llm import FakeClient, FakeStream
 from made_tokenizers import family
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
-from runnel.core.protocols import ParamSet
-from runnel.data.preferences import Pair
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.export import save_scorer
+from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
-from runnel.llm.pairs import pair_rows
 from runnel.llm.rewards import scorers
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.sampler import PromptSampler
+from runnel.llm.sampling.pairs import pair_rows
+from runnel.llm.sampling.sampler import PromptSampler
+from runnel.llm.sampling.streams import rollout_stream
 from runnel.llm.scoring import ScoringPolicy
-from runnel.llm.streams import rollout_stream
 from runnel.llm.tasks import Example, TextTask
+from runnel.llm.tasks.preferences import Pair
 from runnel.llm.tokenize import CharTokenizer, make_tokenizer
-from runnel.llm.trained import ScalarModel
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=128)
 SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]

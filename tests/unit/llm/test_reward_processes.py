@@ -12,7 +12,7 @@ from runnel.core.clock import WallClock
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.judging import RewardJob
 from runnel.llm.rewards.pool import RewardPool
-from runnel.llm.rewards.processes import ProcessLane
+from runnel.llm.rewards.processes import ProcessExecutor
 
 FILE = str(Path(__file__).with_name("rewards_for_tests.py"))
 
@@ -70,31 +70,31 @@ def test_a_function_may_use_the_public_names():
 
 
 def test_a_worker_is_reused_and_goes_with_its_pool():
-    lane = ProcessLane(part("behave").resolved(), timeout_s=30.0, clock=WallClock())
+    executor = ProcessExecutor(part("behave").resolved(), timeout_s=30.0, clock=WallClock())
     pids = []
     for ticket in range(3):
-        lane.submit(ticket, job(ticket, "pid"))
+        executor.submit(ticket, job(ticket, "pid"))
         found = {}
         while not found:
-            found = lane.poll(0.05)
+            found = executor.poll(0.05)
         pids.append(int(found[ticket].rewards["reward"][0]))
     assert len(set(pids)) == 1
-    assert lane.pids == [pids[0]]
-    lane.close()
+    assert executor.pids == [pids[0]]
+    executor.close()
     assert not alive(pids[0])
 
 
 def test_a_worker_that_was_started_early_takes_the_first_job():
-    lane = ProcessLane(part("behave").resolved(), timeout_s=30.0, clock=WallClock())
-    lane.start()
-    lane.start()
-    (pid,) = lane.pids
-    lane.submit(0, job(0, "pid"))
+    executor = ProcessExecutor(part("behave").resolved(), timeout_s=30.0, clock=WallClock())
+    executor.start()
+    executor.start()
+    (pid,) = executor.pids
+    executor.submit(0, job(0, "pid"))
     found = {}
     while not found:
-        found = lane.poll(0.05)
+        found = executor.poll(0.05)
     assert found[0].rewards == {"reward": [float(pid)]}
-    lane.close()
+    executor.close()
 
 
 def test_several_workers_at_once():
@@ -150,9 +150,9 @@ def test_no_worker_outlives_its_parent(tmp_path):
         "from runnel.core.clock import WallClock\n"
         "from runnel.llm.rewards.components import RewardComponent\n"
         "from runnel.llm.rewards.judging import RewardJob\n"
-        "from runnel.llm.rewards.processes import ProcessLane\n"
+        "from runnel.llm.rewards.processes import ProcessExecutor\n"
         f"c = RewardComponent('r', {FILE + ':behave'!r}).resolved()\n"
-        "lane = ProcessLane(c, timeout_s=60.0, clock=WallClock())\n"
+        "lane = ProcessExecutor(c, timeout_s=60.0, clock=WallClock())\n"
         "lane.submit(0, RewardJob(0, ['p'], ['fine'], {}))\n"
         "while not lane.poll(0.05): pass\n"
         "lane.submit(1, RewardJob(1, ['p'], ['spin'], {}))\n"

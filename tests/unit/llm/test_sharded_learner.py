@@ -13,15 +13,15 @@ from made_tokens import demos, pairs
 from ranks_apart import Peak, apart, channel_of, numbers, sharded
 from test_token_algorithms import segments_of
 
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import ConfigError
-from runnel.core.pieces import join_pieces
-from runnel.core.protocols import OneProcess
-from runnel.core.shares import share_of
+from runnel.core.sharding.batch_split import share_of
+from runnel.core.sharding.param_shards import join_pieces
 from runnel.flow.transports.shm import anonymous_file
-from runnel.llm.learner import TokenLearnerConfig
+from runnel.llm.learning.learner import TokenLearnerConfig
+from runnel.llm.learning.sharded import make_learner
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.model.sharded_model import ShardedModel
-from runnel.llm.sharded import make_learner
 from runnel.run.checkpoint import read_part, write_parts
 
 NAMES = ("grpo", "ppo", "sft", "dpo")
@@ -74,7 +74,7 @@ def weights(found: list[dict[str, Any]], name: str, kind: str = "model") -> torc
 
 def test_ranks_that_keep_parts_take_the_step_of_one_and_go_on_in_any_number(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    alone = [train(OneProcess(), NAMES)]
+    alone = [train(SingleProcess(), NAMES)]
     two = apart(2, train, NAMES)
     for name in NAMES:
         torch.testing.assert_close(weights(two, name), weights(alone, name), rtol=1e-6, atol=1e-8, msg=name)
@@ -83,7 +83,7 @@ def test_ranks_that_keep_parts_take_the_step_of_one_and_go_on_in_any_number(tmp_
                 assert two[1][name]["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-9), (name, key)
         for rank, found in enumerate(two):
             write_parts(tmp_path, {f"{name}-{rank}": _tensors(found[name]["state"])})
-    one_on = [train(OneProcess(), NAMES, str(tmp_path), 1)]
+    one_on = [train(SingleProcess(), NAMES, str(tmp_path), 1)]
     three_on = apart(3, train, NAMES, str(tmp_path), 1)
     for name in NAMES:
         for kind in ("model", "mean", "square"):
@@ -94,7 +94,7 @@ def test_ranks_that_keep_parts_take_the_step_of_one_and_go_on_in_any_number(tmp_
 
 
 def test_ranks_that_would_share_a_gpu_are_refused() -> None:
-    class Two(OneProcess):
+    class Two(SingleProcess):
         world_size = 2
 
     with pytest.raises(ConfigError, match=r"device = 'cuda:0': with learner\.shard each rank has a GPU of its own; use cuda"):
@@ -102,7 +102,7 @@ def test_ranks_that_would_share_a_gpu_are_refused() -> None:
 
 
 def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:
-    """Two updates, each published by all ranks, in one memory or through the leader; what each kept, and the proof."""
+    """Two updates, each published by all ranks, in one memory or through the leader; what each kept, and the weight_check."""
     from runnel.core.clock import WallClock
     from runnel.core.metrics import StageTimer
     from runnel.flow.workers.ranks import Ranks

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import TaskSource
 from runnel.llm.tasks import DifficultyConfig, DifficultySource, Example
 
 EXAMPLES = [Example(str(i)) for i in range(10)]

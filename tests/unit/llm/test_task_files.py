@@ -7,7 +7,7 @@ import pytest
 
 import runnel as rl
 from runnel.core.errors import ConfigError, DataError
-from runnel.llm.rewarded import check_demonstrations
+from runnel.llm.checks.demonstrations import check_demonstrations
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.judging import RewardJob
 from runnel.llm.rewards.pool import RewardPool

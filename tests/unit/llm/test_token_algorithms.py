@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokens import VOCAB, demos, group, pairs
 
+from runnel.core.contracts.learning import SingleProcess
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import OneProcess, ParamSet
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import PAIR, SCORE
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
@@ -26,17 +27,17 @@ from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
-from runnel.llm.batches import join_rows
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
-from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.batches import join_rows
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.model.lora import LoraConfig
-from runnel.llm.sampler import PromptSampler
-from runnel.llm.streams import rollout_stream
+from runnel.llm.sampling.sampler import PromptSampler
+from runnel.llm.sampling.streams import rollout_stream
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
-from runnel.llm.trained import ScalarModel
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 BOTH = {"channels": {"exact": 1.0}, "max_tokens": 6}
@@ -172,7 +173,7 @@ def test_an_update_says_what_its_components_promise_and_changes_weights(name):
 def annotated(name, segments, **fields):
     rows = join_rows(segments)
     rows |= {k: v(rows) for k, v in fields.items()}
-    return ALGORITHMS[name]().annotate(rows, OneProcess()), rows
+    return ALGORITHMS[name]().annotate(rows, SingleProcess()), rows
 
 
 def by_row(batch, rows, name="advantage"):
@@ -239,11 +240,11 @@ def test_kl_in_the_reward_is_the_rows_log_ratio():
 def test_ppo_annotates_tokens_with_gae():
     rows = join_rows([group(np.random.default_rng(0), [1.0, 0.0])])
     rows["value"] = torch.where(rows["loss_mask"], 0.25, 0.0)
-    config = TokenPPOConfig(gamma=1.0, lam=1.0, normalise=False)
-    batch = TokenPPO(config, channels={"exact": 2.0}).annotate(rows, OneProcess())
+    config = TokenPPOConfig(gamma=1.0, gae_lambda=1.0, normalise=False)
+    batch = TokenPPO(config, channels={"exact": 2.0}).annotate(rows, SingleProcess())
     assert by_row(batch, rows) == [1.75, -0.25]
     assert by_row(batch, rows, "return") == [2.0, 0.0]
-    normal = TokenPPO(TokenPPOConfig(lam=1.0), channels={"exact": 2.0}).annotate(rows, OneProcess())
+    normal = TokenPPO(TokenPPOConfig(gae_lambda=1.0), channels={"exact": 2.0}).annotate(rows, SingleProcess())
     kept = normal["advantage"][rows["loss_mask"]]
     assert kept.mean().item() == pytest.approx(0.0, abs=1e-6)
     assert kept.std(correction=0).item() == pytest.approx(1.0, rel=1e-5)
@@ -276,7 +277,7 @@ def test_critic_warm_up_leaves_the_policy_alone_and_is_checkpointed():
 
 def test_a_critic_learns_the_returns():
     segments = {"rollouts": [group(np.random.default_rng(0), [1.0, 0.0, 1.0])]}
-    algorithm = TokenPPO(TokenPPOConfig(critic_warmup=100, lam=1.0, value_clip=None), **BOTH)
+    algorithm = TokenPPO(TokenPPOConfig(critic_warmup=100, gae_lambda=1.0, value_clip=None), **BOTH)
     config = TokenLearnerConfig(max_mismatch=1e9, warmup_updates=1, critic_lr=1e-2)
     learner = TokenLearner(config, build_model(SIZES, VOCAB, seed=0), algorithms={"rollouts": algorithm})
     losses = [learner.update(learner.prepare(segments, progress=0.0)).metrics["loss/value"] for _ in range(40)]

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokens import VOCAB, demos, group, pairs
 
-import runnel.llm.learner as learner_module
+import runnel.llm.learning.learner as learner_module
+from runnel.core.contracts.learning import Learner, SingleProcess
 from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
 from runnel.core.progress import num_progressed
-from runnel.core.protocols import Learner, OneProcess
 from runnel.llm.algorithms.base import POLICY, SFT
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
-from runnel.llm.batches import MicroBatch, join_rows
-from runnel.llm.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.batches import MicroBatch, join_rows
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.model.token_model import TokenModel
 
@@ -51,7 +51,7 @@ def gradient_of(segments, **changes):
 def test_annotations_by_hand():
     rng = np.random.default_rng(0)
     segments = [group(rng, [1.0, 0.0]), group(rng, [0.5, 0.5])]
-    batch = DrGRPO(GRPOConfig(), channels={"exact": 2.0}, max_tokens=6).annotate(join_rows(segments), OneProcess())
+    batch = DrGRPO(GRPOConfig(), channels={"exact": 2.0}, max_tokens=6).annotate(join_rows(segments), SingleProcess())
     lengths = torch.cat([s.arrays["row_length"] for s in segments])
     assert batch["row_length"].tolist() == lengths.tolist()
     mask = torch.cat([s.arrays["loss_mask"] for s in segments])
@@ -62,7 +62,7 @@ def test_annotations_by_hand():
     assert batch["stats/reward/mean"].item() == 1.0
     assert batch["stats/reward/exact"].item() == 0.5
     assert batch["stats/groups_zero_signal"].item() == 0.5
-    sft = SupervisedFineTuning().annotate(join_rows([demos(rng, 3)]), OneProcess())
+    sft = SupervisedFineTuning().annotate(join_rows([demos(rng, 3)]), SingleProcess())
     assert torch.equal(sft["component"] == SFT, sft["weight"] == 1.0)
 
 
@@ -71,7 +71,7 @@ def test_rewards_may_be_by_token_or_not_apply():
     rows["rewards/style"] = rows["loss_mask"].float()
     rows["rewards/exact"][1] = float("nan")
     lengths = [int(x.sum()) for x in rows["loss_mask"].split(rows["row_length"].tolist())]
-    batch = GRPO(GRPOConfig(), channels={"exact": 2.0, "style": 1.0}).annotate(rows, OneProcess())
+    batch = GRPO(GRPOConfig(), channels={"exact": 2.0, "style": 1.0}).annotate(rows, SingleProcess())
     assert batch["stats/reward/mean"].item() == (2.0 + lengths[0] + lengths[1]) / 2
     assert batch["stats/reward/exact"].item() == 1.0
     assert batch["stats/reward/style"].item() == sum(lengths) / 2
@@ -80,7 +80,7 @@ def test_rewards_may_be_by_token_or_not_apply():
 def test_missing_channel_and_reader_are_named():
     rng = np.random.default_rng(0)
     with pytest.raises(DataError, match="'speed'"):
-        GRPO(GRPOConfig(), channels={"speed": 1.0}).annotate(join_rows([group(rng, [1.0, 0.0])]), OneProcess())
+        GRPO(GRPOConfig(), channels={"speed": 1.0}).annotate(join_rows([group(rng, [1.0, 0.0])]), SingleProcess())
     with pytest.raises(DataError, match="'trainer'"):
         learner_of().prepare({"trainer": []}, progress=0.0)
     with pytest.raises(ConfigError, match=r"learner\.temperature"):

@@ -9,8 +9,8 @@ from made_ranks import together
 from made_tokens import demos, pairs
 from test_token_algorithms import learner_of, segments_of, wake_critic
 
-from runnel.core.protocols import OneProcess
-from runnel.core.shares import share_of
+from runnel.core.contracts.learning import SingleProcess
+from runnel.core.sharding.batch_split import share_of
 
 
 def made(name):
@@ -37,7 +37,7 @@ def test_ranks_take_the_step_of_one(name):
         return torch.cat([p.detach().flatten() for p in learner.params().values()]), metrics
 
     torch.set_num_threads(1)
-    weights, metrics = work(OneProcess())
+    weights, metrics = work(SingleProcess())
     found = together(2, work)
     assert torch.equal(found[0][0], found[1][0]), "the same bits on every rank"
     torch.testing.assert_close(found[0][0], weights, rtol=1e-5, atol=1e-6)

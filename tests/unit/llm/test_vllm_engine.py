@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, EngineLost, NonFiniteError, WorkerFailure
-from runnel.core.protocols import ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.hf import draw as draw_one
 from runnel.llm.engines.hf import truncate as truncate_one

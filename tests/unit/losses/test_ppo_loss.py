@@ -80,7 +80,7 @@ def by_formula(rows: dict[str, Tensor], c: PPOConfig, *, count: int) -> tuple[di
         entropy = np.full(N, (np.array(LOG_STD) + 0.5 * np.log(2 * np.pi * np.e)).sum())
         slope, bonus_slope = z / std, np.zeros_like(z)
     ratio = np.exp(logprob - r["logprob"])
-    held = np.clip(ratio, 1.0 - c.clip, 1.0 + c.clip)
+    held = np.clip(ratio, 1.0 - c.clip_range, 1.0 + c.clip_range)
     earned, earns = np.minimum(ratio * advantage, held * advantage), ratio * advantage <= held * advantage
     if c.dual_clip is not None:
         bound = (advantage < 0) & (earned < c.dual_clip * advantage)
@@ -114,7 +114,7 @@ def test_the_loss_and_its_gradient_are_the_formulas(
     kind: str, dual_clip: float | None, value_clip: float | None, entropy_coef: float, num_ranks: int
 ) -> None:
     action = BOX if kind == "continuous" else DISCRETE
-    config = PPOConfig(clip=0.2, dual_clip=dual_clip, value_clip=value_clip, entropy_coef=entropy_coef)
+    config = PPOConfig(clip_range=0.2, dual_clip=dual_clip, value_clip=value_clip, entropy_coef=entropy_coef)
     learner = learner_of(action, config)
     rows = rows_of(learner, masked=kind == "masked")
     learner.collective.world_size = num_ranks  # type: ignore[misc]

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import OneProcess
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.mlp import ACTIVATIONS, NetConfig
+from runnel.nets.optim import Adam
 from runnel.ops.distributions import squashed_gaussian
-from runnel.ops.optimise import Adam
 
 NET = NetConfig(hidden=(16, 16), activation="relu")
 OBS = {"obs": ArraySpec((3,))}
@@ -182,7 +182,7 @@ def test_critics_follow_their_weights_and_a_copy_has_its_own():
     adam = Adam(critic.parameters(), lr=0.1)
     before = critic.q(data, action)
     twin = copy.deepcopy(critic)
-    adam.step(before.sum(), max_norm=None, collective=OneProcess())
+    adam.step(before.sum(), max_norm=None, collective=SingleProcess())
     before = before.detach()
     assert not torch.allclose(critic.q(data, action), before)
     torch.testing.assert_close(twin.q(data, action), before)

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import OneProcess
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body
@@ -83,7 +83,7 @@ def test_normalisation_is_published_and_used():
     net, batch = make(normalise_obs=True), rows(100)
     before = net.value(batch)
     torch.testing.assert_close(before, make().value(batch))
-    net.update_statistics(batch, OneProcess())
+    net.update_statistics(batch, SingleProcess())
     keys = [k for k in net.state_dict() if k.startswith("normalisers")]
     assert keys == ["normalisers.obs.mean", "normalisers.obs.var", "normalisers.obs.count"]
     obs = batch["obs"]

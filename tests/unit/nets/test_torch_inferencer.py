@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.inference import Inferencer, Request
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
-from runnel.core.protocols import Inferencer, ParamSet, Request
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import build_body

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnel.ops.categorical import c51_target, hl_gauss_target
+from runnel.ops.targets import c51_target, hl_gauss_target
 
 
 def c51_in_loops(probs, reward, discount, support):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnel.ops.n_step import n_step_returns
+from runnel.ops.targets import n_step_returns
 
 
 def test_by_hand():

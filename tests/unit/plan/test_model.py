@@ -9,7 +9,7 @@ import pytest
 
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
-from runnel.plan.costs import Costs, Line
+from runnel.plan.costs import Costs, LinearCost
 from runnel.plan.model import Placement, as_simulation, predict
 from runnel.plan.search import Cluster, NodeKind, best_of_each, on_accelerators, placements, search, train_flags
 from runnel.plan.simulate import NetworkConfig, simulate
@@ -18,11 +18,11 @@ from runnel.run import registry
 SYNC, ONE, WINDOW = StalenessConfig(), StalenessConfig(mode="one_step"), StalenessConfig(mode="window", max_lag=2)
 COSTS = Costs(
     num_steps=10,
-    step=Line(0.0, 0.01),
-    infer=Line(0.0, 0.01),
-    serve=Line(0.002, 0.0),
+    step=LinearCost(0.0, 0.01),
+    infer=LinearCost(0.0, 0.01),
+    serve=LinearCost(0.002, 0.0),
     message_s=0.0,
-    update=Line(0.1, 0.0),
+    update=LinearCost(0.1, 0.0),
     publish_s=0.0,
     load_s=0.0,
 )
@@ -54,16 +54,16 @@ def test_cores_are_shared() -> None:
 def test_a_remote_answer_is_part_of_the_step() -> None:
     apart = {"inference": "split", "servers": 1}
     assert seconds(staleness=SYNC, **apart) == pytest.approx(10 * 0.012 + 0.1)
-    long = replace(COSTS, serve=Line(0.03, 0.0), update=Line(0.0, 0.0))
+    long = replace(COSTS, serve=LinearCost(0.03, 0.0), update=LinearCost(0.0, 0.0))
     assert seconds(long, staleness=WINDOW, **apart) == pytest.approx(10 * 0.04)
-    ringed = seconds(long, staleness=WINDOW, ring=8, batch_segments=8, **apart)
+    ringed = seconds(long, staleness=WINDOW, num_env_groups=8, batch_segments=8, **apart)
     assert ringed == pytest.approx(8 * 10 * 0.01, rel=0.01)  # the ring hides the answer
 
 
 def test_replay_paces_by_its_ratio() -> None:
-    replay = replace(COSTS, update_ratio=0.4, update_units=64.0, update=Line(0.01, 0.0), insert_s=0.001, select_s=0.0)
+    replay = replace(COSTS, update_ratio=0.4, update_units=64.0, update=LinearCost(0.01, 0.0), insert_s=0.001, select_s=0.0)
     assert seconds(replay, one_process=True) * 4 == pytest.approx(0.2 + 0.001 + 4 * 0.01)  # ten steps pay for four updates
-    slow = replace(replay, update=Line(0.06, 0.0))
+    slow = replace(replay, update=LinearCost(0.06, 0.0))
     four = StalenessConfig(mode="window", max_lag=4)
     assert seconds(slow, staleness=SYNC) * 4 == pytest.approx(0.2 + 0.001 + 0.24)
     assert seconds(slow, staleness=four, actors=2) * 4 == pytest.approx(0.241)  # the learner is the longer one
@@ -72,7 +72,7 @@ def test_replay_paces_by_its_ratio() -> None:
 def test_staleness() -> None:
     assert predict(COSTS, Placement(staleness=SYNC)).staleness == 0
     assert predict(COSTS, Placement(staleness=ONE, cores=2)).staleness == 1
-    slow = replace(COSTS, update=Line(1.0, 0.0))
+    slow = replace(COSTS, update=LinearCost(1.0, 0.0))
     assert predict(slow, Placement(staleness=WINDOW, cores=2)).staleness == WINDOW.max_lag  # the queue is full
     assert predict(COSTS, Placement(staleness=WINDOW, cores=2)).staleness == pytest.approx(1.0)
 
@@ -92,13 +92,13 @@ def test_links_bound_the_rate() -> None:
 @pytest.mark.parametrize("actors", [15, 120])
 @pytest.mark.parametrize("staleness", [SYNC, WINDOW])
 def test_model_and_simulation_agree(inference: str, actors: int, staleness: StalenessConfig) -> None:
-    ring = 1 if inference == "inline" else 4
+    num_env_groups = 1 if inference == "inline" else 4
     p = Placement(
         actors=actors,
         inference=inference,  # type: ignore[arg-type]
         servers={"inline": 0, "split": 2, "central": 1}[inference],
-        ring=ring,
-        batch_segments=actors * ring,
+        num_env_groups=num_env_groups,
+        batch_segments=actors * num_env_groups,
         staleness=staleness,
         devices=True,
         cores=actors,
@@ -121,7 +121,7 @@ def test_the_best_placement_is_the_best_of_all() -> None:
 
 def test_a_policy_that_is_slow_on_a_core_goes_to_accelerators() -> None:
     cluster = Cluster((NodeKind(1, 64, 2),))
-    quick = replace(Costs(), infer=Line(0.0, 1e-5), serve=Line(0.05, 1e-4))
+    quick = replace(Costs(), infer=LinearCost(0.0, 1e-5), serve=LinearCost(0.05, 1e-4))
     assert search(Costs(), cluster, WINDOW)[0].placement.inference in ("split", "central")
     assert search(quick, cluster, WINDOW)[0].placement.inference == "inline"
 
@@ -130,7 +130,7 @@ def test_environments_and_the_batch_of_a_language_model_stay() -> None:
     eight = replace(Costs(), rows=8.0)
     for p in placements(eight, Cluster((NodeKind(1, 8, 0),)), SYNC):
         if not p.one_process:
-            assert p.rows * p.ring == 8 or p.inference == "inline"
+            assert p.rows * p.num_env_groups == 8 or p.inference == "inline"
     tokens = replace(Costs(), unit="tokens", rows=32.0)
     for p in placements(tokens, Cluster((NodeKind(1, 8, 0),)), SYNC):
         if not p.one_process:
@@ -139,7 +139,7 @@ def test_environments_and_the_batch_of_a_language_model_stay() -> None:
 
 def test_flags_that_train_takes() -> None:
     recipe = registry.load_recipe("appo")
-    p = Placement(actors=4, inference="split", servers=1, ring=2, batch_segments=8, staleness=WINDOW)
+    p = Placement(actors=4, inference="split", servers=1, num_env_groups=2, batch_segments=8, staleness=WINDOW)
     flags = dict(zip(*[iter(train_flags(p, recipe.Config()))] * 2, strict=True))  # type: ignore[call-overload]
     assert flags["--num-actors"] == "4"
     assert flags["--placement.policy-workers"] == "1"

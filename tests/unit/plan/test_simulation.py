@@ -9,18 +9,18 @@ import pytest
 
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
-from runnel.plan.costs import Costs, Line
+from runnel.plan.costs import Costs, LinearCost
 from runnel.plan.simulate import NetworkConfig, SimConfig, SimResult, simulate
 
 SYNC, ONE = StalenessConfig(mode="sync"), StalenessConfig(mode="one_step")
 FREE_WAYS = NetworkConfig(gbps=1e9, latency_us=0.0)
 PLAIN = Costs(
     num_steps=10,
-    step=Line(0.0, 0.01),
-    infer=Line(0.0, 0.0),
-    serve=Line(0.005, 0.0),
+    step=LinearCost(0.0, 0.01),
+    infer=LinearCost(0.0, 0.0),
+    serve=LinearCost(0.005, 0.0),
     message_s=0.0,
-    update=Line(0.05, 0.0),
+    update=LinearCost(0.05, 0.0),
     publish_s=0.0,
     load_s=0.0,
 )
@@ -44,7 +44,7 @@ def test_synchronous_training_is_the_sum_of_its_phases() -> None:
 
 def test_one_step_off_is_the_longer_phase() -> None:
     assert plain(actors=4, staleness=ONE).updates_per_s == pytest.approx(1 / 0.1)
-    slow = replace(PLAIN, update=Line(0.3, 0.0))
+    slow = replace(PLAIN, update=LinearCost(0.3, 0.0))
     assert run(slow, actors=4, staleness=ONE, jitter=0.0, network=FREE_WAYS).updates_per_s == pytest.approx(1 / 0.3)
 
 
@@ -55,7 +55,7 @@ def test_a_remote_step_takes_the_answer_too() -> None:
 
 def test_trainers_reduce_over_the_network() -> None:
     network = NetworkConfig(gbps=8.0, latency_us=0.0, actors_per_node=64)
-    costs = replace(PLAIN, param_bytes=10**8, segment_bytes=0, update=Line(0.0, 0.0))
+    costs = replace(PLAIN, param_bytes=10**8, segment_bytes=0, update=LinearCost(0.0, 0.0))
     one = run(costs, actors=4, trainers=1, jitter=0.0, staleness=SYNC, network=network)
     four = run(costs, actors=4, trainers=4, jitter=0.0, staleness=SYNC, network=network)
     assert 1 / four.updates_per_s - 1 / one.updates_per_s == pytest.approx(2 * 3 / 4 * 0.1)
@@ -64,7 +64,7 @@ def test_trainers_reduce_over_the_network() -> None:
 # ----------------------------------------------------------------------------------------------------------- staleness
 @pytest.mark.parametrize("inference", ["inline", "split", "central"])
 def test_synchronous_samples_are_fresh(inference: str) -> None:
-    assert run(actors=12, trainers=2, inference=inference, ring=2, staleness=SYNC).staleness == {
+    assert run(actors=12, trainers=2, inference=inference, num_env_groups=2, staleness=SYNC).staleness == {
         0: 2 * 5 * 6 * (1 + (inference != "inline"))
     }
 
@@ -89,7 +89,7 @@ def test_central_inference_saturates_where_inline_grows_on() -> None:
     """SRL's table 7: inference beside the learner ends early; inline grows with cores; split needs fewer of them."""
 
     def rate(inference: str, actors: int) -> float:
-        return run(actors=actors, inference=inference, ring=4, updates=3).steps_per_s
+        return run(actors=actors, inference=inference, num_env_groups=4, updates=3).steps_per_s
 
     central, inline, split = ({n: rate(kind, n) for n in (15, 120, 240)} for kind in ("central", "inline", "split"))
     assert central[15] > 2 * inline[15]  # few actors: an accelerator answers faster than a core
@@ -101,12 +101,12 @@ def test_central_inference_saturates_where_inline_grows_on() -> None:
 
 
 def test_a_ring_hides_the_answer_once_it_is_long_enough() -> None:
-    """Idle time goes once response time < step time * (ring - 1). A step takes 10 ms, a batch 35, and a request that comes
-    during a batch waits for the next one: 70 at most."""
-    costs = replace(PLAIN, serve=Line(0.035, 0.0))
+    """Idle time goes once response time < step time * (num_env_groups - 1). A step takes 10 ms, a batch 35, and a request
+    that comes during a batch waits for the next one: 70 at most."""
+    costs = replace(PLAIN, serve=LinearCost(0.035, 0.0))
 
-    def busy(ring: int) -> float:
-        settings = {"actors": 1, "inference": "split", "servers": 1, "ring": ring, "batch_segments": ring}
+    def busy(groups: int) -> float:
+        settings = {"actors": 1, "inference": "split", "servers": 1, "num_env_groups": groups, "batch_segments": groups}
         return run(costs, jitter=0.0, network=FREE_WAYS, updates=8, **settings).utilisation["actors"]  # type: ignore[arg-type]
 
     assert busy(1) == pytest.approx(10 / 45, rel=0.05)
@@ -124,7 +124,7 @@ def test_the_sample_path_saturates_at_its_bandwidth() -> None:
 
 
 def test_parameters_reach_many_readers_only_by_fanning_out() -> None:
-    costs = replace(Costs(), param_bytes=10**7, update=Line(0.0, 0.0))
+    costs = replace(Costs(), param_bytes=10**7, update=LinearCost(0.0, 0.0))
 
     def at(fan_out: str, actors: int = 512) -> SimResult:
         network = NetworkConfig(gbps=10.0, fan_out=fan_out)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def test_parameters_reach_many_readers_only_by_fanning_out() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- the rest
 def test_one_seed_one_result() -> None:
-    a, b, c = (run(actors=30, inference="split", ring=2, seed=seed) for seed in (1, 1, 2))
+    a, b, c = (run(actors=30, inference="split", num_env_groups=2, seed=seed) for seed in (1, 1, 2))
     assert (a.steps_per_s, a.staleness, a.events) == (b.steps_per_s, b.staleness, b.events)
     assert a.steps_per_s != c.steps_per_s
 
@@ -150,7 +150,11 @@ def test_thousands_of_actors_take_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "field"),
-    [({"actors": 2, "trainers": 3}, "actors"), ({"ring": 0}, "ring"), ({"network": NetworkConfig(gbps=0)}, "network")],
+    [
+        ({"actors": 2, "trainers": 3}, "actors"),
+        ({"num_env_groups": 0}, "num_env_groups"),
+        ({"network": NetworkConfig(gbps=0)}, "network"),
+    ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):

@@ -8,14 +8,14 @@ import pytest
 from runnel.core.records import StreamSpec
 from runnel.flow import slots
 from runnel.flow.slots import SlotMemory, SlotTable, TableReader, TableWriter
-from runnel.flow.staleness import LagPolicy
+from runnel.flow.staleness import LagRule
 
 
 def play(exact: bool, seed: int) -> list[object]:
     """A random order of reservations, commits, reads and updates; everything that the table answered."""
     rng, said = np.random.default_rng(seed), []
     spec = StreamSpec(name="s", fields={}, sizes={"B": 2}, capacity=12, batch_segments=4, num_writers=5)
-    table = SlotTable(spec, LagPolicy(lag=1, batch=4, exact=exact), SlotMemory.local(spec))
+    table = SlotTable(spec, LagRule(lag=1, batch=4, exact=exact), SlotMemory.local(spec))
     writers, reader = [TableWriter(table, i) for i in range(5)], TableReader(table, "trainer")
     held, version = [], 0
     for _ in range(400):

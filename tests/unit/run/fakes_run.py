@@ -10,11 +10,16 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
-from runnel.core.protocols import EvalResult, InferenceClient, Reply, Request, SampleWriter, State, Update
+from runnel.core.contracts.evaluation import EvalResult
+from runnel.core.contracts.inference import InferenceClient, Reply, Request
+from runnel.core.contracts.learning import Update
+from runnel.core.contracts.samples import SampleWriter
 from runnel.core.records import FieldSpec, Slot, StreamSpec
+from runnel.core.state import State
 from runnel.flow.workers.trainer import Phase
-from runnel.run.experiment import ActorSpec, EvalConfig, EvaluationSpec, Experiment, InferenceStream, RunConfig
-from runnel.run.group import Group
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment, InferenceStream
+from runnel.graphs.run_config import EvalConfig, RunConfig
+from runnel.run.group import ProcessGroup
 from runnel.run.wiring import place, wire
 
 
@@ -120,7 +125,7 @@ class Measure:
 
 def experiment(num_actors: int = 2, **settings: Any) -> Experiment:
     config = RunConfig(total_updates=20, num_actors=num_actors, eval=EvalConfig(every=2), **settings)
-    policy = config.lag_policy(num_actors)
+    policy = config.lag_rule(num_actors)
     stream = StreamSpec(
         "play",
         {"y": FieldSpec(("T",))},
@@ -146,11 +151,11 @@ def experiment(num_actors: int = 2, **settings: Any) -> Experiment:
     )
 
 
-def group_of(e: Experiment) -> Group:
+def group_of(e: Experiment) -> ProcessGroup:
     return wire(e, place(e), "main", clock=ManualClock())
 
 
-def run(group: Group, num_rounds: int) -> list[dict[str, Any]]:
+def run(group: ProcessGroup, num_rounds: int) -> list[dict[str, Any]]:
     events = []
     for _ in range(num_rounds):
         group.round()

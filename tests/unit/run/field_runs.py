@@ -23,9 +23,10 @@ import torch
 from runnel.core.clock import ManualClock
 from runnel.core.config import override
 from runnel.core.errors import ConfigError, RunnelError, UnusedSettingError
+from runnel.graphs.experiment import Experiment, describe
+from runnel.graphs.run_config import one_budget
 from runnel.run import registry
-from runnel.run.experiment import Experiment, describe, one_budget
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 from runnel.run.wiring import place, wire
 
 ROUNDS = 2_000
@@ -141,7 +142,7 @@ def _outcome(recipe: str, seen: str, text: str, settings: _Settings) -> Outcome:
         group.close()
 
 
-def play(experiment: Experiment, group: Group, states: Mapping[str, Any] | None = None) -> str:
+def play(experiment: Experiment, group: ProcessGroup, states: Mapping[str, Any] | None = None) -> str:
     """A digest of all that the workers of a whole run say, or of its rest from a saved moment on, and of the weights at its
     end."""
     trainer = group.trainer
@@ -166,7 +167,7 @@ def play(experiment: Experiment, group: Group, states: Mapping[str, Any] | None 
     return digest.hexdigest()
 
 
-def _add(digest: Any, group: Group) -> None:
+def _add(digest: Any, group: ProcessGroup) -> None:
     for event in group.collect():
         digest.update(_plain(event).encode())
 

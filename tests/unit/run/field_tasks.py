@@ -18,10 +18,10 @@ from gymnasium import spaces
 
 from runnel.core.spaces import EnvSpec
 from runnel.llm.export import save_policy, save_scorer
+from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
-from runnel.llm.trained import ScalarModel
 from runnel.nets.bodies import build_body
 from runnel.nets.mlp import NetConfig
 

@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor
 
 from runnel.core.records import StreamSpec
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
 from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
-from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.shm import ShmChannel, anonymous_file
-from runnel.run.experiment import Experiment
+from runnel.graphs.experiment import Experiment
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.member import Member, tell_error
 from runnel.run.session import Session
@@ -31,15 +31,15 @@ class Nodes:
         self._published: list[tuple[int, dict[str, Tensor]]] = []
         self._brought: dict[str, int] = {}
         self._tables: dict[str, SlotTable] = {}
-        self._boards: dict[str, Board] = {}
+        self._mailbox_tables: dict[str, MailboxTable] = {}
 
-    def table(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
+    def table(self, spec: StreamSpec, policy: AdmissionRule) -> SlotTable:
         if spec.name not in self._tables:
             self._tables[spec.name] = SlotTable(spec, policy, SlotMemory.local(spec))
         return self._tables[spec.name]
 
-    def board(self, spec: InferenceSpec) -> Board:
-        return self._boards.setdefault(spec.name, Board.local(spec))
+    def mailboxes(self, spec: InferenceSpec) -> MailboxTable:
+        return self._mailbox_tables.setdefault(spec.name, MailboxTable.local(spec))
 
     def channel(self, node: str, name: str, depth: int) -> Channel:
         if node not in self.channels:
@@ -89,20 +89,20 @@ class Outer:
     def __init__(self, nodes: Nodes, node: str) -> None:
         self._nodes, self._node = nodes, node
 
-    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
+    def samples(self, spec: StreamSpec, policy: AdmissionRule) -> SlotTable:
         return self._nodes.table(spec, policy)
 
-    def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> TableWriter:
+    def writer(self, spec: StreamSpec, policy: AdmissionRule, index: int) -> TableWriter:
         return TableWriter(self._nodes.table(spec, policy), index)
 
     def rank_reader(self, *args: Any) -> Any:
         raise NotImplementedError
 
-    def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> BoardClient:
-        return BoardClient(self._nodes.board(spec), index, subscriber, first=first)
+    def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> MailboxClient:
+        return MailboxClient(self._nodes.mailboxes(spec), index, subscriber, first=first)
 
-    def server(self, spec: InferenceSpec, index: int) -> BoardServer:
-        return BoardServer(self._nodes.board(spec), index)
+    def server(self, spec: InferenceSpec, index: int) -> MailboxServer:
+        return MailboxServer(self._nodes.mailboxes(spec), index)
 
     def params(self, name: str, *, depth: int) -> Channel:
         return self._nodes.channel(self._node, name, depth)
@@ -158,7 +158,7 @@ class MemberEnd:
         return -1
 
 
-class Seat:
+class ProcessHandle:
     """A member in this process."""
 
     def __init__(self, group: str, nodes: Nodes, session: Session, numbers: dict[str, int]) -> None:
@@ -195,13 +195,13 @@ class Seat:
         self.member.group.close()
 
 
-class Host:
-    """`supervisor.Host` in this process."""
+class ProcessHost:
+    """`supervisor.ProcessHost` in this process."""
 
     def __init__(self, session: Session, *, channel: str = "local", late: Callable[[str, int], int] | None = None) -> None:
         self._session, self._channel = session, channel
         self._late = late or (lambda node, version: 0)
-        self.seats: dict[str, Seat] = {}
+        self.handles: dict[str, ProcessHandle] = {}
 
     def lost(self) -> str:
         return ""
@@ -209,15 +209,15 @@ class Host:
     def open(self, groups: Collection[str]) -> None:
         self.nodes = Nodes(self._session.experiment, channel=self._channel, late=self._late)
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> Seat:
+    def start(self, group: str, *, epoch: int, incarnation: int) -> ProcessHandle:
         numbers = {"epoch": epoch, "incarnation": incarnation}
-        self.seats[group] = Seat(group, self.nodes, self._session, numbers)
-        return self.seats[group]
+        self.handles[group] = ProcessHandle(group, self.nodes, self._session, numbers)
+        return self.handles[group]
 
-    def wait(self, seats: Collection[Any], timeout_s: float) -> None:
-        for seat in list(self.seats.values()):
+    def wait(self, handles: Collection[Any], timeout_s: float) -> None:
+        for handle in list(self.handles.values()):
             self.nodes.bring()
-            seat.step()
+            handle.step()
 
     def output(self) -> str:
         return ""

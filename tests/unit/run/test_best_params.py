@@ -13,11 +13,11 @@ import torch
 import runnel as rl
 from runnel.cli.main import main
 from runnel.core.errors import CheckpointError, DiskFullError
+from runnel.report.card import best_evidence
 from runnel.run import api
 from runnel.run import best as best_module
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, read_params
-from runnel.track.card import best_evidence
 from runnel.track.folder import RunFolder
 from runnel.track.history import load_history
 

@@ -17,12 +17,13 @@ from test_going_back import session_of, told
 
 import runnel as rl
 from runnel.core.errors import CheckpointError, ConfigError, DiskFullError
+from runnel.graphs.experiment import copies_at_once
 from runnel.run import checkpoint as files
 from runnel.run.api import evaluate_run
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers import inproc
 from runnel.run.registry import build, configure, load_recipe
-from runnel.run.room import check_disk, copies_at_once
+from runnel.run.room import check_disk
 from runnel.run.session import Session
 
 Usage = namedtuple("Usage", "total used free")

@@ -7,9 +7,10 @@ from typing import Any
 
 from fakes_run import experiment
 
+from runnel.graphs.experiment import Experiment, describe
+from runnel.graphs.run_config import PlacementConfig
 from runnel.run import registry
 from runnel.run.dataflow import dataflow
-from runnel.run.experiment import Experiment, PlacementConfig, describe
 from runnel.run.wiring import place
 
 

@@ -15,13 +15,13 @@ import torch
 from test_going_back import ScriptedHost, ScriptedSeat, local, trained
 
 from runnel.core.clock import ManualClock
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import DeadlockError, WorkerFailure
 from runnel.core.progress import num_progressed
-from runnel.core.protocols import OneProcess
 from runnel.envs.vector.processes import ProcessVector
 from runnel.envs.vector.serial import SerialVector, look_at
 from runnel.flow.workers.base import Worker
-from runnel.ops.optimise import Adam
+from runnel.nets.optim import Adam
 from runnel.run.launchers import supervisor as module
 from runnel.run.launchers.deadlines import FIRST_TIMES, Deadlines
 from runnel.run.launchers.heartbeat import Heartbeat
@@ -106,7 +106,7 @@ def test_steps_in_child_processes_and_optimiser_steps_are_progress() -> None:
         vector.close()
     net = torch.nn.Linear(2, 1)
     adam, before = Adam(net.parameters(), lr=0.1), num_progressed()
-    adam.step(net(torch.ones(2)).sum(), max_norm=None, collective=OneProcess())
+    adam.step(net(torch.ones(2)).sum(), max_norm=None, collective=SingleProcess())
     assert num_progressed() == before + 1
 
 
@@ -164,22 +164,22 @@ class Timed(ScriptedHost):
         self.now, self.beat = 1000.0, beat
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-    def wait(self, seats: Collection[Any], timeout_s: float) -> None:
+    def wait(self, handles: Collection[Any], timeout_s: float) -> None:
         self.now += 1.0
-        for seat in seats:
-            found = self.beat(seat)
+        for handle in handles:
+            found = self.beat(handle)
             if found is not None:
-                seat.words.append({"op": "beat", "waits": {}, "held": {}, "progressed": False, "moved": False, **found})
+                handle.words.append({"op": "beat", "waits": {}, "held": {}, "progressed": False, "moved": False, **found})
 
 
-def late(seat: ScriptedSeat, op: str) -> None:
+def late(handle: ScriptedSeat, op: str) -> None:
     """It does not answer that order."""
-    send = seat.send
+    send = handle.send
 
     def silent(message: dict[str, Any]) -> None:
-        seat.orders.append(message) if message["op"] == op else send(message)
+        handle.orders.append(message) if message["op"] == op else send(message)
 
-    seat.send = silent  # type: ignore[method-assign]
+    handle.send = silent  # type: ignore[method-assign]
 
 
 def supervised(path: Path, monkeypatch: pytest.MonkeyPatch, beat: Any) -> tuple[Supervisor, Timed]:
@@ -192,17 +192,17 @@ def supervised(path: Path, monkeypatch: pytest.MonkeyPatch, beat: Any) -> tuple[
 def test_a_barrier_waits_for_an_evaluation_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated = 0
 
-    def beat(seat: ScriptedSeat) -> Any:
+    def beat(handle: ScriptedSeat) -> Any:
         nonlocal evaluated
-        if seat.group != "trainer" or not seat.orders or seat.orders[-1]["op"] != "pause" or evaluated == 500:
+        if handle.group != "trainer" or not handle.orders or handle.orders[-1]["op"] != "pause" or evaluated == 500:
             return {"stages": {}}
         evaluated += 1
         if evaluated == 500:
-            seat.words.append({"op": "paused", "kept": {}})
+            handle.words.append({"op": "paused", "kept": {}})
         return {"stages": {"evaluator": ["evaluate", 1.0, False]}, "progressed": True, "moved": True}
 
     supervisor, host = supervised(tmp_path, monkeypatch, beat)
-    late(next(s for s in host.seats if s.group == "trainer"), "pause")
+    late(next(s for s in host.handles if s.group == "trainer"), "pause")
     supervisor._pause(list(supervisor.children))
     assert evaluated == 500, "more than four times stage_timeout_s"
 
@@ -210,8 +210,8 @@ def test_a_barrier_waits_for_an_evaluation_that_goes_on(tmp_path: Path, monkeypa
 def test_who_does_not_answer_is_named_with_the_setting_and_an_advice_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor, host = supervised(tmp_path, monkeypatch, lambda seat: {"stages": {}})
-    late(next(s for s in host.seats if s.group == "trainer"), "pause")
+    supervisor, host = supervised(tmp_path, monkeypatch, lambda handle: {"stages": {}})
+    late(next(s for s in host.handles if s.group == "trainer"), "pause")
     with pytest.raises(
         WorkerFailure, match=r"asked to be paused.*nothing for 120 s \(placement.stage_timeout_s = 120\)"
     ) as caught:
@@ -223,26 +223,26 @@ def test_who_does_not_answer_is_named_with_the_setting_and_an_advice_that_works(
 
 def test_a_process_that_makes_its_workers_for_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen environments that take half a minute each to be made."""
-    host = Timed(monkeypatch, lambda seat: {"stages": {}, "moved": host.now % 30 == 0})
+    host = Timed(monkeypatch, lambda handle: {"stages": {}, "moved": host.now % 30 == 0})
     start = host.start
 
     def slow(group: str, **numbers: Any) -> ScriptedSeat:
-        seat = start(group, **numbers)
-        seat.words = []
-        return seat
+        handle = start(group, **numbers)
+        handle.words = []
+        return handle
 
     host.start = slow  # type: ignore[method-assign]
     supervisor = Supervisor(local(tmp_path), host, {})
 
     def ready() -> None:
-        for seat in host.seats:
-            seat.words.append({"op": "ready"})
+        for handle in host.handles:
+            handle.words.append({"op": "ready"})
 
     wait = host.wait
 
-    def until(seats: Collection[Any], timeout_s: float) -> None:
-        wait(seats, timeout_s)
-        if host.now > 1480.0 and not any(seat.orders for seat in host.seats):
+    def until(handles: Collection[Any], timeout_s: float) -> None:
+        wait(handles, timeout_s)
+        if host.now > 1480.0 and not any(handle.orders for handle in host.handles):
             ready()
 
     host.wait = until  # type: ignore[method-assign]
@@ -253,7 +253,7 @@ def test_a_process_that_makes_its_workers_for_long_is_waited_for(tmp_path: Path,
 def test_rewards_that_are_waited_for_are_no_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = True
     supervisor, _ = supervised(
-        tmp_path, monkeypatch, lambda seat: {"stages": {}, "progressed": waits and seat.group == "actor-0"}
+        tmp_path, monkeypatch, lambda handle: {"stages": {}, "progressed": waits and handle.group == "actor-0"}
     )
 
     def go_on() -> None:

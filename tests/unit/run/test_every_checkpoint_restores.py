@@ -16,16 +16,17 @@ import torch
 from fakes_run import experiment
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nodes_in_process import Host, lags_of
+from nodes_in_process import ProcessHost, lags_of
 from test_going_back import session_of, told
 
 from runnel.core.errors import CheckpointError, UnrestorableError
-from runnel.flow.inference import InlineClient
+from runnel.flow.inference.inline import InlineClient
 from runnel.flow.staleness import StalenessConfig
 from runnel.flow.workers.actor import ActorWorker
+from runnel.graphs.experiment import Experiment
+from runnel.graphs.run_config import CheckpointConfig
 from runnel.run import checkpoint
 from runnel.run.checkpoint import Checkpoints, digest_of, write_parts
-from runnel.run.experiment import CheckpointConfig, Experiment
 from runnel.run.launchers import inproc
 from runnel.run.launchers.supervisor import Supervisor, supervise
 from runnel.run.restorable import check_restorable
@@ -49,32 +50,32 @@ def asynchronous(max_lag: int, *, num_actors: int = 3, keep: int = 99, every: in
     )
 
 
-def trained(e: Experiment, path: Path, channel: str, script: dict[str, list[int]]) -> tuple[Session, Host]:
+def trained(e: Experiment, path: Path, channel: str, script: dict[str, list[int]]) -> tuple[Session, ProcessHost]:
     """A run to its end, on nodes that get parameters as late as `script` says."""
     shutil.rmtree(path, ignore_errors=True)
     session = session_of(e, path)
     session.checkpoints = Checkpoints(session.folder.checkpoints, keep=e.config.checkpoint.keep)
-    host = Host(session, channel=channel, late=lags_of(script))
+    host = ProcessHost(session, channel=channel, late=lags_of(script))
     assert supervise(session, host) == "finished"
     session.ledger.close()
     return session, host
 
 
-def restored(e: Experiment, path: Path, channel: str) -> tuple[Supervisor, Host]:
+def restored(e: Experiment, path: Path, channel: str) -> tuple[Supervisor, ProcessHost]:
     """The run as it comes back from the checkpoint `path`, at work."""
     session = session_of(e, path.parents[1] / "again")
     session.restore(path, json.loads((path / "manifest.json").read_bytes()), [])
-    host = Host(session, channel=channel)
+    host = ProcessHost(session, channel=channel)
     supervisor = Supervisor(session, host, {})
     supervisor.start()
     return supervisor, host
 
 
-def loaded(host: Host) -> dict[str, tuple[int, float]]:
+def loaded(host: ProcessHost) -> dict[str, tuple[int, float]]:
     """By actor with a policy of its own: the version that it has loaded, and its parameter."""
     found = {}
-    for seat in host.seats.values():
-        for worker in seat.member.group.workers:
+    for handle in host.handles.values():
+        for worker in handle.member.group.workers:
             client = worker.clients["policy"] if isinstance(worker, ActorWorker) else None
             if isinstance(client, InlineClient) and client.version >= 0:
                 found[worker.name] = (client.version, float(client._inferencer.w))  # type: ignore[attr-defined]
@@ -223,7 +224,7 @@ def gone_on(session: Session, launcher: str) -> Session:
     if launcher == "inproc":
         assert inproc.launch(again) == "finished"
     else:
-        assert supervise(again, Host(again)) == "finished"
+        assert supervise(again, ProcessHost(again)) == "finished"
     return again
 
 
@@ -256,7 +257,7 @@ def test_a_run_that_has_lost_its_learner_goes_back_behind_what_cannot_be_restore
     again.started = True
     again.go_back("worker 'trainer' was lost")
     assert again.ledger.version == 20
-    assert supervise(again, Host(again)) == "finished"
+    assert supervise(again, ProcessHost(again)) == "finished"
     assert [row["version"] for row in again.folder.read_rows()[0] if row["kind"] == "update"] == list(range(1, 21))
     assert "fell back to checkpoint 000000018" in "\n".join(told(again))
     assert torch.isfinite(again.checkpoints.newest_params().params["w"]).all()
@@ -270,7 +271,7 @@ def test_a_run_at_work_that_cannot_go_back_at_all_ends_and_loses_nothing(left: S
     again.started = True
     again.go_back("worker 'trainer' was lost")
     with pytest.raises(CheckpointError, match="no usable checkpoint"):
-        supervise(again, Host(again))
+        supervise(again, ProcessHost(again))
     assert [p.name for p in again.checkpoints.finished()] == names
     assert [row["version"] for row in again.folder.read_rows()[0] if row["kind"] == "update"] == list(range(1, 21))
     assert not again.held

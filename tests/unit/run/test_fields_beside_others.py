@@ -23,7 +23,8 @@ from runnel.tune.settings import TuneConfig, make_setup
 
 BUDGET = ("total_updates", "eval.episodes")
 OTHER_REFUSALS = {
-    *("placement.trainers", "placement.max_actors", "placement.max_policy_workers", "placement.reference_workers", "ring"),
+    *("placement.trainers", "placement.max_actors", "placement.max_policy_workers", "placement.reference_workers"),
+    "num_env_groups",
     *("vector.frame_stack", "dqn.burn_in"),
 }
 """Refused too, but as what cannot work."""
@@ -109,7 +110,7 @@ TOGETHER: list[tuple[str, dict[str, Any], str, Any]] = [
     ("sac", {"sac.auto_temperature": False}, "sac.target_entropy", -1.0),
     ("sac", {"env": "CartPole-v1", "sac.auto_temperature": False}, "sac.entropy_share", 0.5),
     ("sac", {"env": "CartPole-v1", "sac.target_entropy": 0.1}, "sac.entropy_share", 0.5),
-    *(("ppo", ONE, f"ppo.{name}", 1.5) for name in ("clip", "value_clip", "dual_clip", "target_kl")),
+    *(("ppo", ONE, f"ppo.{name}", 1.5) for name in ("clip_range", "value_clip", "dual_clip", "target_kl")),
     ("appo", {"appo.num_epochs": 1, "appo.num_minibatches": 1}, "appo.target_kl", 0.1),
     ("decoupled", {"decoupled.proximal": "reuse"}, "decoupled.clip_low", 0.1),
     ("decoupled", {"decoupled.proximal": "reuse"}, "decoupled.clip_high", 0.1),
@@ -139,8 +140,8 @@ def test_what_does_count_there_is_taken() -> None:
         ("appo", {"net.hidden": (8, 8), "compiled": "on"}),
         ("dqn", {"net.hidden": (8, 8), "compiled": "on"}),
         ("sac", {"compiled": "off"}),
-        ("ppo", {**ONE, "ppo.clip": 0.1, "staleness.mode": "one_step"}),
-        ("appo", {"appo.num_epochs": 1, "appo.num_minibatches": 1, "appo.clip": 0.1}),
+        ("ppo", {**ONE, "ppo.clip_range": 0.1, "staleness.mode": "one_step"}),
+        ("appo", {"appo.num_epochs": 1, "appo.num_minibatches": 1, "appo.clip_range": 0.1}),
         ("decoupled", {"decoupled.proximal": "loglinear", "decoupled.clip_low": 0.1}),
     ]:
         assert outcome(recipe, "placed", **{**(on_envs.BASE | on_text.BASE)[recipe], **settings}).refused is None

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from field_runs import Try, check_field, check_shown, names_of, outcome
 
+from runnel.graphs.run_config import RunConfig
 from runnel.run import registry
-from runnel.run.experiment import RunConfig
 
 ENV: dict[str, Any] = {
     "num_envs": 2,
@@ -107,7 +107,7 @@ TRIES: dict[str, Try] = {
     "replay.compress_frames": Try(given={**IMAGES, "vector.frame_stack": 2}, seen="wired"),
     "replay.mmap_bytes": Try(1, seen="wired"),
     "sac.entropy_share": Try(given={"env": "CartPole-v1"}),
-    "ring": Try(2, {"num_envs": 2}),
+    "num_env_groups": Try(2, {"num_envs": 2}),
 }
 TRIES |= {name.replace("ppo.", "appo.", 1): how for name, how in TRIES.items() if name.startswith("ppo.")}
 TRIES |= {"appo.rho_bar": Try(2.0, {"total_updates": 6}), "appo.c_bar": Try(given={"total_updates": 6})}

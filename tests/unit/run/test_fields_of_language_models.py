@@ -16,9 +16,9 @@ from test_fields_of_environments import IN_FOLDERS
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
+from runnel.graphs.run_config import RunConfig
 from runnel.llm.algorithms.policy import PolicyConfig
 from runnel.run import registry
-from runnel.run.experiment import RunConfig
 from runnel.run.pipeline import PIPELINES, PipelineConfig, load_pipeline
 
 SIZES = {"lm.layers": 1, "lm.width": 16, "lm.heads": 2, "lm.kv_heads": 2, "lm.inner": 16, "lm.max_positions": 64}

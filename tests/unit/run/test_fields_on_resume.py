@@ -21,9 +21,10 @@ import runnel as rl
 from runnel.core.clock import ManualClock
 from runnel.core.config import override
 from runnel.core.resuming import rule_at
+from runnel.graphs.experiment import Experiment
+from runnel.graphs.run_config import one_budget
 from runnel.run import registry
-from runnel.run.experiment import Experiment, one_budget
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 from runnel.run.wiring import wire
 from runnel.track.folder import RunFolder
 
@@ -81,7 +82,7 @@ def base_of(recipe: str, given: Any) -> Settings:
     return Settings({**base, **more, "total_updates": 7})
 
 
-def group_of(recipe: str, settings: dict[str, Any]) -> tuple[Experiment, Group]:
+def group_of(recipe: str, settings: dict[str, Any]) -> tuple[Experiment, ProcessGroup]:
     config = one_budget(override(registry.load_recipe(recipe).Config(), settings), settings)
     experiment = registry.build(recipe, config)
     return experiment, wire(experiment, {"main": experiment.worker_names()}, "main", clock=ManualClock())

@@ -16,8 +16,8 @@ from torch import nn
 
 import runnel as rl
 from runnel.cli.main import main
+from runnel.report.write import write_report
 from runnel.track.folder import RunFolder
-from runnel.track.report import write_report
 
 TINY: dict[str, Any] = {
     "num_envs": 2,

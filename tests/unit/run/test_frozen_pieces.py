@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from runnel.core.errors import CheckpointError
-from runnel.core.frozen import Frozen
+from runnel.core.state import SealedChunk
 from runnel.run import checkpoint
 from runnel.run.checkpoint import Checkpoints, read_part, verify, write_parts
 
 
-def piece(number: int) -> Frozen:
-    return Frozen(f"piece{number}", lambda: {"x": torch.full((4,), number)})
+def piece(number: int) -> SealedChunk:
+    return SealedChunk(f"piece{number}", lambda: {"x": torch.full((4,), number)})
 
 
 def save(checkpoints: Checkpoints, version: int, *numbers: int, copies: int = 1, told: list[str] | None = None) -> Path:
@@ -124,7 +124,7 @@ def test_a_copy_that_differs_from_memory_is_left_as_it_is(tmp_path: Path) -> Non
     checkpoints, told = Checkpoints(tmp_path / "checkpoints", keep=2), list[str]()
     first = save(checkpoints, 1, 1)
     flip(first, 1)
-    state = {"pieces": [[1, Frozen("piece1", lambda: {"x": torch.zeros(4)})]]}
+    state = {"pieces": [[1, SealedChunk("piece1", lambda: {"x": torch.zeros(4)})]]}
     path = checkpoints.begin(2)
     write_parts(path, {"worker": state}, told=told)
     assert "not mended: what is in memory is something else" in told[0]

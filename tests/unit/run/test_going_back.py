@@ -12,8 +12,8 @@ from fakes_run import experiment
 
 from runnel.core.clock import ManualClock
 from runnel.core.errors import DiskFullError, WorkerFailure
+from runnel.graphs.experiment import Experiment
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_parts, write_parts
-from runnel.run.experiment import Experiment
 from runnel.run.launchers import inproc
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.supervisor import RunLost, Supervisor
@@ -162,7 +162,7 @@ class ScriptedHost:
 
     def __init__(self, **dies_at: str) -> None:
         self.dies_at = {name.replace("_", "-"): order for name, order in dies_at.items()}
-        self.seats: list[ScriptedSeat] = []
+        self.handles: list[ScriptedSeat] = []
         self.failure: WorkerFailure | None = None
 
     def lost(self) -> str:
@@ -173,10 +173,10 @@ class ScriptedHost:
             raise self.failure
 
     def start(self, group: str, *, epoch: int, incarnation: int) -> ScriptedSeat:
-        self.seats.append(ScriptedSeat(group, self.dies_at.pop(group, "")))
-        return self.seats[-1]
+        self.handles.append(ScriptedSeat(group, self.dies_at.pop(group, "")))
+        return self.handles[-1]
 
-    def wait(self, seats: Collection[Any], timeout_s: float) -> None: ...
+    def wait(self, handles: Collection[Any], timeout_s: float) -> None: ...
 
     def output(self) -> str:
         return ""
@@ -197,9 +197,9 @@ def test_one_that_is_lost_while_a_checkpoint_is_restored_takes_the_run_back_agai
     host = ScriptedHost()
     supervisor = Supervisor(session, host, {})
     supervisor.start()
-    next(s for s in host.seats if s.group == "actor-1").gone = "was lost"
+    next(s for s in host.handles if s.group == "actor-1").gone = "was lost"
     supervisor._watch()
-    assert [s.group for s in host.seats].count("actor-1") == 2, "at work, it is started again"
+    assert [s.group for s in host.handles].count("actor-1") == 2, "at work, it is started again"
 
 
 def test_a_node_that_goes_while_a_run_comes_back_is_one_more_loss(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_who_misses_another_node_is_not_at_fault(tmp_path: Path) -> None:
     host = ScriptedHost()
     supervisor = Supervisor(local(tmp_path), host, {})
     supervisor.start()
-    actor = next(s for s in host.seats if s.group == "actor-0")
+    actor = next(s for s in host.handles if s.group == "actor-0")
     error = {
         "op": "error",
         "worker": "actor-0",
@@ -228,8 +228,8 @@ def test_who_misses_another_node_is_not_at_fault(tmp_path: Path) -> None:
     }
     actor.words.append(error)
     supervisor._listen(0.0)
-    assert [s.group for s in host.seats].count("actor-0") == 2
-    trainer = next(s for s in host.seats if s.group == "trainer")
+    assert [s.group for s in host.handles].count("actor-0") == 2
+    trainer = next(s for s in host.handles if s.group == "trainer")
     assert trainer.orders[-1] == {"op": "abandon", "workers": ["actor-0"]}
 
 
@@ -241,14 +241,14 @@ def test_a_run_that_goes_on_from_a_checkpoint_does_not_start_from_another_run_ag
         session.resume_from = path
         host = ScriptedHost()
         Supervisor(session, host, {}).start()
-        assert {order["init_from"] for seat in host.seats for order in seat.orders if order["op"] == "start"} == {wanted}
+        assert {order["init_from"] for handle in host.handles for order in handle.orders if order["op"] == "start"} == {wanted}
 
 
 def test_a_group_without_room_for_its_part_costs_the_checkpoint_and_not_the_run(tmp_path: Path) -> None:
     session, host = local(tmp_path), ScriptedHost()
     supervisor = Supervisor(session, host, {})
     supervisor.start()
-    trainer = next(s for s in host.seats if s.group == "trainer")
+    trainer = next(s for s in host.handles if s.group == "trainer")
     trainer.full[:3] = ["", "the disk is full", "the disk is full"]
     supervisor._barrier()
     supervisor._barrier()

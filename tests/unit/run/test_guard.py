@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runnel.run.launchers.guard import Guard
+from runnel.run.launchers.guard import ClusterGuard
 
 PROGRAM = """
 import subprocess, sys, time
-from runnel.run.launchers.guard import Guard
+from runnel.run.launchers.guard import ClusterGuard
 own = subprocess.Popen(["sleep", "100"])
-guard = Guard()
+guard = ClusterGuard()
 with guard:
     child = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; sleep 100"], stdout=subprocess.PIPE, start_new_session=True)
     grandchild = int(child.stdout.readline())
@@ -57,7 +57,7 @@ def test_what_was_started_under_a_guard_dies_with_a_killed_process() -> None:
 
 
 def test_a_closed_guard_leaves_nothing_behind() -> None:
-    guard = Guard()
+    guard = ClusterGuard()
     with guard:
         left = subprocess.Popen(["sleep", "100"])
     guard.close()

@@ -13,8 +13,8 @@ import runnel as rl
 from runnel.core.clock import ManualClock
 from runnel.core.errors import NonFiniteError
 from runnel.data.replay import ReplayStore
+from runnel.graphs.experiment import Experiment
 from runnel.run.checkpoint import Checkpoints, read_part
-from runnel.run.experiment import Experiment
 from runnel.run.launchers import inproc
 from runnel.run.ledger import Ledger
 from runnel.run.session import Session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runnel.flow.inference import packed
+from runnel.flow.inference.codec import packed
 from runnel.llm.engines.requests import reply_rows, request_rows
 from runnel.llm.model.causal_lm import ModelConfig
 from runnel.recipes.grpo import Config, build

@@ -6,7 +6,7 @@ import pytest
 from fakes_run import experiment
 
 from runnel.core.errors import ConfigError
-from runnel.run.experiment import ClusterConfig, PlacementConfig
+from runnel.graphs.run_config import ClusterConfig, PlacementConfig
 from runnel.run.needs import Need, NodeRoom, describe_fit, fit, needs_of, on_one_node, parse_line, rank_groups
 from runnel.run.wiring import place
 

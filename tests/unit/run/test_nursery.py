@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runnel.run.launchers.fork_server import MOST_FDS, Fork, ForkServer
 from runnel.run.launchers.line import Line
-from runnel.run.launchers.nursery import MOST_FDS, Fork, Nursery
 
 LIVE = f"{__file__}:live"
 
@@ -38,20 +38,20 @@ def live(parent: int, fds: list[int], held: list[int]) -> int:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    made = Nursery(LIVE, tmp_path_factory.mktemp("nursery") / "log.txt", early=("wave", "no_such_module"))
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    made = ForkServer(LIVE, tmp_path_factory.mktemp("nursery") / "log.txt", early=("wave", "no_such_module"))
     yield made
     made.close()
 
 
-def child(nursery: Nursery) -> tuple[Fork, Line]:
+def child(fork_server: ForkServer) -> tuple[Fork, Line]:
     ours, theirs = socket.socketpair()
-    fork = nursery.fork(theirs.fileno())
+    fork = fork_server.fork(theirs.fileno())
     theirs.close()
     return fork, Line(ours)
 
 
-def test_a_child_gets_what_is_held_in_order_and_draws_its_own_numbers(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_child_gets_what_is_held_in_order_and_draws_its_own_numbers(fork_server: ForkServer, tmp_path: Path) -> None:
     """More descriptors than the kernel takes in one message."""
     path = tmp_path / "some"
     fds = []
@@ -59,11 +59,11 @@ def test_a_child_gets_what_is_held_in_order_and_draws_its_own_numbers(nursery: N
         path.write_text(str(i))
         fds.append(os.open(path, os.O_RDONLY))
         path.unlink()
-    nursery.hold(fds)
-    pairs = [child(nursery) for _ in range(2)]
+    fork_server.hold(fds)
+    pairs = [child(fork_server) for _ in range(2)]
     said = [line.first() or {} for _, line in pairs]
-    nursery.drop()
-    pairs.append(child(nursery))
+    fork_server.drop()
+    pairs.append(child(fork_server))
     said.append(pairs[-1][1].first() or {})
     for fd in fds:
         os.close(fd)
@@ -84,8 +84,8 @@ def test_a_child_gets_what_is_held_in_order_and_draws_its_own_numbers(nursery: N
         ("raise", 1, "code 1"),
     ],
 )
-def test_how_a_child_ended_is_told(nursery: Nursery, order: object, code: int, how: str) -> None:
-    fork, line = child(nursery)
+def test_how_a_child_ended_is_told(fork_server: ForkServer, order: object, code: int, how: str) -> None:
+    fork, line = child(fork_server)
     assert line.first() is not None
     assert not fork.ended()
     assert not fork.wait(0.01)
@@ -96,8 +96,8 @@ def test_how_a_child_ended_is_told(nursery: Nursery, order: object, code: int, h
     assert f"process {fork.pid}" in fork.how()
 
 
-def test_a_child_takes_signals_while_it_lives(nursery: Nursery) -> None:
-    fork, line = child(nursery)
+def test_a_child_takes_signals_while_it_lives(fork_server: ForkServer) -> None:
+    fork, line = child(fork_server)
     assert line.first() is not None
     line.send({"do": "stay"})
     fork.ended()
@@ -108,15 +108,15 @@ def test_a_child_takes_signals_while_it_lives(nursery: Nursery) -> None:
 
 
 def test_children_are_lost_with_the_process_that_forks(tmp_path: Path) -> None:
-    nursery = Nursery("runnel.run.launchers.nursery:no_such_thing", tmp_path / "log.txt")
-    fork, line = child(nursery)
+    fork_server = ForkServer("runnel.run.launchers.fork_server:no_such_thing", tmp_path / "log.txt")
+    fork, line = child(fork_server)
     assert fork.wait(60.0)
-    assert (fork.pid, fork.code, nursery.births) == (None, None, 0)
+    assert (fork.pid, fork.code, fork_server.forked) == (None, None, 0)
     assert fork.how() == "was lost with the process that had forked it"
     assert line.first() is None
     assert "no_such_thing" in (tmp_path / "log.txt").read_text()
-    child(nursery)  # nobody hears it, nothing is raised
-    nursery.close()
+    child(fork_server)  # nobody hears it, nothing is raised
+    fork_server.close()
 
 
 def test_messages_behind_the_first_are_kept() -> None:

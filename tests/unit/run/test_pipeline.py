@@ -110,7 +110,7 @@ def test_a_stage_that_failed_without_an_update_is_corrected_in_place(tmp_path: P
     def failing(*args: Any) -> int:
         raise RuntimeError("lightning")
 
-    monkeypatch.setattr("runnel.llm.pairs.PairSampler.step", failing)
+    monkeypatch.setattr("runnel.llm.sampling.pairs.PairSampler.step", failing)
     with pytest.raises(RuntimeError, match="lightning"):
         two(tmp_path)
     monkeypatch.undo()

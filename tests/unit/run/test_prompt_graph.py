@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import runnel as rl
-from runnel.core.protocols import ParamSet
+from runnel.core.contracts.params import ParamSet
 from runnel.llm.engines.requests import generate, make_request
 from runnel.llm.model.causal_lm import model_params
 from runnel.run import registry

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from runnel.core.errors import ConfigError
+from runnel.graphs.run_config import RunConfig
+from runnel.graphs.user_objects import live_objects, name_objects, resolve_live
 from runnel.run import registry
-from runnel.run.experiment import RunConfig
-from runnel.run.registry import RECIPES, live_objects, load_recipe, name_objects, resolve_live
+from runnel.run.registry import RECIPES, load_recipe
 
 RECIPE = '''"""My recipe.
 

@@ -243,7 +243,7 @@ def test_videos_and_groups_are_not_worth_a_run(tmp_path: Path, monkeypatch: pyte
 def test_a_video_without_room_for_its_frames_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     client = type("Client", (), {"version": 3})()
     worker = EvaluatorWorker("evaluator", ManualClock(), evaluation=None, client=client, every=1)  # type: ignore[arg-type]
-    worker._record(type("Recorder", (), {"run": full})())
+    worker._record(type("TraceWriter", (), {"run": full})())
     (event,) = worker.drain()
     assert event["level"] == "warning"
     assert event["text"].startswith("no video of version -1 was recorded: disk full at ")

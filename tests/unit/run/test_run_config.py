@@ -9,8 +9,8 @@ from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.core.records import Header, Segment, Slot, trim
 from runnel.core.rng import make_rng
-from runnel.flow.staleness import LagPolicy
-from runnel.run.experiment import RunConfig
+from runnel.flow.staleness import LagRule
+from runnel.graphs.run_config import RunConfig
 from runnel.run.registry import build, configure, load_recipe
 
 GOOD = RunConfig(total_steps=100)
@@ -67,25 +67,25 @@ def test_a_wrong_launcher_lists_the_right_ones() -> None:
 @pytest.mark.parametrize(
     ("config", "settings", "wanted"),
     [
-        (RunConfig(total_steps=100), {"batch_steps": 32}, LagPolicy(0, 2, True, stop=4)),
-        (RunConfig(total_steps=96), {"batch_steps": 32}, LagPolicy(0, 2, True, stop=3)),
-        (RunConfig(total_steps=96), {}, LagPolicy(0, 2, True)),
-        (RunConfig(total_steps=96, total_updates=2), {"batch_steps": 32}, LagPolicy(0, 2, True, stop=2)),
-        (RunConfig(total_steps=96), {"batch_steps": 32, "start": 5}, LagPolicy(0, 2, True, start=5, stop=8)),
-        (RunConfig(total_updates=9), {"stop": 5}, LagPolicy(0, 2, True, stop=5)),
-        (RunConfig(total_tokens=64, total_steps=1), {"batch_steps": 32, "tokens": True}, LagPolicy(0, 2, True, stop=2)),
+        (RunConfig(total_steps=100), {"batch_steps": 32}, LagRule(0, 2, True, stop=4)),
+        (RunConfig(total_steps=96), {"batch_steps": 32}, LagRule(0, 2, True, stop=3)),
+        (RunConfig(total_steps=96), {}, LagRule(0, 2, True)),
+        (RunConfig(total_steps=96, total_updates=2), {"batch_steps": 32}, LagRule(0, 2, True, stop=2)),
+        (RunConfig(total_steps=96), {"batch_steps": 32, "start": 5}, LagRule(0, 2, True, start=5, stop=8)),
+        (RunConfig(total_updates=9), {"stop": 5}, LagRule(0, 2, True, stop=5)),
+        (RunConfig(total_tokens=64, total_steps=1), {"batch_steps": 32, "tokens": True}, LagRule(0, 2, True, stop=2)),
     ],
 )
-def test_no_more_batches_are_started_than_the_budget_pays_for(config: RunConfig, settings: Any, wanted: LagPolicy) -> None:
-    assert config.lag_policy(2, **settings) == wanted
+def test_no_more_batches_are_started_than_the_budget_pays_for(config: RunConfig, settings: Any, wanted: LagRule) -> None:
+    assert config.lag_rule(2, **settings) == wanted
 
 
 def test_modes_become_policies() -> None:
     config = RunConfig(total_updates=5)
     window = override(config, {"staleness": {"mode": "window", "max_lag": 3, "max_concurrent": 7}})
-    assert window.lag_policy(4) == LagPolicy(3, 4, exact=False, stop=5, max_concurrent=7)
-    assert override(config, {"staleness.mode": "one_step"}).lag_policy(4) == LagPolicy(1, 4, exact=True, stop=5)
-    assert replace(config).lag_policy(4).lag == 0
+    assert window.lag_rule(4) == LagRule(3, 4, exact=False, stop=5, max_concurrent=7)
+    assert override(config, {"staleness.mode": "one_step"}).lag_rule(4) == LagRule(1, 4, exact=True, stop=5)
+    assert replace(config).lag_rule(4).lag == 0
 
 
 @pytest.mark.parametrize("recipe", ["dqn", "sac", "td3", "ddpg"])

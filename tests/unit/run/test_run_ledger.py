@@ -289,13 +289,23 @@ def test_restore_drops_half_a_line_of_a_killed_run(tmp_path: Path) -> None:
     assert [r["version"] for r in rows_of(tmp_path)] == [1, 2]
 
 
-def proof(version: int, kl: float) -> dict[str, Any]:
+def weight_check(version: int, kl: float) -> dict[str, Any]:
     return {"kind": "proof", "worker": "actor-0", "version": version, "metrics": {"mismatch/canary_kl": kl}}
 
 
 def test_rows_say_what_engines_found_about_the_newest_version_that_any_has_checked(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path)
-    ledger.add([update(1), proof(1, 0.5), proof(1, 0.25), update(2), proof(2, 0.125), proof(1, 9.0), update(3)])
+    ledger.add(
+        [
+            update(1),
+            weight_check(1, 0.5),
+            weight_check(1, 0.25),
+            update(2),
+            weight_check(2, 0.125),
+            weight_check(1, 9.0),
+            update(3),
+        ]
+    )
     again, _ = ledger_of(tmp_path)
     again.restore(ledger.snapshot())
     again.add([update(4)])

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 
-class Net(nn.Module):
+class Peers(nn.Module):
     def __init__(self):
         super().__init__()
         self.score, self.count = nn.Linear(4, 3), 0
@@ -38,11 +38,11 @@ class Net(nn.Module):
 
 
 def make(env_spec, seed):
-    return Net()
+    return Peers()
 
 
 def wrong(env_spec):
-    return Net()
+    return Peers()
 """
 TINY = "train ppo --out {out} --num-envs 2 --num-steps 4 --total-updates 4 --eval.episodes 0 --track --ppo.num-minibatches 1"
 

@@ -351,16 +351,16 @@ def test_a_study_of_somebody_else_is_asked_about(tmp_path: Path, evil: Path) -> 
 
 
 def test_a_trial_runs_what_its_study_names_and_nothing_else(tmp_path: Path, evil: Path, made: Path) -> None:
-    from runnel.tune.job import _Sitting
+    from runnel.tune.job import TrialSession
 
     config = to_data(registry.configure(registry.load_recipe("ppo"), TINY))
     order = {"recipe": "ppo", "config": config, "space": {}, "total": 2, "metric": "eval", "after": 0}
     run = {"path": str(tmp_path / "trial"), "seed": 1, "tags": []}
     talk: Any = None
     with pytest.raises(trust.UntrustedError, match=r"env = .* tune.json does not name it"):
-        _Sitting(order, run, {"settings": {"env": f"{evil}:run"}, "until": 1.0}, talk, before=[])
+        TrialSession(order, run, {"settings": {"env": f"{evil}:run"}, "until": 1.0}, talk, before=[])
     received(made, tmp_path / "trial", env=f"{evil}:run")
-    assert not _Sitting(order, run, {"settings": {}, "until": 1.0}, talk, before=[])._trust
+    assert not TrialSession(order, run, {"settings": {}, "until": 1.0}, talk, before=[])._trust
 
 
 def test_a_stage_that_lies_there_runs_only_what_the_pipeline_names(tmp_path: Path, evil: Path, made: Path) -> None:

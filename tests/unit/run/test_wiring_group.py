@@ -11,13 +11,14 @@ import torch
 from fakes_run import Adder, experiment, group_of, run
 from torch import Tensor
 
+from runnel.core.contracts.learning import Collective
 from runnel.core.errors import CheckpointError, ConfigError, DataError
-from runnel.core.protocols import Collective
 from runnel.flow.slots import RESERVED
 from runnel.flow.staleness import StalenessConfig
+from runnel.graphs.experiment import Experiment, describe
+from runnel.graphs.run_config import PlacementConfig
 from runnel.run.checkpoint import read_parts, write_parts
-from runnel.run.experiment import Experiment, PlacementConfig, describe
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 from runnel.run.wiring import Edges, place
 
 LAGS = [StalenessConfig("sync"), StalenessConfig("one_step"), StalenessConfig("window", max_lag=2)]
@@ -54,13 +55,13 @@ def test_a_group_that_matches_nobody_names_the_workers() -> None:
 def test_edges_cross_only_between_groups() -> None:
     one = experiment()
     edges = Edges(one, place(one))
-    assert (edges.streams, edges.boards, edges.channels) == ({}, {}, [])
+    assert (edges.streams, edges.mailbox_tables, edges.channels) == ({}, {}, [])
     two = experiment(launcher="local", placement=PlacementConfig(policy_workers=1, groups=("actor-* policy-0",)))
     edges = Edges(two, place(two))
-    assert (set(edges.streams), edges.boards, edges.channels) == ({"play"}, {}, ["policy"])
+    assert (set(edges.streams), edges.mailbox_tables, edges.channels) == ({"play"}, {}, ["policy"])
     three = experiment(launcher="local", placement=PlacementConfig(policy_workers=1))
     edges = Edges(three, place(three))
-    assert (edges.boards["policy"].num_clients, edges.boards["policy"].num_servers) == (2, 1)
+    assert (edges.mailbox_tables["policy"].num_clients, edges.mailbox_tables["policy"].num_servers) == (2, 1)
 
 
 def test_the_graph_in_words() -> None:
@@ -128,7 +129,7 @@ def test_a_run_that_is_saved_at_any_round_and_restored_goes_on_identically(
     assert all(torch.equal(a, b) for a, b in zip(final(whole), final(again), strict=True))
 
 
-def final(group: Group) -> list[Tensor]:
+def final(group: ProcessGroup) -> list[Tensor]:
     assert group.trainer is not None
     return list(group.trainer.learner.params().values())
 

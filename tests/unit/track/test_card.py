@@ -10,7 +10,7 @@ from made_runs import made_group, made_run
 import runnel as rl
 from runnel.cli.main import main
 from runnel.core.errors import ConfigError
-from runnel.track.card import limits, loading_code, write_card
+from runnel.report.card import limits, loading_code, write_card
 from runnel.track.evals import append_eval, make_eval_row, read_evals
 from runnel.track.history import load_history
 

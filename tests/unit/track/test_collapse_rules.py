@@ -11,7 +11,7 @@ import pytest
 from runnel.core.config import flat, to_data
 from runnel.run import registry
 from runnel.track.collapse import Finding, Watcher, told
-from runnel.track.collapse_rules import RULES, Rule
+from runnel.track.collapse_rules import RULES, CollapseRule
 
 ROOT = Path(__file__).parents[3]
 SIGNAL = {"groups_zero_signal": 0.5, "loss/policy": 1e-3, "reward/mean": 0.4, "entropy": 0.5}
@@ -42,7 +42,7 @@ OTHERS = {("language", "never a signal"), ("environment", "constant returns")}
 SIMPLE = [rule for rule in RULES if (rule.world, rule.kind) in CASES]
 
 
-def names(rules: list[Rule]) -> list[str]:
+def names(rules: list[CollapseRule]) -> list[str]:
     return [f"{rule.world}-{rule.kind}" for rule in rules]
 
 
@@ -58,7 +58,7 @@ def learned(watcher: Watcher, *returns: float) -> Watcher:
     return watcher
 
 
-def watcher_of(rule: Rule, **settings: Any) -> Watcher:
+def watcher_of(rule: CollapseRule, **settings: Any) -> Watcher:
     found = Watcher({"ppo.lr": 0.1, "learner.lr": 0.1, **settings}, world=rule.world)
     return learned(found, 9.0, 100.0) if rule.world == "environment" else learned(found)
 
@@ -69,7 +69,7 @@ def test_every_rule_has_a_case_and_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("rule", SIMPLE, ids=names(SIMPLE))
-def test_a_rule_is_told_once_after_its_updates_in_a_row_with_the_version_at_which_it_began(rule: Rule) -> None:
+def test_a_rule_is_told_once_after_its_updates_in_a_row_with_the_version_at_which_it_began(rule: CollapseRule) -> None:
     bad, good = CASES[rule.world, rule.kind]
     watcher = watcher_of(rule)
     assert play(watcher, bad, rule.updates - 1) == [], "one row short of it"
@@ -82,7 +82,7 @@ def test_a_rule_is_told_once_after_its_updates_in_a_row_with_the_version_at_whic
 
 
 @pytest.mark.parametrize("rule", SIMPLE, ids=names(SIMPLE))
-def test_an_incident_that_is_over_may_come_again_and_one_good_row_does_not_end_it(rule: Rule) -> None:
+def test_an_incident_that_is_over_may_come_again_and_one_good_row_does_not_end_it(rule: CollapseRule) -> None:
     bad, good = CASES[rule.world, rule.kind]
     watcher, num = watcher_of(rule), rule.updates
     assert [f.level for _, f in play(watcher, bad, num) if f.kind == rule.kind] == ["collapse"]
@@ -290,7 +290,7 @@ def test_the_advice_names_the_settings_of_the_recipe_and_what_they_are_now() -> 
 
 # ------------------------------------------------------------------------------------------------------------------- resume
 @pytest.mark.parametrize("rule", RULES, ids=names(list(RULES)))
-def test_a_watch_that_is_saved_anywhere_goes_on_as_if_it_had_not_been(rule: Rule) -> None:
+def test_a_watch_that_is_saved_anywhere_goes_on_as_if_it_had_not_been(rule: CollapseRule) -> None:
     bad, good = CASES.get((rule.world, rule.kind), (FELL, {"return": 90.0, "episodes": 100.0}))
     some = [*[good] * 3, *[bad] * (rule.updates + 3), *[good] * (rule.updates + 1), *[bad] * (rule.updates + 2)]
     rows = [{**row, "episodes": row["episodes"] + 40.0 * v} if "episodes" in row else row for v, row in enumerate(some)]

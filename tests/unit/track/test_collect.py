@@ -4,7 +4,7 @@ import pytest
 from made_runs import made_group, made_run
 
 from runnel.core.errors import ConfigError
-from runnel.track.collect import collect, find_runs
+from runnel.report.collect import collect, find_runs
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from test_track_report import Page
 from runnel.cli.main import main
 from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import aggregate
-from runnel.track.collect import collect
+from runnel.report.collect import collect
+from runnel.report.verdicts import judge, score_of
+from runnel.report.write import write_comparison
 from runnel.track.evals import append_eval, make_eval_row
 from runnel.track.history import load_history
-from runnel.track.judge import judge, score_of
-from runnel.track.report import write_comparison
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from test_judge import tmp_path  # noqa: F401
 
 from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import Interval
-from runnel.track.collect import collect
-from runnel.track.judge import judge
-from runnel.track.markdown import fence, judgement_markdown, md, write_markdown
-from runnel.track.paper import _best, latex, write_paper
+from runnel.report.collect import collect
+from runnel.report.markdown import fence, judgement_markdown, md, write_markdown
+from runnel.report.paper import _best, latex, write_paper
+from runnel.report.verdicts import judge
 
 EVIL = "a|b <img src=x onerror=alert(1)> [x](http://y) `c` @me $z$ ![i](u)"
 

@@ -11,7 +11,7 @@ import pytest
 import runnel as rl
 from runnel.board.library import Library
 from runnel.cli.main import main
-from runnel.track.collect import collect
+from runnel.report.collect import collect
 from runnel.track.folder import RunFolder
 from runnel.track.history import load_history
 

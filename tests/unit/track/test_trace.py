@@ -16,7 +16,7 @@ from runnel.cli.main import main
 from runnel.core.clock import ManualClock
 from runnel.core.errors import ConfigError
 from runnel.core.metrics import StageTimer
-from runnel.core.trace import MARK, RECORD, SPAN, WAIT, Recorder
+from runnel.core.trace import MARK, RECORD, SPAN, WAIT, TraceWriter
 from runnel.run.checkpoint import Checkpoints
 from runnel.track.trace import write_trace
 from runnel.track.trace.files import Process, _align, read_process
@@ -163,9 +163,9 @@ def recorded(path: Path) -> Process:
 
 def test_pieces_of_one_stage_become_one_slice_and_keep_their_seconds(tmp_path: Path) -> None:
     clock = ManualClock()
-    recorder = Recorder(tmp_path / "a.bin", clock, about=ABOUT)
+    recorder = TraceWriter(tmp_path / "a.bin", clock, about=ABOUT)
     timer = StageTimer(clock)
-    timer.lane = recorder.lane("actor")
+    timer.track = recorder.track("actor")
     for gap in (0.0, 5e-5, 5e-5, 0.5):
         clock.advance(gap)
         with timer.stage("sample"):
@@ -184,12 +184,12 @@ def test_pieces_of_one_stage_become_one_slice_and_keep_their_seconds(tmp_path: P
 
 def test_a_full_file_counts_what_it_leaves_out(tmp_path: Path) -> None:
     clock = ManualClock()
-    recorder = Recorder(tmp_path / "a.bin", clock, about=ABOUT, max_bytes=2000)
-    lane = recorder.lane("actor")
-    code = lane.code(MARK, "reserve x")
+    recorder = TraceWriter(tmp_path / "a.bin", clock, about=ABOUT, max_bytes=2000)
+    track = recorder.track("actor")
+    code = track.code(MARK, "reserve x")
     for _ in range(4):
         for _ in range(20):
-            lane.put(code, 1)
+            track.put(code, 1)
         recorder.flush()
     recorder.close()
     process = recorded(tmp_path / "a.bin")
@@ -199,7 +199,7 @@ def test_a_full_file_counts_what_it_leaves_out(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_ends_the_trace_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path / "a.bin", ManualClock(), about=ABOUT)
+    recorder = TraceWriter(tmp_path / "a.bin", ManualClock(), about=ABOUT)
 
     class Full:
         closed = False
@@ -211,19 +211,19 @@ def test_a_disk_that_is_full_ends_the_trace_not_the_run(tmp_path: Path, monkeypa
             self.closed = True
 
     monkeypatch.setattr(recorder, "_file", Full())
-    lane = recorder.lane("actor")
+    track = recorder.track("actor")
     for _ in range(3):
-        lane.put(lane.code(MARK, "reserve x"), 1)
+        track.put(track.code(MARK, "reserve x"), 1)
         recorder.flush()
     recorder.close()
     assert recorder.left_out == 2
 
 
 def test_a_killed_process_leaves_what_it_had_written(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "a.bin", ManualClock(), about=ABOUT)
-    lane = recorder.lane("actor")
+    recorder = TraceWriter(tmp_path / "a.bin", ManualClock(), about=ABOUT)
+    track = recorder.track("actor")
     for n in range(2):
-        lane.put(lane.code(MARK, "reserve x"), n)
+        track.put(track.code(MARK, "reserve x"), n)
         recorder.flush()
     recorder.close()
     data = (tmp_path / "a.bin").read_bytes()
@@ -243,8 +243,8 @@ def test_a_file_that_is_no_trace_is_named(junk: bytes, tmp_path: Path) -> None:
 
 
 def test_records_that_point_nowhere_are_left_out(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "a.bin", ManualClock(), about=ABOUT)
-    recorder.lane("actor")
+    recorder = TraceWriter(tmp_path / "a.bin", ManualClock(), about=ABOUT)
+    recorder.track("actor")
     recorder.block.extend((8 * (5 + 4096 * 77), 1.0, 0.0, 0.0, 0.0))
     recorder.block.extend((0, float("nan"), 0.0, 0.0, 0.0))
     recorder.close()
@@ -264,8 +264,8 @@ def test_a_process_that_was_started_again_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     for incarnation in (0, 1 << 12):
         about = {"group": "actor-0", "epoch": 0, "incarnation": incarnation}
-        recorder = Recorder(tmp_path / "trace" / f"actor-0-{incarnation}.bin", ManualClock(), about=about)
-        recorder.lane("actor-0").instant("x")
+        recorder = TraceWriter(tmp_path / "trace" / f"actor-0-{incarnation}.bin", ManualClock(), about=about)
+        recorder.track("actor-0").instant("x")
         recorder.close()
     events = read_trace(write_trace(tmp_path, tmp_path / "t.json").path)
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"actor-0", "actor-0, start 2"}

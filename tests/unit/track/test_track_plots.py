@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runnel.core.errors import DataError
-from runnel.track.plots import Series, curve_svg, decimate, line_chart, nice_ticks, smoothed
+from runnel.report.plots import Series, curve_svg, decimate, line_chart, nice_ticks, smoothed
 
 SVG = "{http://www.w3.org/2000/svg}"
 

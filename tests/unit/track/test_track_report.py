@@ -10,9 +10,9 @@ import pytest
 
 from runnel.core.errors import ConfigError
 from runnel.eval.statistics import mean_interval
+from runnel.report.write import write_report
 from runnel.track.folder import RunFolder
 from runnel.track.history import across, load_history
-from runnel.track.report import write_report
 from runnel.track.sinks import JsonlSink
 
 EVIL = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>'

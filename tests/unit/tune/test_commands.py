@@ -101,7 +101,7 @@ def test_numbers_inside_a_range_that_cannot_work_are_named_before_the_study_star
 
 
 class Refusing:
-    """A crew whose trials with several environments are refused, as settings that cannot stand together are."""
+    """A pool whose trials with several environments are refused, as settings that cannot stand together are."""
 
     def __init__(self) -> None:
         self.seats: dict[int, dict[str, Any]] = {}

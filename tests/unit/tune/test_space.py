@@ -26,7 +26,7 @@ CONFIG = ppo.Config()
         ("num-envs=4..64", Param("num_envs", "int", 4, 64)),
         ("num_envs=log(4, 64)", Param("num_envs", "int", 4, 64, log=True)),
         ("ppo.gamma=0..1", Param("ppo.gamma", "float", 0.0, 1.0)),
-        ("ppo.clip={0.1, 0.2,0.3}", Param("ppo.clip", "choice", choices=(0.1, 0.2, 0.3))),
+        ("ppo.clip_range={0.1, 0.2,0.3}", Param("ppo.clip_range", "choice", choices=(0.1, 0.2, 0.3))),
         ("net.hidden={[64, 64],[256]}", Param("net.hidden", "choice", choices=([64, 64], [256]))),
         ("ppo.lr={linear(1e-3, 0), 3e-4}", Param("ppo.lr", "choice", choices=("linear(1e-3, 0)", 3e-4))),
         ("ppo.target_kl={none, 0.02}", Param("ppo.target_kl", "choice", choices=(None, 0.02))),
@@ -78,7 +78,7 @@ def test_a_file(tmp_path: Path) -> None:
     file.write_text('num_envs = "int(4, 8)"\n[ppo]\nlr = "log(1e-4, 1e-2)"\nclip = [0.1, 0.3]\n')
     found = read_space([str(file)], CONFIG)
     assert found["ppo.lr"] == Param("ppo.lr", "float", 1e-4, 1e-2, log=True)
-    assert found["ppo.clip"].choices == (0.1, 0.3)
+    assert found["ppo.clip_range"].choices == (0.1, 0.3)
     assert found["num_envs"].kind == "int"
     file.write_text("[ppo\n")
     with pytest.raises(ConfigError, match="not TOML"):
@@ -110,7 +110,7 @@ def test_draws_and_neighbours_stay_within() -> None:
     rate, number, choice = (
         parse("ppo.lr", "log(1e-4, 1e-2)", CONFIG),
         parse("num_envs", "int(2, 4)", CONFIG),
-        parse("ppo.clip", "{0.1, 0.2, 0.3}", CONFIG),
+        parse("ppo.clip_range", "{0.1, 0.2, 0.3}", CONFIG),
     )
     draws = [rate.draw(chance) for _ in range(400)]
     assert all(1e-4 <= d <= 1e-2 for d in draws)

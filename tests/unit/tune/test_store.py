@@ -13,7 +13,7 @@ from runnel.tune.store import importance, open_study, sampler, suggest
 
 
 def setup(sampler: str = "tpe", trials: int = 20, **options: object) -> Setup:
-    words = ("ppo.lr=log(1e-4,1e-2)", "ppo.clip={0.1,0.2}")
+    words = ("ppo.lr=log(1e-4,1e-2)", "ppo.clip_range={0.1,0.2}")
     return make_setup("ppo", {}, TuneConfig(search=words, sampler=sampler, trials=trials, **options))  # type: ignore[arg-type]
 
 

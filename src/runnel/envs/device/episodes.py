@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.protocols import State
+from runnel.core.state import State
 from runnel.envs.vector.contract import Episode
 
 MAX_RECORDS = 256

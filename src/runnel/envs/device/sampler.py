@@ -17,18 +17,21 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.inference import InferenceClient, RowPolicy
+from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.protocols import AgentRoute, InferenceClient, RowPolicy, SampleWriter, State
 from runnel.core.records import Slot, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
+from runnel.core.state import State
 from runnel.envs.carried import CarriedReturns
-from runnel.envs.device.engines import Act, Played
 from runnel.envs.device.episodes import records
+from runnel.envs.device.torch_engine import Act, Played
 from runnel.envs.device.vector import TensorVector
 from runnel.envs.sampler import AGENT, VecEnvSampler
-from runnel.kernels.graphs import Captured
+from runnel.kernels.graphs import CudaGraphed
 
 _SMALLEST_NOISE = 2.0**-25
 
@@ -77,7 +80,7 @@ class DeviceSampler:
         self._generator.manual_seed(make_seed(seed, name, "noise"))
         self._noise = torch.zeros(0)
         self._act: Act | None = None
-        self._play: Captured[Played] | None = None
+        self._play: CudaGraphed[Played] | None = None
         self._slot: Slot | None = None
         self._started = False
         self._waits = "nothing"
@@ -108,7 +111,7 @@ class DeviceSampler:
         self._num_steps += num_steps
         return num_steps
 
-    def _player(self, client: InferenceClient) -> Captured[Played]:
+    def _player(self, client: InferenceClient) -> CudaGraphed[Played]:
         """What plays a segment; made anew when the policy has moved."""
         act = client.local()
         assert act is not None, "the policy has left this process"
@@ -116,7 +119,7 @@ class DeviceSampler:
             generators = [self._generator, self.vector.generator]
             self._act, self._play = (
                 act,
-                Captured(
+                CudaGraphed(
                     lambda arrays: self._segment(arrays, act, client.row_policy()), generators=generators, name="a segment"
                 ),
             )

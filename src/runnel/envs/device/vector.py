@@ -7,11 +7,12 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.checks import check_tensor_env
-from runnel.core.protocols import RowPolicy, State
+from runnel.core.contracts.inference import RowPolicy
 from runnel.core.rng import make_seed
+from runnel.core.state import State
 from runnel.envs.device.base import ArrayEnv, TensorEnv
-from runnel.envs.device.engines import Act, DeviceEngine, Played
-from runnel.envs.device.host import HostEngine
+from runnel.envs.device.numpy_engine import HostEngine
+from runnel.envs.device.torch_engine import Act, DeviceEngine, Played
 from runnel.envs.vector.contract import Episode, Fault, StepOut
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import State
+from runnel.core.state import State
 
 Array = NDArray[Any]
 _TRIAL_STEPS = 4

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runnel.core.actions import env_action, final_mask, flat_mask, read_masks
+from runnel.core.action_codec import env_action, final_mask, flat_mask, read_masks
 from runnel.core.checks import check_rewards
 from runnel.core.errors import DataError
-from runnel.core.protocols import State
 from runnel.core.rng import make_seed
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import State
 from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.spaces import MASK, Array, ObsLeaf, mask_in_obs, obs_leaves
 from runnel.envs.vector.contract import Episode, Fault
-from runnel.envs.vector.host import HostVector
+from runnel.envs.vector.cpu_base import HostVector
 
 Rows = NDArray[np.int64]
 

@@ -13,10 +13,10 @@ from runnel.envs.vector.contract import VectorEnv
 from runnel.envs.vector.gym_vector import GymVector, choose_resets
 from runnel.envs.vector.processes import ProcessVector, num_cores
 from runnel.envs.vector.serial import SerialVector
-from runnel.envs.vector.source import Source
+from runnel.envs.vector.source import EnvSource
 
 
-def build_vector(source: Source, num_envs: int, config: VectorConfig, *, seed: int, index0: int = 0) -> VectorEnv:
+def build_vector(source: EnvSource, num_envs: int, config: VectorConfig, *, seed: int, index0: int = 0) -> VectorEnv:
     """The vector that `config` describes; `auto` is chosen first."""
     config.check()
     config = choose(source, num_envs, config, cores=num_cores()).config
@@ -44,14 +44,14 @@ def build_vector(source: Source, num_envs: int, config: VectorConfig, *, seed: i
     return SerialVector(source.make, num_envs, **place)
 
 
-def _only(source: Source, config: VectorConfig, backend: str) -> None:
+def _only(source: EnvSource, config: VectorConfig, backend: str) -> None:
     if config.backend != backend:
         raise ConfigError(
             "vector.backend", config.backend, f"{source.name} steps itself, all copies at once; use {backend} or auto"
         )
 
 
-def _gymnasium(source: Source, num_envs: int, config: VectorConfig, *, seed: int, index0: int) -> VectorEnv:
+def _gymnasium(source: EnvSource, num_envs: int, config: VectorConfig, *, seed: int, index0: int) -> VectorEnv:
     if source.make_vec is None:
         raise ConfigError("vector.backend", "gymnasium", f"{source.name} has no vector of its own; use serial or processes")
     if config.threads:
@@ -63,7 +63,7 @@ def _gymnasium(source: Source, num_envs: int, config: VectorConfig, *, seed: int
     return GymVector(resets, seed=seed, index0=index0, name=source.name, has_mask=source.spec.has_mask, check=source.check)
 
 
-def _check_layout(source: Source, vec: Any) -> None:
+def _check_layout(source: EnvSource, vec: Any) -> None:
     """A network made for one environment must fit the vector of it."""
     found = env_spec(vec.single_observation_space, vec.single_action_space, has_mask=source.spec.has_mask)
     vec.close()

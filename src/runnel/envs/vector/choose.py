@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runnel.core.errors import ConfigError
 from runnel.envs.vector.config import VectorConfig
-from runnel.envs.vector.source import Source
+from runnel.envs.vector.source import EnvSource
 
 STEP_US = {
     "gymnasium.envs.classic_control": 10,
@@ -40,7 +40,7 @@ class Choice:
     text: str
 
 
-def choose(source: Source, num_envs: int, config: VectorConfig, *, cores: int, plain: bool = False) -> Choice:
+def choose(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: int, plain: bool = False) -> Choice:
     """`config` without `auto`. `plain`: the simplest that can step `source`, however slow."""
     found, why = _choose(source, num_envs, config, cores=cores, plain=plain)
     for name in ("num_workers", "threads", "step_timeout_s"):
@@ -52,7 +52,7 @@ def choose(source: Source, num_envs: int, config: VectorConfig, *, cores: int, p
     return Choice(found, f"{source.name} x {num_envs}: {why}")
 
 
-def _choose(source: Source, num_envs: int, config: VectorConfig, *, cores: int, plain: bool) -> tuple[VectorConfig, str]:
+def _choose(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: int, plain: bool) -> tuple[VectorConfig, str]:
     if config.backend != "auto":
         return config, f"{config.backend}, as configured"
     if source.kind != "plain":
@@ -74,13 +74,13 @@ def _choose(source: Source, num_envs: int, config: VectorConfig, *, cores: int, 
     return _serial_or_processes(source, num_envs, config, cores=cores)
 
 
-def _own_vector_pays(source: Source, num_envs: int, config: VectorConfig) -> bool:
+def _own_vector_pays(source: EnvSource, num_envs: int, config: VectorConfig) -> bool:
     """Arguments of the constructor may mean other things to the vector, and it knows nothing of frames and restarts."""
     able = config.on_error == "stop" and not config.frame_stack and not source.kwargs
     return able and source.make_vec is not None and num_envs >= OWN_VECTORS.get(source.name, num_envs + 1)
 
 
-def _serial_or_processes(source: Source, num_envs: int, config: VectorConfig, *, cores: int) -> tuple[VectorConfig, str]:
+def _serial_or_processes(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: int) -> tuple[VectorConfig, str]:
     """By the table. The episodes are the same, so it does not matter to what is learned that the number of cores decides."""
     step_us, workers = STEP_US.get(source.family), min(num_envs, cores)
     if step_us is None:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import State
 from runnel.core.rng import seed_sequence
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import State
 from runnel.envs.spaces import MASK
 
 _SEED_BLOCK = 64

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.actions import flat_mask
+from runnel.core.action_codec import flat_mask
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import State
 from runnel.core.rng import make_seed
+from runnel.core.state import State
 from runnel.envs.fire import NO_FIRE, FireFirst
 from runnel.envs.spaces import MASK, env_spec
 from runnel.envs.vector.batch import BatchVector, take

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.actions import flat_mask
+from runnel.core.action_codec import flat_mask
 from runnel.core.errors import DataError
-from runnel.core.protocols import State
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
+from runnel.core.state import State
 from runnel.envs.spaces import MASK, action_spec, env_spec
 from runnel.envs.trust import of_gymnasium, trusting_vector
 from runnel.envs.vector.array_state import ArrayState, check_arrays
@@ -93,7 +93,7 @@ class SameStep:
         self.vec.set_state(state["state"])
 
 
-class Nursery:
+class ResetPool:
     """The environment would reset one step late: rows that ended are filled from a second instance that was just reset."""
 
     def __init__(self, make: MakeVec, num_envs: int, name: str, index0: int) -> None:
@@ -266,7 +266,7 @@ def choose_resets(make: MakeVec, num_envs: int, *, name: str, index0: int) -> Re
     if mode == AutoresetMode.DISABLED:
         return Masked(vec, name, index0)
     vec.close()
-    return Nursery(make, num_envs, name, index0)
+    return ResetPool(make, num_envs, name, index0)
 
 
 class GymVector(BatchVector):

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.actions import mask_parts
+from runnel.core.action_codec import mask_parts
 from runnel.core.errors import RunnelError
 from runnel.core.spaces import ActionSpec
 from runnel.envs.vector.build import build_vector
@@ -26,7 +26,7 @@ from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.contract import VectorEnv
 from runnel.envs.vector.processes import ProcessVector
 from runnel.envs.vector.serial import SerialVector
-from runnel.envs.vector.source import Source
+from runnel.envs.vector.source import EnvSource
 
 Array = NDArray[Any]
 MEASURE_S = 0.1
@@ -48,7 +48,7 @@ class Candidate:
     measure: Callable[[], float]
 
 
-def measure_backends(source: Source, num_envs: int, config: VectorConfig, *, cores: int) -> Choice:
+def measure_backends(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: int) -> Choice:
     """What steps `num_envs` of `source` fastest here: the settings to give, and what was measured. Takes about a second."""
     if source.kind != "plain":
         return decide(source.name, num_envs, _thread_candidates(source, num_envs, config, cores))
@@ -155,7 +155,7 @@ def _may_use_vec(config: VectorConfig) -> bool:
     return config.on_error == "stop" and not (config.step_timeout_s or config.frame_stack or config.num_workers)
 
 
-def _time_serial(source: Source, num_envs: int) -> tuple[float, bool]:
+def _time_serial(source: EnvSource, num_envs: int) -> tuple[float, bool]:
     """Seconds of a step of all environments, and whether they wait for something rather than compute."""
     start = time.perf_counter()
     source.make().close()
@@ -167,11 +167,11 @@ def _time_serial(source: Source, num_envs: int) -> tuple[float, bool]:
     return timed.step_s * num_envs / few, sleeps
 
 
-def _timed(label: str, source: Source, num_envs: int, config: VectorConfig) -> Candidate:
+def _timed(label: str, source: EnvSource, num_envs: int, config: VectorConfig) -> Candidate:
     return Candidate(label, config, lambda: time_step(build_vector(source, num_envs, config, seed=0)).step_s)
 
 
-def _process_candidate(source: Source, num_envs: int, config: VectorConfig, serial_s: float) -> Candidate:
+def _process_candidate(source: EnvSource, num_envs: int, config: VectorConfig, serial_s: float) -> Candidate:
     """Processes with one environment each are measured; what the others of a worker add is what they take in series."""
     workers = config.num_workers
 
@@ -182,7 +182,7 @@ def _process_candidate(source: Source, num_envs: int, config: VectorConfig, seri
     return Candidate(f"{workers} processes", config, measure)
 
 
-def _thread_candidates(source: Source, num_envs: int, config: VectorConfig, cores: int) -> list[Candidate]:
+def _thread_candidates(source: EnvSource, num_envs: int, config: VectorConfig, cores: int) -> list[Candidate]:
     """Atari with one number only: its resets take long."""
     if source.kind == "atari":
         chosen = config.resolve("gymnasium", threads=config.threads or min(num_envs, cores))

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import State
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import State
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, episode_seed
-from runnel.envs.vector.host import HostVector
+from runnel.envs.vector.cpu_base import HostVector
 from runnel.envs.vector.memory import check_memory
 from runnel.envs.vector.shared import read_message, send_message, shared_arrays, shared_out, slice_out
-from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, Job, Worker
+from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, EnvWorker, Job
 
 SPIN_S = 50e-6
 CLOSE_S = 5.0
@@ -64,11 +64,11 @@ class ProcessVector(HostVector):
         self._make, self._restart, self._timeout_s = make, restart, step_timeout_s or None
         self._allocate(num_workers)
         self._episode, self._start, self._failures = (np.zeros(num_envs, np.int64) for _ in range(3))
-        self._workers: list[Worker] = []
+        self._workers: list[EnvWorker] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
         for number in range(num_workers):
             self._workers.append(self._fork(number))
-        self._waiting: list[Worker] = []
+        self._waiting: list[EnvWorker] = []
         self._deadline: float | None = None
 
     def _allocate(self, num_workers: int) -> None:
@@ -88,7 +88,7 @@ class ProcessVector(HostVector):
         self._actions = torch.from_numpy(self._shared["actions"])
         self._shared["at_row"].fill(-1)
 
-    def _fork(self, number: int) -> Worker:
+    def _fork(self, number: int) -> EnvWorker:
         run, shared = self._runs[number], self._shared
         shared["at_row"][number] = -1
         job = Job(
@@ -109,7 +109,7 @@ class ProcessVector(HostVector):
             self.check,
             spin_s=SPIN_S if len(self._runs) < num_cores() else 0.0,
         )
-        return Worker(job)
+        return EnvWorker(job)
 
     # ---------------------------------------------------------------------------------------------------------- a step
     def reset(self, seed: int | None = None) -> StepOut:
@@ -130,7 +130,7 @@ class ProcessVector(HostVector):
         for worker in self._workers:
             self._write(worker, STEP)
 
-    def _write(self, worker: Worker, data: bytes) -> None:
+    def _write(self, worker: EnvWorker, data: bytes) -> None:
         with suppress(BrokenPipeError):  # it is dead: whoever waits for its answer will find out
             os.write(worker.orders, data)
 
@@ -149,7 +149,7 @@ class ProcessVector(HostVector):
             self._replace(number)
         return self.out
 
-    def _finish(self, worker: Worker) -> str:
+    def _finish(self, worker: EnvWorker) -> str:
         """Wait for a worker's step; what went wrong with its process, or nothing."""
         if not self._await(worker):
             worker.end()
@@ -166,7 +166,7 @@ class ProcessVector(HostVector):
             pass
         return f"died: its process {worker.end(patience_s=1.0)}"
 
-    def _await(self, worker: Worker) -> bool:
+    def _await(self, worker: EnvWorker) -> bool:
         """Whether a worker has answered; each of its environments in turn has `step_timeout_s` for its own step."""
         if self._timeout_s is None or self._deadline is None:
             return worker.wait(None)
@@ -255,12 +255,12 @@ class ProcessVector(HostVector):
             self._tell(worker, message)
         return [self._hear(worker) for worker in self._workers]
 
-    def _tell(self, worker: Worker, told: Any) -> None:
+    def _tell(self, worker: EnvWorker, told: Any) -> None:
         with suppress(BrokenPipeError):  # found out by `_hear`
             os.write(worker.orders, TELL)
             send_message(worker.orders, told)
 
-    def _hear(self, worker: Worker) -> Any:
+    def _hear(self, worker: EnvWorker) -> Any:
         try:
             token = os.read(worker.answers, 1)
             answer = read_message(worker.answers)
@@ -298,7 +298,7 @@ def _as_error(answer: dict[str, str]) -> DataError:
     return error
 
 
-def _end_all(workers: list[Worker], owner: int) -> None:
+def _end_all(workers: list[EnvWorker], owner: int) -> None:
     if os.getpid() != owner:
         return
     for worker in workers:

@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.actions import env_action_rows, final_mask, read_mask
+from runnel.core.action_codec import env_action_rows, final_mask, read_mask
 from runnel.core.checks import reward_number
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.progress import progressed
-from runnel.core.protocols import State
 from runnel.core.spaces import ActionSpec, EnvSpec
+from runnel.core.state import State
 from runnel.core.user_code import frames, place_of, told
 from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, env_spec, mask_in_obs, obs_leaves, obs_writer
 from runnel.envs.trust import of_gymnasium, trusting
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, EpisodeSeeds, StepOut, mark_stack
-from runnel.envs.vector.host import HostVector, explained_by
+from runnel.envs.vector.cpu_base import HostVector, explained_by
 
 _PRUNE_AT = 1024
 

@@ -12,7 +12,7 @@ from runnel.envs.vector.gym_vector import MakeVec
 
 
 @dataclass(frozen=True)
-class Source:
+class EnvSource:
     """How to make one environment or many, and what is known of it beforehand."""
 
     name: str

@@ -59,7 +59,7 @@ class Job:
     spin_s: float
 
 
-class Worker:
+class EnvWorker:
     """The process as its parent sees it: two pipes and a process id."""
 
     def __init__(self, job: Job) -> None:

@@ -23,16 +23,17 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.memory import free_memory
-from runnel.core.pieces import Piece
-from runnel.core.protocols import ParamSet, State
 from runnel.core.records import StreamSpec
+from runnel.core.sharding.param_shards import ParamShard
+from runnel.core.state import State
 from runnel.flow.collective import LOOPBACK
-from runnel.flow.inference import Board, BoardClient, BoardServer, InferenceSpec
+from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, checksum
 from runnel.flow.slots import SlotMemory, SlotTable, TableReader, TableWriter
-from runnel.flow.staleness import StalenessPolicy
+from runnel.flow.staleness import AdmissionRule
 
 _ALIGN = 64
 
@@ -134,17 +135,19 @@ class ShmTransport:
         self._fds, self._bells = fds, bells
 
     @staticmethod
-    def allocate(streams: Mapping[str, StreamSpec], channels: list[str], boards: Mapping[str, InferenceSpec]) -> dict[str, int]:
+    def allocate(
+        streams: Mapping[str, StreamSpec], channels: list[str], mailbox_tables: Mapping[str, InferenceSpec]
+    ) -> dict[str, int]:
         """Descriptors for every edge between groups. Parameter channels get their size from the first publication."""
         sizes = {f"samples/{k}": _stream_layout(v)[1] for k, v in streams.items()}
-        sizes |= {f"inference/{k}": v.num_numbers * 8 + v.num_boxes * v.max_bytes for k, v in boards.items()}
+        sizes |= {f"inference/{k}": v.num_numbers * 8 + v.num_boxes * v.max_bytes for k, v in mailbox_tables.items()}
         need, free = sum(sizes.values()), free_shared_memory()
         if need > free:
             raise ConfigError("streams", f"{need >> 20} MiB", f"only {free >> 20} MiB of shared memory is free; lower capacity")
         sizes |= {f"params/{k}": 0 for k in channels}
         return {name: anonymous_file(name.replace("/", "-"), size) for name, size in sizes.items()}
 
-    def samples(self, spec: StreamSpec, policy: StalenessPolicy) -> SlotTable:
+    def samples(self, spec: StreamSpec, policy: AdmissionRule) -> SlotTable:
         fd = self._fds[f"samples/{spec.name}"]
         layout, size = _stream_layout(spec)
         memory = mmap.mmap(fd, size)
@@ -154,27 +157,27 @@ class ShmTransport:
         feedback = [Batch({k: _tensor(memory, *place) for k, place in fields.items()}) for fields in layout["feedback"]]
         return SlotTable(spec, policy, SlotMemory(control, slots, feedback), lock=FileLock(fd), ring=self._bells.ring)
 
-    def inference(self, spec: InferenceSpec) -> Board:
+    def inference(self, spec: InferenceSpec) -> MailboxTable:
         fd, split = self._fds[f"inference/{spec.name}"], spec.num_numbers * 8
         memory = mmap.mmap(fd, split + spec.num_boxes * spec.max_bytes)
         control = np.frombuffer(memory, np.int64, spec.num_numbers)
         payload = np.frombuffer(memory, np.uint8, offset=split)
-        return Board(spec, control, payload, lock=FileLock(fd), ring=self._bells.ring)
+        return MailboxTable(spec, control, payload, lock=FileLock(fd), ring=self._bells.ring)
 
     def params(self, name: str, *, depth: int) -> Channel:
         return ShmChannel(name, self._fds[f"params/{name}"], depth=depth, ring=self._bells.ring)
 
-    def rank_reader(self, spec: StreamSpec, policy: StalenessPolicy, rank: int, ranks: int) -> TableReader:
+    def rank_reader(self, spec: StreamSpec, policy: AdmissionRule, rank: int, ranks: int) -> TableReader:
         return TableReader(self.samples(spec, policy), "trainer")
 
-    def writer(self, spec: StreamSpec, policy: StalenessPolicy, index: int) -> TableWriter:
+    def writer(self, spec: StreamSpec, policy: AdmissionRule, index: int) -> TableWriter:
         return TableWriter(self.samples(spec, policy), index)
 
-    def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> BoardClient:
-        return BoardClient(self.inference(spec), index, subscriber, first=first)
+    def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> MailboxClient:
+        return MailboxClient(self.inference(spec), index, subscriber, first=first)
 
-    def server(self, spec: InferenceSpec, index: int) -> BoardServer:
-        return BoardServer(self.inference(spec), index)
+    def server(self, spec: InferenceSpec, index: int) -> MailboxServer:
+        return MailboxServer(self.inference(spec), index)
 
     def wait(self, timeout_s: float, *also: int) -> bool:
         return self._bells.wait(timeout_s, *also)
@@ -201,12 +204,12 @@ class ShmChannel:
         self._buffers: list[Batch] = []
 
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
-        pieces = {name: Piece.of(value) for name, value in params.items()}
+        pieces = {name: ParamShard.of(value) for name, value in params.items()}
         self.open(version, pieces)
         self.write(version, pieces)
         self.commit(version)
 
-    def open(self, version: int, pieces: Mapping[str, Piece]) -> None:
+    def open(self, version: int, pieces: Mapping[str, ParamShard]) -> None:
         """Begin to publish `version`; `pieces` tell names and shapes. Then it may be written, from any process."""
         if self._memory is None:
             self._create(pieces)
@@ -219,7 +222,7 @@ class ShmChannel:
         with self._lock:
             self._numbers[1 + 2 * slot] = _unfinished(version)
 
-    def write(self, version: int, pieces: Mapping[str, Piece]) -> None:
+    def write(self, version: int, pieces: Mapping[str, ParamShard]) -> None:
         """Put rows of the open `version` in their places."""
         buffer = self._buffers[self._open_slot(version)]
         for name, piece in pieces.items():
@@ -282,7 +285,7 @@ class ShmChannel:
     def _versions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return self._numbers[1 : 1 + 2 * self._depth : 2]
 
-    def _create(self, pieces: Mapping[str, Piece]) -> None:
+    def _create(self, pieces: Mapping[str, ParamShard]) -> None:
         entries, at = [], 0
         for key, piece in pieces.items():
             entries.append([key, str(piece.dtype).removeprefix("torch."), list(piece.shape), at])

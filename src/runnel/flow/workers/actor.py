@@ -7,7 +7,9 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from runnel.core.clock import Clock
-from runnel.core.protocols import InferenceClient, Sampler, SampleWriter, State
+from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.samples import Sampler, SampleWriter
+from runnel.core.state import State
 from runnel.flow.params import Kept
 from runnel.flow.workers.base import Worker
 

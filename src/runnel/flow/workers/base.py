@@ -6,7 +6,7 @@ from typing import Any
 
 from runnel.core.clock import Clock
 from runnel.core.metrics import StageTimer
-from runnel.core.protocols import State
+from runnel.core.state import State
 
 
 class Worker:

@@ -7,11 +7,12 @@ from collections import deque
 import numpy as np
 
 from runnel.core.clock import Clock
+from runnel.core.contracts.samples import Feedback, SampleWriter, Store
 from runnel.core.errors import DataError
-from runnel.core.protocols import Feedback, SampleWriter, State, Store
 from runnel.core.rng import rng_state, set_rng_state
+from runnel.core.state import State
 from runnel.flow.slots import TableReader
-from runnel.flow.staleness import RatioPolicy
+from runnel.flow.staleness import ReplayRatioRule
 from runnel.flow.workers.base import Worker
 
 
@@ -33,7 +34,7 @@ class BufferWorker(Worker):
         reader: TableReader,
         writer: SampleWriter,
         store: Store,
-        policy: RatioPolicy,
+        policy: ReplayRatioRule,
         rng: np.random.Generator,
     ) -> None:
         super().__init__(name, clock)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from runnel.core.clock import Clock
+from runnel.core.contracts.evaluation import EpisodeRecorder, Evaluation, Progress
 from runnel.core.disk import refused
 from runnel.core.errors import EvaluationInterrupted
-from runnel.core.protocols import Evaluation, Progress, Recorder, State
-from runnel.flow.inference import InlineClient
+from runnel.core.state import State
+from runnel.flow.inference.inline import InlineClient
 from runnel.flow.workers.base import Worker
 
 Keep = Callable[[int, Sequence[float], Mapping[str, Tensor]], str]
@@ -34,7 +35,7 @@ class EvaluatorWorker(Worker):
         client: InlineClient,
         every: int,
         progress: Progress | None = None,
-        recorder: Recorder | None = None,
+        recorder: EpisodeRecorder | None = None,
         record_every: int = 1,
         keep: Keep | None = None,
     ) -> None:
@@ -83,7 +84,7 @@ class EvaluatorWorker(Worker):
         if self._recorder is not None and (self._round - 1) % self._record_every == 0:
             self._record(self._recorder)
 
-    def _record(self, recorder: Recorder) -> None:
+    def _record(self, recorder: EpisodeRecorder) -> None:
         try:
             with self.timer.stage("record"):
                 for event in recorder.run(self._client, round_index=self._round - 1, progress=self._progress):

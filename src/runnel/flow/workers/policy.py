@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runnel.core.clock import Clock
-from runnel.core.protocols import Closes, Inferencer, Request
-from runnel.flow.inference import Server
+from runnel.core.contracts.inference import Closes, Inferencer, Request
+from runnel.flow.inference.mailboxes import InferenceServer
 from runnel.flow.params import ChannelSubscriber, load
 from runnel.flow.workers.base import Worker
 
@@ -20,7 +20,7 @@ class PolicyWorker(Worker):
     kind = "policy"
 
     def __init__(
-        self, name: str, clock: Clock, *, server: Server, inferencer: Inferencer, subscriber: ChannelSubscriber
+        self, name: str, clock: Clock, *, server: InferenceServer, inferencer: Inferencer, subscriber: ChannelSubscriber
     ) -> None:
         super().__init__(name, clock)
         self._server, self._inferencer, self._subscriber = server, inferencer, subscriber

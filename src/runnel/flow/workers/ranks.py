@@ -1,11 +1,11 @@
 """A trainer of several ranks: one leads, the others follow, and together they take the step that one would take.
 
 The leader takes a batch, as a trainer that is alone does, and marks in the stream's memory which part of it is whose
-(`core/shares.py`). Followers find their parts there; on another node they are sent them (`flow/transports/shares.py`). All
-prepare and update at the same time; their learners meet in sums over the collective. At the end of an update every rank leaves
-its feedback beside the segments and tells the others how it went (`Ranks.finish`); that is the last time they meet, and only
-then does the leader publish, release and advance. So between two polls of the leader no rank holds anything, and the accounts
-are those of one reader.
+(`core/sharding/batch_split.py`). Followers find their parts there; on another node they are sent them
+(`flow/transports/cluster/ranks.py`). All prepare and update at the same time; their learners meet in sums over the
+collective. At the end of an update every rank leaves its feedback beside the segments and tells the others how it went
+(`Ranks.finish`); that is the last time they meet, and only then does the leader publish, release and advance. So between two
+polls of the leader no rank holds anything, and the accounts are those of one reader.
 """
 
 from __future__ import annotations
@@ -20,23 +20,15 @@ from typing import Any
 import torch
 
 from runnel.core.clock import Clock
+from runnel.core.contracts.learning import HasRng, HasWeightCheck, Learner, Sharded, Update
+from runnel.core.contracts.params import SharedPublisher
+from runnel.core.contracts.samples import RankReader, SharedReader
 from runnel.core.errors import RankError
 from runnel.core.metrics import StageTimer
-from runnel.core.pieces import Piece, rows_of_rank
-from runnel.core.proof import pack
-from runnel.core.protocols import (
-    Draws,
-    Learner,
-    Metrics,
-    Proves,
-    RankReader,
-    Sharded,
-    SharedPublisher,
-    SharedReader,
-    State,
-    Update,
-)
-from runnel.core.shares import share_of
+from runnel.core.sharding.batch_split import share_of
+from runnel.core.sharding.param_shards import ParamShard, rows_of_rank
+from runnel.core.state import Metrics, State
+from runnel.core.weight_check import pack
 from runnel.flow.collective import TorchCollective
 from runnel.flow.params import checksum
 from runnel.flow.workers.base import Worker
@@ -105,9 +97,9 @@ class Ranks:
         """
         pieces = dict(learner.pieces())
         check_finite({name: piece.value for name, piece in pieces.items()}, version)
-        proof = pack(learner.proof()) if isinstance(learner, Proves) else {}
+        weight_check = pack(learner.weight_check()) if isinstance(learner, HasWeightCheck) else {}
         if self.rank == 0:
-            pieces |= {name: Piece.of(value) for name, value in proof.items()}
+            pieces |= {name: ParamShard.of(value) for name, value in weight_check.items()}
             publisher.open(version, pieces)
         away = [r for r, (near,) in enumerate(self.collective.gather([float(here)])) if not near]
         if here:
@@ -118,10 +110,10 @@ class Ranks:
         for piece in pieces.values() if self.rank in away else ():
             self.collective.send(piece.value.detach().to("cpu", piece.dtype).contiguous(), 0)
 
-    def _receive(self, like: Piece, rank: int) -> Piece:
+    def _receive(self, like: ParamShard, rank: int) -> ParamShard:
         start, stop = rows_of_rank(like.shape[0], rank, self.num)
         rows = self.collective.receive(torch.empty(stop - start, *like.shape[1:], dtype=like.dtype), rank)
-        return Piece(((start, rows),), like.shape, like.dtype)
+        return ParamShard(((start, rows),), like.shape, like.dtype)
 
     @contextmanager
     def _wait(self) -> Iterator[None]:
@@ -194,7 +186,7 @@ class LeadingTrainer(TrainerWorker):
         for reader in self.readers.values():
             reader.announce(address)
         if isinstance(self.learner, Sharded):  # it has all rows before the first pass
-            pieces = dict(self.learner.pieces()) | {name: Piece.of(value) for name, value in pack(None).items()}
+            pieces = dict(self.learner.pieces()) | {name: ParamShard.of(value) for name, value in pack(None).items()}
             self.publisher.open(self.version, pieces)
             self.publisher.write(self.version, pieces)
         super().setup()
@@ -276,7 +268,7 @@ class FollowingTrainer(Worker):
 
     def snapshot(self) -> State:
         """Only what is this rank's own: all else is the leader's too."""
-        if not isinstance(self.learner, Draws):
+        if not isinstance(self.learner, HasRng):
             return {}
         state = self.learner.state_dict()
         return {name: state[name] for name in self.learner.own_state}
@@ -286,7 +278,7 @@ class FollowingTrainer(Worker):
         leader, own = state["leader"], state["own"]
         self.learner.load_state_dict(leader["learner"] | (own or {}))
         self.version, self.steps, self.tokens = leader["version"], leader["steps"], leader["tokens"]
-        if own is None and isinstance(self.learner, Draws):
+        if own is None and isinstance(self.learner, HasRng):
             self.learner.reseed(self.version)
 
     def close(self) -> None:

@@ -13,10 +13,13 @@ from torch.nn.utils import get_total_norm
 
 from runnel.core.checks import check_learner, check_update, name_of
 from runnel.core.clock import Clock
+from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, Update
+from runnel.core.contracts.params import ParamPublisher
+from runnel.core.contracts.samples import SampleReader
 from runnel.core.errors import NonFiniteError
-from runnel.core.proof import pack
-from runnel.core.protocols import Freezes, Learner, ParamPublisher, Proves, SampleReader, State, Update
 from runnel.core.records import Segment
+from runnel.core.state import State
+from runnel.core.weight_check import pack
 from runnel.flow.workers.base import Worker
 
 
@@ -178,14 +181,14 @@ class TrainerWorker(Worker):
 
     def _publish(self) -> None:
         """Frozen copies go first: who works with a version finds those that belong to it."""
-        if self._frozen and isinstance(self.learner, Freezes):
+        if self._frozen and isinstance(self.learner, HasReference):
             for name, copy in self.learner.frozen().items():
                 if self._fixed.get(name) != copy.version:
                     self._frozen[name].publish(copy.version, copy.params)
                     self._fixed[name] = copy.version
         params = self.learner.params()
-        if isinstance(self.learner, Proves):
-            params = {**params, **pack(self.learner.proof())}
+        if isinstance(self.learner, HasWeightCheck):
+            params = {**params, **pack(self.learner.weight_check())}
         self.publisher.publish(self.version, params)
 
     def waits_for(self) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import RowPolicy
+from runnel.core.contracts.inference import RowPolicy
 from runnel.kernels import stock
 from runnel.kernels.small.numba import dqn as numba_dqn
 from runnel.kernels.small.numba import ppo as numba_ppo
@@ -26,9 +26,9 @@ from runnel.kernels.small.triton import ppo as triton_ppo
 from runnel.kernels.small.triton.ppo import TritonActorCritic
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.inferencer import Acts
+from runnel.nets.optim import flat_view
 from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet
-from runnel.ops.optimise import flat_view
 
 Way = Callable[[Batch, bool], Batch | None]
 """Rows and whether to be greedy -> the answer, or None for rows that it does not serve."""

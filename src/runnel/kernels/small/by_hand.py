@@ -17,12 +17,12 @@ from torch.nn.functional import softplus
 from runnel.agents.sac import SACLearner
 from runnel.agents.td3 import TD3Learner
 from runnel.core.batch import Batch
-from runnel.kernels.small.passes import Passes
+from runnel.kernels.small.passes import GradientPasses
 from runnel.nets.continuous import LOG_STD_BOUNDS, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.mlp import MLP
+from runnel.nets.optim import Adam
 from runnel.nets.torso import Torso
 from runnel.ops.distributions import HALF_LOG_TWO_PI, LOG_TWO
-from runnel.ops.optimise import Adam
 from runnel.ops.targets import min_target, soft_target
 
 Answer = tuple[Mapping[str, Tensor], Tensor]
@@ -37,7 +37,7 @@ def why_not(learner: SACLearner | TD3Learner) -> str:
     for net in (learner.actor, learner.critic):
         if type(net.head) is not MLP or type(net.torso) is not Torso or net.torso.convolves:
             return "gradients by hand are for fully connected layers"
-        if not Passes.fit(net.head):
+        if not GradientPasses.fit(net.head):
             return "gradients by hand are for hidden layers of tanh or relu"
     if any(type(adam) is not Adam for adam in (learner._actor_adam, learner._critic_adam)):
         return "the optimiser is not the stock Adam"
@@ -51,7 +51,7 @@ class _Critics:
         actor = learner.actor
         assert isinstance(actor, SquashedGaussianActor | DeterministicActor)
         self._learner, self._box = learner, actor.box
-        self.online, self._target = Passes(learner.critic.head), Passes(learner.target_critic.head)
+        self.online, self._target = GradientPasses(learner.critic.head), GradientPasses(learner.target_critic.head)
 
     def target(self, following: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """Q of the target critics. `[S, B]`"""
@@ -111,7 +111,7 @@ class _Squashed:
 
 def sac_step(learner: SACLearner) -> Callable[[Batch], Answer]:
     """`SACLearner.step` by hand."""
-    actor, critics = Passes(learner.actor.head), _Critics(learner)
+    actor, critics = GradientPasses(learner.actor.head), _Critics(learner)
 
     @torch.no_grad()
     def step(batch: Batch) -> Answer:
@@ -152,7 +152,7 @@ def sac_step(learner: SACLearner) -> Callable[[Batch], Answer]:
 
 def td3_step(learner: TD3Learner) -> Callable[[Batch, bool], Answer]:
     """`TD3Learner.step` by hand."""
-    actor, critics = Passes(learner.actor.head), _Critics(learner)
+    actor, critics = GradientPasses(learner.actor.head), _Critics(learner)
 
     @torch.no_grad()
     def step(batch: Batch, move_actor: bool) -> Answer:

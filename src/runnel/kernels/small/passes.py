@@ -17,7 +17,7 @@ from torch import Tensor
 from runnel.nets.mlp import MLP
 
 
-class Passes:
+class GradientPasses:
     """Forward and backward passes of `mlp`. A backward pass belongs to the last forward pass, whose memory it uses.
 
     Weights are found at the first pass: they must have their final address by then (make the optimiser first).
@@ -95,9 +95,9 @@ class Passes:
         self._weights, self._to_weights = ([_stacked(p) for p in kind[:num]] for kind in (parameters, grads))
         self._biases, self._to_biases = ([_stacked(p) for p in kind[num:]] for kind in (parameters, grads))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Passes:
+    def __deepcopy__(self, memo: dict[int, Any]) -> GradientPasses:
         """A copied network makes its own passes."""
-        return Passes(copy.deepcopy(self._mlp, memo))
+        return GradientPasses(copy.deepcopy(self._mlp, memo))
 
 
 class _Layout:

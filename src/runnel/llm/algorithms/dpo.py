@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective
 from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import PAIR, Component, Part, sum_channels
 from runnel.losses.base import Loss

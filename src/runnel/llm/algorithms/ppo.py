@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import Collective
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.algorithms.base import Component, Part, aggregate
 from runnel.llm.algorithms.policy import ClipConfig, PolicyAlgorithm, clip_component
@@ -25,13 +25,13 @@ from runnel.ops.ragged import last_of_row, row_index, token_gae
 class TokenPPOConfig(ClipConfig):
     """PPO on tokens, with a critic that starts as a copy of the policy."""
 
-    on_resume: ClassVar[OnResume] = may_change("gamma", "lam", "value_clip", "normalise") | stays(
+    on_resume: ClassVar[OnResume] = may_change("gamma", "gae_lambda", "value_clip", "normalise") | stays(
         "critic_warmup", why="it is how the run started"
     )
 
     gamma: float = 1.0
     """Discount by token."""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """GAE's lambda, by token; 1 trusts the rewards alone."""
     value_clip: float | None = 0.2
     """The critic's loss stops falling once a value has moved so far; None does not clip."""
@@ -42,7 +42,7 @@ class TokenPPOConfig(ClipConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("gamma", "lam"):
+        for name in ("gamma", "gae_lambda"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"ppo.{name}", getattr(self, name), "use a number from 0 to 1")
         if self.value_clip is not None and not self.value_clip > 0.0:
@@ -90,7 +90,7 @@ class TokenPPO(PolicyAlgorithm):
             row_index(length),
             num_rows=len(length),
             gamma=self.ppo.gamma,
-            lam=self.ppo.lam,
+            lam=self.ppo.gae_lambda,
         )
         stats = explained_variance(rows["value"][mask], returns[mask], collective)
         if self.ppo.normalise:

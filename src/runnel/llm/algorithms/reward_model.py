@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import Collective
+from runnel.core.contracts.learning import Collective
 from runnel.llm.algorithms.base import SCORE, Component, Part
 from runnel.llm.algorithms.dpo import PAIR_METRICS, annotate_pairs
 from runnel.losses.base import Loss

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import Collective
+from runnel.core.contracts.learning import Collective
 from runnel.llm.algorithms.base import SFT, Component, Part, aggregate
 from runnel.losses.base import Loss
 from runnel.losses.token import sft_loss

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from runnel.core.protocols import Reply, Request, State
+from runnel.core.contracts.inference import Reply, Request
+from runnel.core.state import State
 from runnel.llm.engines.requests import Decode, SamplingConfig, reply_rows, request_data, request_of, sampling_of
 from runnel.llm.engines.stops import completes
 

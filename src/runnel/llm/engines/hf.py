@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError, NonFiniteError
-from runnel.core.protocols import ParamSet, Reply, Request, State
+from runnel.core.state import State
 from runnel.llm.engines.completions import Completion
 from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_requests, check_row, check_sizes
 from runnel.llm.engines.row_cache import RowCache

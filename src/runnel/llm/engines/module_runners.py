@@ -22,9 +22,9 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from runnel.core.protocols import State
+from runnel.core.state import State
 from runnel.llm.engines.row_cache import RowCache, cache_argument
-from runnel.llm.engines.runners import Piece
+from runnel.llm.engines.runners import PromptChunk
 from runnel.llm.model.causal_lm import body_of, hidden_states, output_head
 from runnel.llm.model.lora import Adapters, MergedModel
 
@@ -129,10 +129,10 @@ class ModuleRunner:
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    def prefill(self, pieces: Sequence[Piece]) -> Tensor:
+    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
         return torch.cat([self._prefill(piece) for piece in pieces])
 
-    def _prefill(self, piece: Piece) -> Tensor:
+    def _prefill(self, piece: PromptChunk) -> Tensor:
         end = piece.start + len(piece.tokens)
         self._now.rows, self._now.past, self._now.columns = slice(piece.slot, piece.slot + 1), piece.start, None
         steps = torch.arange(end, device=self._device)[None]
@@ -201,10 +201,10 @@ class RowRunner:
         self._head = output_head(model)
         self._rows = [RowCache(model) for _ in range(num_slots)]
 
-    def prefill(self, pieces: Sequence[Piece]) -> Tensor:
+    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
         return torch.cat([self._prefill(piece) for piece in pieces])
 
-    def _prefill(self, piece: Piece) -> Tensor:
+    def _prefill(self, piece: PromptChunk) -> Tensor:
         before = self._rows[piece.slot].tokens[: piece.start]
         row = self._rows[piece.slot] = RowCache(self.model)
         return row.hidden([*before, *piece.tokens.tolist()])

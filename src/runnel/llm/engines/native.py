@@ -13,10 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.memory import memory_for
-from runnel.core.protocols import ParamSet, Reply, Request, State
-from runnel.kernels.graphs import Captured
+from runnel.core.state import State
+from runnel.kernels.graphs import CudaGraphed
 from runnel.llm.engines.requests import (
     Decode,
     LogitsHook,
@@ -27,8 +29,8 @@ from runnel.llm.engines.requests import (
     request_data,
     request_of,
 )
-from runnel.llm.engines.runners import DecoderRunner, Piece, make_runner
-from runnel.llm.engines.slots import MAX_STOPS, Rows, Running
+from runnel.llm.engines.runners import DecoderRunner, PromptChunk, make_runner
+from runnel.llm.engines.slots import MAX_STOPS, Running, SlotRows
 from runnel.llm.engines.stops import completes, end_ids_of
 from runnel.llm.model.causal_lm import load_model_params
 from runnel.llm.model.lora import Adapters
@@ -93,9 +95,9 @@ class NativeEngine:
         self._window = window if self._device.type == "cuda" else 1
         self._admit_from = max(1, num_slots // 8) if self._device.type == "cuda" else 1
         """Free rows for which it is worth putting prompts into the cache, where that costs many small launches."""
-        self._rows = Rows(num_slots, max_length, device=self._device)
+        self._rows = SlotRows(num_slots, max_length, device=self._device)
         self._index = torch.arange(num_slots, device=self._device)
-        self._captured = Captured(self._decode_rows, name="a decode step")
+        self._captured = CudaGraphed(self._decode_rows, name="a decode step")
         self._waiting: list[Request] = []
         self._running: list[Running] = []
         self._filling: list[Prompt] = []
@@ -217,7 +219,7 @@ class NativeEngine:
 
     def _fill(self) -> list[Reply]:
         """Put a bounded number of prompt tokens into the cache; rows whose prompt is complete get their first token."""
-        pieces: list[tuple[Prompt, Piece]] = []
+        pieces: list[tuple[Prompt, PromptChunk]] = []
         budget = self._prefill_tokens
         for prompt in self._filling:
             take = min(prompt.room, budget)
@@ -226,7 +228,7 @@ class NativeEngine:
             if take <= 0:
                 break
             tokens = prompt.tokens[prompt.filled : prompt.filled + take]
-            pieces.append((prompt, Piece(prompt.rows[0].row, tokens, prompt.filled)))
+            pieces.append((prompt, PromptChunk(prompt.rows[0].row, tokens, prompt.filled)))
             budget -= take
         if not pieces:
             return []
@@ -237,7 +239,7 @@ class NativeEngine:
         self._filling = [p for p in self._filling if p.room]
         return self._begin(hidden, done) if done else []
 
-    def _prefill(self, pieces: Sequence[Piece]) -> Tensor:
+    def _prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
         if self._fixed:
             return torch.cat([self._runner.prefill([piece]) for piece in pieces])
         return self._runner.prefill(pieces)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runnel.core.batch import Batch
-from runnel.core.protocols import ParamSet, Request, State
+from runnel.core.contracts.inference import Request
+from runnel.core.contracts.params import ParamSet
+from runnel.core.state import State
 from runnel.llm.model.token_model import TokenModel
 
 

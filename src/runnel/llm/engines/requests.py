@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from runnel.core.batch import Batch
+from runnel.core.contracts.inference import Inferencer, Reply, Request
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.protocols import Inferencer, Reply, Request, State
+from runnel.core.state import State
 from runnel.llm.model.causal_lm import num_positions
 
 Decode = Callable[[Sequence[int]], str]

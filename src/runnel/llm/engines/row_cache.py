@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from runnel.core.protocols import State
+from runnel.core.state import State
 from runnel.llm.model.causal_lm import body_of
 
 NAMES = ("past_key_values", "cache_params")

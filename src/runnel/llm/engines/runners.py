@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.core.memory import check_room
-from runnel.core.protocols import State
-from runnel.kernels.graphs import Captured
+from runnel.core.state import State
+from runnel.kernels.graphs import CudaGraphed
 from runnel.kernels.lm.numba.loops import loops
 from runnel.kernels.lm.triton import cache_kernels
 from runnel.llm.model.attention import PackedRows
@@ -33,7 +33,7 @@ SPARE_BLOCKS = 64
 
 
 @dataclass(frozen=True)
-class Piece:
+class PromptChunk:
     """Tokens of one prompt that come next in slot `slot`, from position `start` on."""
 
     slot: int
@@ -49,7 +49,7 @@ class Runner(Protocol):
     batches: bool
     """Whether rows run side by side."""
 
-    def prefill(self, pieces: Sequence[Piece]) -> Tensor:
+    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
         """Put the pieces into the cache; the hidden state behind each piece's last token. `-> [pieces, width]`"""
         ...
 
@@ -116,21 +116,21 @@ class DecoderRunner:
         self._rows = torch.arange(num_slots, device=self.cache.device)
         self._spare, self._max_length = num_slots, max_length
         self._stages: dict[int, tuple[Tensor, Tensor]] = {}
-        self._recorded = Captured(self._prefill_blocks, name="a prefill")
+        self._recorded = CudaGraphed(self._prefill_blocks, name="a prefill")
         self._step: Any = None
         self._adapters: Adapters | None = None
         """Adapters in memory of its own."""
 
     # ---------------------------------------------------------------------------------------------------------- prefill
-    def prefill(self, pieces: Sequence[Piece]) -> Tensor:
+    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
         hidden = self._prefill_recorded(pieces) if self.records else self._prefill(pieces)
         return hidden[torch.tensor(list(accumulate(len(p.tokens) for p in pieces)), device=hidden.device) - 1]
 
     def states(self, tokens: Tensor) -> Tensor:
-        pieces = [Piece(self._spare, tokens, 0)]
+        pieces = [PromptChunk(self._spare, tokens, 0)]
         return (self._prefill_recorded(pieces) if self.records else self._prefill(pieces))[: len(tokens)]
 
-    def _prefill(self, pieces: Sequence[Piece]) -> Tensor:
+    def _prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
         """Hidden states behind all tokens of the pieces. `-> [N, width]`"""
         device = self.cache.device
         packed = PackedRows([len(p.tokens) for p in pieces], device=device)
@@ -146,7 +146,7 @@ class DecoderRunner:
 
         return self.decoder(tokens, positions, attend)
 
-    def _prefill_recorded(self, pieces: Sequence[Piece]) -> Tensor:
+    def _prefill_recorded(self, pieces: Sequence[PromptChunk]) -> Tensor:
         """In shapes of a few sizes, so that the host launches one graph: what is left over goes to the end of the spare slot.
         `-> [N or more, width]`"""
         sizes = [len(p.tokens) for p in pieces]
@@ -185,7 +185,7 @@ class DecoderRunner:
 
         return self.decoder(tokens, positions, attend)
 
-    def _attend_pieces(self, turned: Tensor, keys: Tensor, values: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    def _attend_pieces(self, turned: Tensor, keys: Tensor, values: Tensor, pieces: Sequence[PromptChunk]) -> Tensor:
         heads, out, first = self.decoder.heads, [], 0
         for piece in pieces:
             size, end = len(piece.tokens), piece.start + len(piece.tokens)
@@ -305,7 +305,7 @@ class DecoderRunner:
         self.cache[:, :, : kept.shape[2], :, : kept.shape[4]] = kept.to(self.cache.device)
 
 
-def _blocks(piece: Piece, first: int) -> list[list[int]]:
+def _blocks(piece: PromptChunk, first: int) -> list[list[int]]:
     """What `prefill_attention` reads of a piece whose tokens start at `first`: first token, size, slot, position of blocks."""
     most, size = cache_kernels.PREFILL_BLOCK, len(piece.tokens)
     return [[first + i, min(most, size - i), piece.slot, piece.start + i] for i in range(0, size, most)]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.protocols import Request
+from runnel.core.contracts.inference import Request
 from runnel.kernels.lm.numba.loops import loops
 from runnel.llm.engines.requests import SamplingConfig, sampling_of
 from runnel.llm.model.sampling import draw
@@ -23,7 +23,7 @@ MAX_STOPS = 16
 NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
 
 
-class Rows:
+class SlotRows:
     """Numbers of every row. `last`: newest token, not in the cache yet; `position`: where it goes; `count`: tokens made;
     `left`: how many more may come; `active`: 1 while running; `sane`: 0 once a log-probability was not finite."""
 
@@ -109,7 +109,7 @@ class Rows:
         self.drawn[row.row, : row.made] = drawn.to(self.drawn.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Rows `sources` take the places `targets`."""
+        """SlotRows `sources` take the places `targets`."""
         a, b = list(sources), list(targets)
         self._ints[:, b], self._floats[:, b] = self._ints[:, a], self._floats[:, a]
         for part in (self.stops, self.uniforms, self.tokens, self.logprobs, self.drawn):

@@ -15,9 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
-from runnel.core.protocols import ParamSet, Reply, Request, State
 from runnel.core.resuming import OnResume, may_change
+from runnel.core.state import State
 from runnel.llm.engines.completions import Completion
 from runnel.llm.engines.requests import Decode, check_requests, check_row
 from runnel.llm.engines.stops import end_ids_of

@@ -193,7 +193,7 @@ def put_weights(worker: Any, weights: dict[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- server
-class Server:
+class VLLMServer:
     """Answers one message at a time."""
 
     def __init__(self, orders: Message) -> None:
@@ -281,7 +281,7 @@ def main() -> int:
         return 1
     wire = Wire(socket.socket(fileno=orders["socket"]))
     try:
-        server = Server(orders)
+        server = VLLMServer(orders)
         wire.send({"ready": True})
         while True:
             wire.send(server.answer(wire.receive()))

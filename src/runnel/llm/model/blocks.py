@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from runnel.kernels.lm.numba.loops import loops
 from runnel.kernels.lm.triton import block_kernels
-from runnel.llm.model import block_host
-from runnel.llm.model.block_host import wide
+from runnel.llm.model import cpu_blocks as block_host
+from runnel.llm.model.cpu_blocks import wide
 from runnel.llm.model.weights import Weight
 
 HOST_ROWS = 512

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from runnel.core.contracts.learning import Collective
 from runnel.core.errors import NonFiniteError, RunnelError
-from runnel.core.pieces import Piece, Rows, rows_of_rank, whole
-from runnel.core.protocols import Collective, State
+from runnel.core.sharding.param_shards import ParamShard, ShardRows, rows_of_rank, whole
+from runnel.core.state import State
 from runnel.llm.model.adamw import AdamW
 from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import hidden_states, output_head
@@ -161,7 +162,7 @@ class ShardedModel:
         return self._optimiser
 
     # ----------------------------------------------------------------------------------------------------------- weights
-    def pieces(self) -> dict[str, Piece]:
+    def pieces(self) -> dict[str, ParamShard]:
         """This rank's rows of every parameter, to be published in the precision of the passes; all rows before the first
         pass."""
         if self._whole is None:
@@ -169,7 +170,7 @@ class ShardedModel:
         own = {name: p.data for name, p in self._whole.model.named_parameters()}
         found = own if self._waiting is None else self._waiting["model"]
         kind = DTYPES[self.precision]
-        return {name: Piece(_parts(found[name]), shape, kind) for name, shape in self._shapes.items()}
+        return {name: ParamShard(_parts(found[name]), shape, kind) for name, shape in self._shapes.items()}
 
     def params(self) -> Mapping[str, Tensor]:
         raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
@@ -257,11 +258,11 @@ class ShardedModel:
         """Parameters by the names that the plain model has for them; each is a distributed tensor."""
         return dict(self.root.model.named_parameters())
 
-    def _pieces(self, values: list[Tensor]) -> dict[str, Piece]:
+    def _pieces(self, values: list[Tensor]) -> dict[str, ParamShard]:
         mesh, out = self._mesh(), {}
         for (name, shape), value in zip(self._shapes.items(), values, strict=True):
             start, _ = rows_of_rank(shape[0], mesh.get_local_rank(), mesh.size())
-            out[name] = Piece(((start, value),), shape, DTYPES[self.precision])
+            out[name] = ParamShard(((start, value),), shape, DTYPES[self.precision])
         return out
 
 
@@ -305,12 +306,12 @@ def _local(x: Any) -> Tensor:
 
 
 def _rows(value: Any, start: int, stop: int) -> Tensor:
-    """Rows of a whole tensor, of pieces of all ranks, or of one piece as `Piece.state` gives it."""
+    """Rows of a whole tensor, of pieces of all ranks, or of one piece as `ParamShard.state` gives it."""
     if isinstance(value, Mapping):
-        value = Rows(((value["start"], value["piece"]),), value["of"])
+        value = ShardRows(((value["start"], value["piece"]),), value["of"])
     rows: Tensor = value[start:stop]
     return rows
 
 
-def _parts(value: Tensor | Rows) -> tuple[tuple[int, Tensor], ...]:
-    return value.parts if isinstance(value, Rows) else ((0, value),)
+def _parts(value: Tensor | ShardRows) -> tuple[tuple[int, Tensor], ...]:
+    return value.parts if isinstance(value, ShardRows) else ((0, value),)

@@ -14,17 +14,18 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.pieces import whole
-from runnel.core.protocols import Collective, State
+from runnel.core.sharding.param_shards import whole
+from runnel.core.state import State
 from runnel.llm.model.adamw import AdamW, on_host
 from runnel.llm.model.attention import PackedRows, packed_attention
 from runnel.llm.model.causal_lm import copy_model, hidden_states, load_model_params, model_params, output_head, shared_copy
 from runnel.llm.model.decoder import Decoder, Recompute, supported
+from runnel.llm.model.graphed import GraphedDecoder
 from runnel.llm.model.logprobs import head_logprobs, token_logprobs
 from runnel.llm.model.lora import Adapters, LoraConfig, MergedModel, make_adapters, plain_names, unwrapped, wrap_modules
 from runnel.llm.model.pack import pack, pack_tensors, packed, packed_order, split_like
-from runnel.llm.model.recorded import RecordedDecoder
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 Precision = Literal["float64", "float32", "bfloat16"]
@@ -100,10 +101,10 @@ class TokenModel:
 
     def _record(self) -> None:
         """Passes from graphs, where that is possible: recorded work knows addresses."""
-        self._recorded: RecordedDecoder | None = None
+        self._recorded: GraphedDecoder | None = None
         half = self.device.type == "cuda" and self.precision == "bfloat16"
         if self._decoder is not None and half and not self._goes:
-            self._recorded = RecordedDecoder(self._decoder, recompute=self._recompute)
+            self._recorded = GraphedDecoder(self._decoder, recompute=self._recompute)
 
     def _pack_base(self, kind: torch.dtype) -> Tensor | None:
         """What adapters stand beside, in one vector where the decoder reads it; None without adapters."""

@@ -43,7 +43,7 @@ class RewardJob:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RewardOutcome:
     """What one component says of one job, or why it says nothing; `broken`: what it gave is no reward of any kind, as only a
     mistake in its code gives it; `lines`: those of the function that raised (`core/user_code.py`)."""
 
@@ -74,16 +74,16 @@ async def _await(answer: Any) -> Any:
     return await answer
 
 
-def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> Outcome:
+def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> RewardOutcome:
     """Call a component's function here and check what it says."""
     try:
         values = call(fn, job.prompts, job.completions, job.columns_for(component))
     except (Exception, SystemExit) as error:  # user code, which may run a model's code: counted, and the run goes on
-        return Outcome(None, summary(error), lines=lines_of(error, component.fn))
+        return RewardOutcome(None, summary(error), lines=lines_of(error, component.fn))
     return checked(component, job, values)
 
 
-def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -> Outcome:
+def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -> RewardOutcome:
     """The answer of a function as rewards by channel; wrong lengths, names and numbers are failures."""
     if len(values) != len(job.completions):
         return _wrong(component, f"{len(values)} rewards for {len(job.completions)} completions", broken=True)
@@ -97,13 +97,13 @@ def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -
             if wrong is not None:
                 return _wrong(component, f"{channel} {wrong}", broken=not _is_number(number))
             out[channel].append(_plain(number))
-    return Outcome(out)
+    return RewardOutcome(out)
 
 
-def _wrong(component: RewardComponent, what: str, *, broken: bool) -> Outcome:
+def _wrong(component: RewardComponent, what: str, *, broken: bool) -> RewardOutcome:
     """A verdict that cannot be used, and why; a mistake is told with who made it."""
     who = component.fn if isinstance(component.fn, str) else name_of(component.fn)
-    return Outcome(None, f"{who}: {what}" if broken else what, broken)
+    return RewardOutcome(None, f"{who}: {what}" if broken else what, broken)
 
 
 def _is_number(value: Any) -> bool:
@@ -170,7 +170,7 @@ def shown_prompt(prompt: str) -> str:
     return f"(prompt {text if len(text) <= _PROMPT else text[:_PROMPT] + ' ...'})"
 
 
-def joined(job: RewardJob, outcomes: Mapping[str, Outcome]) -> Verdict:
+def joined(job: RewardJob, outcomes: Mapping[str, RewardOutcome]) -> Verdict:
     """The verdict on a job from all its components. A completion to which nothing applies has no total: a failure."""
     for name, outcome in outcomes.items():
         if outcome.rewards is None:

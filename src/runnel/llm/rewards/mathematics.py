@@ -90,7 +90,7 @@ def _equal(expected: list[Any], given: list[Any]) -> bool:
 
 
 def _limit() -> int | None:
-    """Alarms reach the main thread alone; elsewhere the lane's own limit holds."""
+    """Alarms reach the main thread alone; elsewhere the executor's own limit holds."""
     return LIMIT_S if threading.current_thread() is threading.main_thread() else None
 
 

@@ -1,4 +1,4 @@
-"""The reward pool: all components of a task on their lanes. What fails, hangs or answers nonsense is counted, never a 0.
+"""The reward pool: all components of a task on their executors. What fails, hangs or answers nonsense is counted, never a 0.
 
 Consumes jobs (prompts, completions, columns), produces verdicts in the order of submission. It waits for user code, for at
 most each component's `timeout_s` a job.
@@ -13,15 +13,15 @@ from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import DataError
 from runnel.core.progress import progressed
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import Outcome, RewardJob, Verdict, joined, shown_prompt
-from runnel.llm.rewards.lanes import InlineLane, Lane, ThreadLane
-from runnel.llm.rewards.processes import ProcessLane
+from runnel.llm.rewards.executors import InlineExecutor, RewardExecutor, ThreadExecutor
+from runnel.llm.rewards.judging import RewardJob, RewardOutcome, Verdict, joined, shown_prompt
+from runnel.llm.rewards.processes import ProcessExecutor
 
 WAIT_S = 0.05
 
 
 class RewardPool:
-    """Judges jobs by several components at once, each on a lane of its own, so that a slow one holds up no other.
+    """Judges jobs by several components at once, each on a executor of its own, so that a slow one holds up no other.
 
     `ordered` verdicts come in submission order, whatever time they take: a run is deterministic. Without it a verdict comes as
     soon as it is there, and one that hangs holds up no other group.
@@ -37,9 +37,9 @@ class RewardPool:
     ) -> None:
         clock = clock or WallClock()
         parts = [c.resolved() for c in components]
-        self._lanes = {c.name: make_lane(c, timeout_s=c.timeout_s or timeout_s, clock=clock) for c in parts}
+        self._executors = {c.name: make_executor(c, timeout_s=c.timeout_s or timeout_s, clock=clock) for c in parts}
         self._jobs: deque[RewardJob] = deque()
-        self._outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in self._lanes}
+        self._outcomes: dict[str, dict[int, RewardOutcome]] = {name: {} for name in self._executors}
         self._tickets: dict[int, int] = {}
         self._next, self._ordered = 0, ordered
         self._proved: set[str] = set()
@@ -47,15 +47,15 @@ class RewardPool:
 
     def start(self) -> None:
         """Get ready for the first job: worker processes start while others are still busy with their own start."""
-        for lane in self._lanes.values():
-            lane.start()
+        for executor in self._executors.values():
+            executor.start()
 
     def submit(self, job: RewardJob) -> int:
         """Hand a job over; returns its key, which its verdict carries."""
         self._jobs.append(job)
         self._tickets[job.key] = self._next
-        for lane in self._lanes.values():
-            lane.submit(self._next, job)
+        for executor in self._executors.values():
+            executor.submit(self._next, job)
             progressed()  # it may have been judged right there
         self._next += 1
         return job.key
@@ -79,20 +79,20 @@ class RewardPool:
         self._poll(seconds)
 
     def close(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
+        for executor in self._executors.values():
+            executor.close()
 
     def _poll(self, wait_s: float) -> None:
-        """Ask every lane; wait only on one that the oldest job still needs."""
+        """Ask every executor; wait only on one that the oldest job still needs."""
         waits = wait_s
-        for name, lane in self._lanes.items():
+        for name, executor in self._executors.items():
             missing = bool(self._jobs) and self._tickets[self._jobs[0].key] not in self._outcomes[name]
-            found = lane.poll(waits if missing else 0.0)
+            found = executor.poll(waits if missing else 0.0)
             self._prove(name, found)
             self._outcomes[name] |= found
             waits = 0.0 if missing else waits
 
-    def _prove(self, name: str, outcomes: Mapping[int, Outcome]) -> None:
+    def _prove(self, name: str, outcomes: Mapping[int, RewardOutcome]) -> None:
         """A function that begins with what is no reward at all (text, a wrong number of them) has a mistake: it ends the run
         before anything is trained on the rest. Later, and for numbers that are not finite, it is counted."""
         for ticket, outcome in outcomes.items() if name not in self._proved else ():
@@ -116,9 +116,9 @@ class RewardPool:
         return out
 
 
-def make_lane(component: RewardComponent, *, timeout_s: float, clock: Clock) -> Lane:
-    """The lane that a component asks for."""
+def make_executor(component: RewardComponent, *, timeout_s: float, clock: Clock) -> RewardExecutor:
+    """The executor that a component asks for."""
     if component.run == "inline":
-        return InlineLane(component)
-    kind = ProcessLane if component.run == "process" else ThreadLane
+        return InlineExecutor(component)
+    kind = ProcessExecutor if component.run == "process" else ThreadExecutor
     return kind(component, timeout_s=timeout_s, clock=clock)

@@ -20,8 +20,8 @@ from typing import Any
 
 from runnel.core.clock import Clock
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import Outcome, RewardJob, checked
-from runnel.llm.rewards.lanes import timed_out
+from runnel.llm.rewards.executors import timed_out
+from runnel.llm.rewards.judging import RewardJob, RewardOutcome, checked
 from runnel.llm.rewards.wire import Frames, frame
 
 SCRIPT = Path(__file__).with_name("worker.py")
@@ -77,14 +77,14 @@ class WorkerProcess:
         return self.process.wait()
 
 
-class ProcessLane:
-    """Runs one component's jobs in up to `component.workers` worker processes (`Lane`)."""
+class ProcessExecutor:
+    """Runs one component's jobs in up to `component.workers` worker processes (`RewardExecutor`)."""
 
     def __init__(self, component: RewardComponent, *, timeout_s: float, clock: Clock) -> None:
         self._component, self._timeout_s, self._clock = component, timeout_s, clock
         self._queue: deque[tuple[int, RewardJob]] = deque()
         self._workers: list[WorkerProcess] = []
-        self._found: dict[int, Outcome] = {}
+        self._found: dict[int, RewardOutcome] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -100,7 +100,7 @@ class ProcessLane:
         self._queue.append((ticket, job))
         self._hand_out()
 
-    def poll(self, wait_s: float = 0.0) -> dict[int, Outcome]:
+    def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
         self._read()
         if not self._found and wait_s > 0 and self._workers:
             select.select([w.socket for w in self._workers], [], [], min(wait_s, STEP_S))
@@ -132,7 +132,7 @@ class ProcessLane:
             self._lose(worker, message["failure"], message["lines"])  # it could not load the function
         else:
             failure = message.get("failure")
-            told = Outcome(None, failure, lines=message["lines"]) if failure else None
+            told = RewardOutcome(None, failure, lines=message["lines"]) if failure else None
             self._found[worker.ticket] = told or checked(self._component, worker.job, message["values"])
             worker.ticket = worker.job = None
 
@@ -154,7 +154,7 @@ class ProcessLane:
         if ticket is None and not worker.ready and self._queue:
             ticket = self._queue.popleft()[0]
         if ticket is not None:
-            self._found[ticket] = Outcome(None, reason, lines=lines)
+            self._found[ticket] = RewardOutcome(None, reason, lines=lines)
 
     def _hand_out(self) -> None:
         """Give waiting jobs to idle workers; start workers while there are more jobs than those."""
@@ -173,7 +173,7 @@ class ProcessLane:
             json.dumps(columns)
         except (TypeError, ValueError) as error:
             fix = "columns must be plain data (numbers, strings, lists, dicts) to reach a worker process; or use run='thread'"
-            self._found[ticket] = Outcome(None, f"{error}; {fix}")
+            self._found[ticket] = RewardOutcome(None, f"{error}; {fix}")
             return
         worker.ticket, worker.job, worker.began = ticket, job, self._clock.now()
         worker.send(message)

@@ -14,9 +14,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.checks.sizes import check_room
 from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.model.loading import check_weights, load_whole
-from runnel.llm.sizes import check_room
 from runnel.llm.tokenize import Message, Tokenizer, make_tokenizer, messages_of
 
 

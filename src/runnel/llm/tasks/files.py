@@ -9,11 +9,11 @@ from typing import Any
 
 from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError, DataError
-from runnel.data.messages import chat_prompt
-from runnel.data.prompts import read_splits
 from runnel.data.rows import Row, read_rows
 from runnel.llm.rewards.extract import shown
 from runnel.llm.tasks.config import DataConfig
+from runnel.llm.tasks.messages import chat_prompt
+from runnel.llm.tasks.prompts import read_splits
 from runnel.llm.tasks.text import Example, TextTask
 
 RESERVED = ("prompts", "completions", "completion_ids", "prompt_messages")
@@ -23,7 +23,7 @@ FORMS = {"math": "boxed", "python_tests": "code"}
 
 
 def make_file_task(path: str, config: DataConfig) -> TextTask:
-    """The data in `path` (see `data/prompts.py`) as a task: its columns go to the reward under their own names."""
+    """The data in `path` (see `llm/tasks/prompts.py`) as a task: its columns go to the reward under their own names."""
     rows, held = read_splits(path)
     if held or config.eval_path:
         refuse_unused(config, {"eval_share": "held-out prompts come apart"}, "data.")

@@ -8,10 +8,10 @@ from dataclasses import fields
 from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import called, is_reference, load_object
-from runnel.data.prompts import is_data
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.files import make_file_task
 from runnel.llm.tasks.gym import make_gym_task
+from runnel.llm.tasks.prompts import is_data
 from runnel.llm.tasks.reverse import make_reverse
 from runnel.llm.tasks.text import TextTask
 

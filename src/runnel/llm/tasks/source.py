@@ -8,10 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from runnel.core.contracts.tasks import Task
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import State, Task
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.state import State
 from runnel.llm.tasks.text import Example
 
 

@@ -1,4 +1,4 @@
-"""One process group of the local launcher: a child of the launcher's nursery, with its orders on its line. It dies with it."""
+"""One process group of the local launcher: forked by the fork server, ordered over its line. It ends with the launcher."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ START_TIME = 19
 """Which word behind its name in /proc/PID/stat is the time of a process's start: that makes a process out of a number."""
 
 
-class Guard:
+class ClusterGuard:
     """Watches over the processes that this one starts inside the block; outside of it, other things may be started.
 
     They are killed when this process is gone, or at `close`.

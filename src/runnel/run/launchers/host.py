@@ -8,7 +8,7 @@ from typing import Protocol
 from runnel.run.launchers.line import ControlLine
 
 
-class Seat(Protocol):
+class ProcessHandle(Protocol):
     """A group's process, as whoever started it can handle it."""
 
     @property
@@ -31,16 +31,16 @@ class Seat(Protocol):
         ...
 
 
-class Host(Protocol):
+class ProcessHost(Protocol):
     """Starts processes: on this machine, or on a cluster."""
 
     def open(self, groups: Collection[str]) -> None:
         """Make what all groups share: memory, doorbells, agents of nodes."""
         ...
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> Seat: ...
+    def start(self, group: str, *, epoch: int, incarnation: int) -> ProcessHandle: ...
 
-    def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
+    def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         """Until one of them may have sent something, or the time has passed."""
         ...
 

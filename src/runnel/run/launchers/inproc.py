@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DeadlockError, DiskError, EvaluationInterrupted, NonFiniteError, UnrestorableError
-from runnel.core.protocols import ParamSet
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.trainer import TrainerWorker
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import write_parts
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 from runnel.run.session import Session
 from runnel.run.tracing import open_recorder
 from runnel.run.wiring import wire
@@ -48,14 +48,14 @@ def _launch(session: Session) -> str:
         group.close()
 
 
-def _lend_policy(session: Session, group: Group) -> None:
+def _lend_policy(session: Session, group: ProcessGroup) -> None:
     """Callbacks may ask for the policy of the moment."""
     trainer = group.trainer
     if trainer is not None and session.ledger.policy is not None:
         session.ledger.policy.source = lambda: ParamSet(trainer.version, trainer.learner.params())
 
 
-def _set_up(session: Session) -> Group:
+def _set_up(session: Session) -> ProcessGroup:
     """The workers of the run, from its checkpoint if it has one; where that cannot be restored, from the one before."""
     while True:
         group = _wire(session)
@@ -69,7 +69,7 @@ def _set_up(session: Session) -> Group:
             session.fall_back(error)
 
 
-def _wire(session: Session) -> Group:
+def _wire(session: Session) -> ProcessGroup:
     epoch = session.epoch
     return wire(
         session.experiment,
@@ -91,7 +91,7 @@ def _progress(session: Session, done: int, total: int) -> None:
         raise EvaluationInterrupted
 
 
-def _rounds(session: Session, group: Group) -> str:
+def _rounds(session: Session, group: ProcessGroup) -> str:
     ledger, saved, idle = session.ledger, session.ledger.version, 0
     while True:
         work = group.round()
@@ -111,7 +111,7 @@ def _rounds(session: Session, group: Group) -> str:
         ledger.tick()
 
 
-def _save_without_culprit(session: Session, group: Group, error: Exception) -> None:
+def _save_without_culprit(session: Session, group: ProcessGroup, error: Exception) -> None:
     """Name the worker that failed. If the rest of the run is whole, save it; the lost worker starts afresh on resume.
 
     A trainer that failed may be half way through an update, a buffer cannot start afresh (the run would go on without what it
@@ -131,7 +131,7 @@ def _save_without_culprit(session: Session, group: Group, error: Exception) -> N
         error.add_note(f"the rest of the run could not be saved: {full}")
 
 
-def save(session: Session, group: Group, *, without: str = "", last: bool = False) -> None:
+def save(session: Session, group: ProcessGroup, *, without: str = "", last: bool = False) -> None:
     """Check the accounts, then save the whole run. Where there is no room for that, say so and go on; the last one must be."""
     group.check()
     for whole in (kinds := session.checkpoint_kinds(last=last)):

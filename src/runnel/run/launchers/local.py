@@ -1,5 +1,5 @@
 """The local launcher: one process per group on this machine, over shared memory. All are forks of one that has imported what
-they need (`nursery.py`)."""
+they need (`fork_server.py`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from runnel.flow.transports.shm import Doorbells
-from runnel.run.launchers.host import Seat
+from runnel.run.launchers.fork_server import Fork, ForkServer
+from runnel.run.launchers.host import ProcessHandle
 from runnel.run.launchers.line import Line
-from runnel.run.launchers.nursery import Fork, Nursery
 from runnel.run.launchers.supervisor import supervise
 from runnel.run.session import Session
 from runnel.run.wiring import Edges
@@ -35,7 +35,7 @@ def launch(session: Session) -> str:
         host.end()
 
 
-class LocalSeat:
+class LocalProcess:
     """A child process."""
 
     def __init__(self, fork: Fork, line: Line, stack_file: Path) -> None:
@@ -70,29 +70,29 @@ class LocalHost:
         self._fds: dict[str, int] = {}
         self._pipes: dict[str, tuple[int, int]] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
 
     def open(self, groups: Collection[str]) -> None:
         self._fds = Edges(self._session.experiment, self._session.groups).allocate()
         self._pipes = Doorbells.make(list(self._session.groups))
         self._scratch = tempfile.TemporaryDirectory(prefix="runnel-")
-        if self._nursery is not None:
-            self._nursery.hold(self._shared())
+        if self._fork_server is not None:
+            self._fork_server.hold(self._shared())
 
     def _shared(self) -> list[int]:
         return [*self._fds.values(), *(fd for pair in self._pipes.values() for fd in pair)]
 
-    def _living(self) -> Nursery:
+    def _living(self) -> ForkServer:
         """The process that forks; another one if it is gone."""
-        if self._nursery is not None and self._nursery.gone():
+        if self._fork_server is not None and self._fork_server.gone():
             self.end()
-        if self._nursery is None:
+        if self._fork_server is None:
             early = EARLY + (EARLY_FOR_TEXT if self._session.experiment.token_streams else ())
-            self._nursery = Nursery("runnel.run.launchers.child:live", self._session.folder.log, early=early)
-            self._nursery.hold(self._shared())
-        return self._nursery
+            self._fork_server = ForkServer("runnel.run.launchers.child:live", self._session.folder.log, early=early)
+            self._fork_server.hold(self._shared())
+        return self._fork_server
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> LocalSeat:
+    def start(self, group: str, *, epoch: int, incarnation: int) -> LocalProcess:
         assert self._scratch is not None, "open it first"
         ours, theirs = socket.socketpair()
         stack_file = Path(self._scratch.name) / f"{group}.stack"
@@ -112,10 +112,10 @@ class LocalHost:
                 "stack_file": str(stack_file),
             }
         )
-        return LocalSeat(fork, line, stack_file)
+        return LocalProcess(fork, line, stack_file)
 
-    def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
-        lines = [s.line for s in seats if isinstance(s, LocalSeat)]
+    def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
+        lines = [s.line for s in handles if isinstance(s, LocalProcess)]
         select.select([line for line in lines if not line.closed], [], [], timeout_s)
 
     def lost(self) -> str:
@@ -126,8 +126,8 @@ class LocalHost:
 
     def close(self) -> None:
         """Let go of what the groups share; the process that forks stays for the next ones."""
-        if self._nursery is not None:
-            self._nursery.drop()
+        if self._fork_server is not None:
+            self._fork_server.drop()
         for fd in self._shared():
             os.close(fd)
         self._fds, self._pipes = {}, {}
@@ -137,6 +137,6 @@ class LocalHost:
 
     def end(self) -> None:
         """Nothing is left."""
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None

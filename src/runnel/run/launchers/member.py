@@ -22,11 +22,11 @@ from runnel.core.disk import refused
 from runnel.core.errors import DiskError, EvaluationInterrupted, NonFiniteError, RunnelError
 from runnel.core.progress import count_alone, progressed
 from runnel.core.user_code import frames, is_users
+from runnel.graphs.experiment import Experiment
 from runnel.run import registry
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import read_params, read_parts, write_parts
-from runnel.run.experiment import Experiment
-from runnel.run.group import Group
+from runnel.run.group import ProcessGroup
 from runnel.run.launchers.heartbeat import BEAT_S, Heartbeat
 from runnel.run.launchers.line import ControlLine, MemberLine, Message
 from runnel.run.tracing import open_recorder
@@ -67,7 +67,7 @@ class Member:
         self.done = False
         self._heartbeat = Heartbeat(self._clock)
         threading.Thread(target=self._beat, daemon=True).start()  # workers take long to make: environments, engines
-        self.group: Group = wire(
+        self.group: ProcessGroup = wire(
             experiment,
             place(experiment),
             group,

@@ -1,7 +1,7 @@
 """The Ray launcher: groups are Ray actors, on one machine or on a cluster. Ray places and connects them; we supervise.
 
-Each node that has a group of the run has an agent too, which makes the shared memory of the node (`flow/transports/node.py`)
-and answers for it to other nodes.
+Each node that has a group of the run has an agent too, which makes the shared memory of the node
+(`flow/transports/cluster/node.py`) and answers for it to other nodes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError, WorkerFailure
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.ray import FAULTS, NAMESPACE, agent_name
-from runnel.run.experiment import PARAMS, Experiment
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.ray import FAULTS, NAMESPACE, agent_name
+from runnel.graphs.experiment import PARAMS, Experiment
 from runnel.run.launchers.deadlines import START_TIMEOUT_S
-from runnel.run.launchers.host import Seat
+from runnel.run.launchers.host import ProcessHandle
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.ray_actors import AgentActor, GroupActor
 from runnel.run.launchers.ray_head import Head, connected
@@ -107,7 +107,7 @@ def _reason(error: RayError) -> str:
     return f"was lost: {' '.join(lines)[:400]}"
 
 
-class RaySeat:
+class RayProcess:
     """A group as a Ray actor. It is placed by Ray in its own time; then it begins."""
 
     def __init__(self, group: str, actor: Any, head: Head) -> None:
@@ -195,7 +195,7 @@ class Node:
 
 
 class RayHost:
-    """`supervisor.Host` on a Ray cluster."""
+    """`supervisor.ProcessHost` on a Ray cluster."""
 
     def __init__(self, session: Session, head: Head) -> None:
         self._session, self._head = session, head
@@ -206,7 +206,7 @@ class RayHost:
         self._together = on_one_node(self._ranks, self._needs)
         self._rooms: dict[str, tuple[Any, int]] = {}
         """Ray's placement group of each process group, and the number of its bundle there."""
-        self._seats: dict[str, RaySeat] = {}
+        self._handles: dict[str, RayProcess] = {}
         self._nodes: dict[str, Node] = {}
         self._maps = 0
 
@@ -219,14 +219,14 @@ class RayHost:
         self._opened = True
         self._reserve(groups)
         actors = {name: self._actor(name) for name in groups}
-        self._seats = {name: RaySeat(name, actor, self._head) for name, actor in actors.items()}
+        self._handles = {name: RayProcess(name, actor, self._head) for name, actor in actors.items()}
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not all(seat.placed() for seat in self._seats.values()):
-            for seat in self._seats.values():
-                if seat.died():
-                    raise WorkerFailure(seat.group, seat.died())
+        while not all(handle.placed() for handle in self._handles.values()):
+            for handle in self._handles.values():
+                if handle.died():
+                    raise WorkerFailure(handle.group, handle.died())
             if time.monotonic() > deadline:
-                late = next(s.group for s in self._seats.values() if not s.placed())
+                late = next(s.group for s in self._handles.values() if not s.placed())
                 raise WorkerFailure(late, f"found no place on the cluster in {START_TIMEOUT_S:g} s")
             time.sleep(0.02)
 
@@ -271,28 +271,28 @@ class RayHost:
         name = f"runnel-{self._id}-{group}-{secrets.token_hex(2)}"
         return ray.remote(GroupActor).options(name=name, namespace=NAMESPACE, max_concurrency=64, **options).remote()
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> RaySeat:
-        seat = self._seats.get(group)
-        if seat is None or seat.numbers:
+    def start(self, group: str, *, epoch: int, incarnation: int) -> RayProcess:
+        handle = self._handles.get(group)
+        if handle is None or handle.numbers:
             self._head.check()
-            seat = self._seats[group] = RaySeat(group, self._actor(group), self._head)
-        seat.numbers = {"epoch": epoch, "incarnation": incarnation}
+            handle = self._handles[group] = RayProcess(group, self._actor(group), self._head)
+        handle.numbers = {"epoch": epoch, "incarnation": incarnation}
         self._advance()
-        return seat
+        return handle
 
     def _advance(self) -> None:
         """Bring every group that waits a step further: Ray places it, its node gets an agent, it begins."""
         self._drop_lost_nodes()
-        for seat in self._seats.values():
-            if seat.begun or not seat.numbers or not seat.placed():
+        for handle in self._handles.values():
+            if handle.begun or not handle.numbers or not handle.placed():
                 continue
-            if seat.node not in self._nodes:
+            if handle.node not in self._nodes:
                 self._head.check()
-                self._nodes[seat.node] = self._node(seat.node)
+                self._nodes[handle.node] = self._node(handle.node)
                 self._tell_map()
-            node = self._nodes[seat.node]
+            node = self._nodes[handle.node]
             if node.ready():
-                self._begin(seat, node)
+                self._begin(handle, node)
 
     def _node(self, name: str) -> Node:
         strategy = NodeAffinitySchedulingStrategy(node_id=name, soft=False)
@@ -310,11 +310,11 @@ class RayHost:
         orders = {**self._orders(), "node": name, "map": self._map().to_data()}
         return Node(name, agent, agent.open.remote(json.dumps(orders).encode()))
 
-    def _begin(self, seat: RaySeat, node: Node) -> None:
+    def _begin(self, handle: RayProcess, node: Node) -> None:
         orders = {
             **self._orders(),
-            **seat.numbers,
-            "group": seat.group,
+            **handle.numbers,
+            "group": handle.group,
             "run": str(self._session.folder.path.resolve()),
             "node": node.name,
             "memory": node.memory,
@@ -322,9 +322,9 @@ class RayHost:
             "map": self._map().to_data(),
         }
         node.next_place += 1
-        seat.actor.begin.remote(json.dumps(orders).encode())
-        seat.line.begin()
-        seat.begun = True
+        handle.actor.begin.remote(json.dumps(orders).encode())
+        handle.line.begin()
+        handle.begun = True
         self._tell_map()
 
     def _orders(self) -> dict[str, Any]:
@@ -339,19 +339,19 @@ class RayHost:
         }
 
     # -------------------------------------------------------------------------------------------------------------- map
-    def _map(self) -> Map:
+    def _map(self) -> ClusterMap:
         groups, experiment = self._session.groups, self._session.experiment
-        where = {w: self._seats[g].node if g in self._seats else "" for g, members in groups.items() for w in members}
+        where = {w: self._handles[g].node if g in self._handles else "" for g, members in groups.items() for w in members}
         edges = Edges(experiment, groups)
         streams = {name: where[experiment.reader_of(name)] for name in edges.streams}
         nodes = sorted({*(n for n in where.values() if n), *self._nodes})
         lives = {name: node.life for name, node in self._nodes.items()}
         params = {name: (where["trainer"], _readers_of(experiment, name, where, nodes)) for name in experiment.channels}
-        return Map(streams, _boards(experiment, edges, where), params, lives, self._meet_at())
+        return ClusterMap(streams, _boards(experiment, edges, where), params, lives, self._meet_at())
 
     def _meet_at(self) -> dict[str, str]:
         """The address of each node that has ranks of the trainer, if these are several. Nothing listens there unasked."""
-        found = {seat.node: seat.ip for g, seat in self._seats.items() if g in self._ranks and seat.node}
+        found = {handle.node: handle.ip for g, handle in self._handles.items() if g in self._ranks and handle.node}
         if len(found) < 2:
             return {}
         if self._together:
@@ -367,7 +367,7 @@ class RayHost:
         """By inference stream, the node of each client."""
         experiment = self._session.experiment
         group_of = {w: g for g, members in self._session.groups.items() for w in members}
-        nodes = {g: seat.node for g, seat in self._seats.items()}
+        nodes = {g: handle.node for g, handle in self._handles.items()}
         return {
             stream.name: [nodes.get(group_of[a.name], "") for a in experiment.actors if stream.name in a.asks]
             for stream in experiment.inference
@@ -387,14 +387,14 @@ class RayHost:
             del self._nodes[name]
             # told by itself: Ray may have reported the processes there, one by one, before their node
             self._session.ledger.note(f"node {name[:8]} is lost to the run: its agent is gone", level="warning")
-            for seat in self._seats.values():
-                if seat.node == name and not seat.died():
-                    seat.fail(f"was lost with its node {name[:8]}")
+            for handle in self._handles.values():
+                if handle.node == name and not handle.died():
+                    handle.fail(f"was lost with its node {name[:8]}")
 
     # ---------------------------------------------------------------------------------------------------------- waiting
-    def wait(self, seats: Collection[Seat], timeout_s: float) -> None:
+    def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         self._advance()
-        questions = [seat.line.open for seat in self._seats.values() if seat.line.open is not None]
+        questions = [handle.line.open for handle in self._handles.values() if handle.line.open is not None]
         if questions:
             ray.wait(questions, timeout=timeout_s)
         else:
@@ -407,14 +407,14 @@ class RayHost:
         return self._session.folder.log.read_text(errors="replace")[-2000:] if self._session.folder.log.exists() else ""
 
     def close(self) -> None:
-        for seat in self._seats.values():
-            _kill(seat.actor, self._head)
+        for handle in self._handles.values():
+            _kill(handle.actor, self._head)
         for node in self._nodes.values():
             _kill(node.agent, self._head)
         for room in {id(room): room for room, _ in self._rooms.values()}.values():
             if not self._head.silent():
                 remove_placement_group(room)
-        self._seats, self._nodes, self._rooms = {}, {}, {}
+        self._handles, self._nodes, self._rooms = {}, {}, {}
 
 
 def _resources(need: Need) -> dict[str, float]:
@@ -426,7 +426,7 @@ def _boards(experiment: Experiment, edges: Edges, where: dict[str, str]) -> dict
     """By inference stream and node, the policy workers there."""
     found: dict[str, dict[str, list[int]]] = {}
     for stream in experiment.inference:
-        if stream.name not in edges.boards:
+        if stream.name not in edges.mailbox_tables:
             continue
         nodes: dict[str, list[int]] = {}
         for index in range(stream.num_workers):

@@ -16,12 +16,12 @@ from typing import Any
 import ray
 
 from runnel.core.errors import ConfigError
-from runnel.flow.inference import Bytes
-from runnel.flow.transports.agent import NodeAgent
-from runnel.flow.transports.cluster import ClusterTransport
-from runnel.flow.transports.map import Map
-from runnel.flow.transports.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
-from runnel.flow.transports.ray import RayNet
+from runnel.flow.inference.codec import Bytes
+from runnel.flow.transports.cluster.agent import NodeAgent
+from runnel.flow.transports.cluster.map import ClusterMap
+from runnel.flow.transports.cluster.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
+from runnel.flow.transports.cluster.ray import RayNet
+from runnel.flow.transports.cluster.transport import ClusterTransport
 from runnel.run.launchers.line import Message
 from runnel.run.launchers.member import Member, read_experiment, tell_error
 from runnel.run.wiring import Edges, place
@@ -132,7 +132,7 @@ class GroupActor:
             NodeMemory.from_data(orders["memory"]),
             orders["place"],
             RayNet(orders["id"], orders["faults"]),
-            Map.from_data(orders["map"]),
+            ClusterMap.from_data(orders["map"]),
             node=orders["node"],
             first=orders["incarnation"] << 32,
         )
@@ -181,9 +181,9 @@ class AgentActor:
         orders = json.loads(data)
         enter(orders)
         experiment = read_experiment(orders["recipe"], orders["config"])
-        edges, node, where = Edges(experiment, place(experiment)), orders["node"], Map.from_data(orders["map"])
+        edges, node, where = Edges(experiment, place(experiment)), orders["node"], ClusterMap.from_data(orders["map"])
         streams = {name: spec for name, spec in edges.streams.items() if where.streams[name] == node}
-        memory = make_memory(streams, experiment.channels, edges.boards)
+        memory = make_memory(streams, experiment.channels, edges.mailbox_tables)
         bells = NodeBells(memory, AGENT_PLACE)
         shm = memory.transport(bells)
         self._agent = NodeAgent(
@@ -191,7 +191,7 @@ class AgentActor:
             where,
             RayNet(orders["id"], orders["faults"]),
             tables={name: shm.samples(spec, experiment.staleness[name]) for name, spec in streams.items()},
-            boards={name: shm.inference(spec) for name, spec in edges.boards.items()},
+            mailbox_tables={name: shm.inference(spec) for name, spec in edges.mailbox_tables.items()},
             channels={name: shm.params(name, depth=experiment.channel_depth) for name in experiment.channels},
             bells=bells,
         )
@@ -210,7 +210,7 @@ class AgentActor:
         """Another map."""
         await self._opened.wait()
         assert self._agent is not None, "it is open"
-        self._agent.update(Map.from_data(json.loads(data)))
+        self._agent.update(ClusterMap.from_data(json.loads(data)))
 
     async def leave(self) -> None:
         """End the process: the cluster has no head any more that could do it."""

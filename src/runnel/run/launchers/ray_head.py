@@ -22,9 +22,9 @@ import ray
 from ray.exceptions import RayError
 
 from runnel.core.errors import ClusterLost, ConfigError
-from runnel.flow.transports.ray import NAMESPACE
-from runnel.run.experiment import Experiment
-from runnel.run.launchers.guard import Guard
+from runnel.flow.transports.cluster.ray import NAMESPACE
+from runnel.graphs.experiment import Experiment
+from runnel.run.launchers.guard import ClusterGuard
 from runnel.run.needs import needs_of
 from runnel.run.wiring import available_cores
 
@@ -87,7 +87,7 @@ def joined(address: str) -> Iterator[None]:
 def made(cores: int, labels: Mapping[str, str] | None = None) -> Iterator[None]:
     """In a new cluster on this machine, on the loopback; nothing of it outlives this process, even if that is killed. Its cores
     are only numbers: as with the local launcher, processes share what the machine has."""
-    guard = Guard()
+    guard = ClusterGuard()
     try:
         more = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "labels": dict(labels or {})}
         with own_signals(), guard:

@@ -22,11 +22,11 @@ from runnel.core.errors import (
     UnrestorableError,
     WorkerFailure,
 )
-from runnel.flow.transports.remote import PeerLost
+from runnel.flow.transports.cluster.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines, Stage
 from runnel.run.launchers.heartbeat import STANDSTILL_S
-from runnel.run.launchers.host import Host, Seat
+from runnel.run.launchers.host import ProcessHandle, ProcessHost
 from runnel.run.launchers.line import Message
 from runnel.run.session import Session
 from runnel.track.folder import RunFolder
@@ -48,8 +48,8 @@ DISK = {kind.__name__: kind for kind in (DiskError, DiskFullError)}
 class Child:
     """A group as the supervisor knows it."""
 
-    def __init__(self, name: str, seat: Seat) -> None:
-        self.name, self.seat = name, seat
+    def __init__(self, name: str, handle: ProcessHandle) -> None:
+        self.name, self.handle = name, handle
         self.heard = self.moved = time.monotonic()
         """When it last said something; when it last had something to show: a stage that ended, a piece of work."""
         self.stages: dict[str, Stage] = {}
@@ -74,7 +74,7 @@ class RestoreFailed(Exception):
         self.error = error
 
 
-def supervise(session: Session, host: Host) -> str:
+def supervise(session: Session, host: ProcessHost) -> str:
     """Run to the end; returns the status. However it ends, no process is left behind."""
     losses: dict[str, list[float]] = {}
     lost_at: float | None = None
@@ -102,7 +102,7 @@ def supervise(session: Session, host: Host) -> str:
 class Supervisor:
     """All groups of a run, from one start to its end or to a loss."""
 
-    def __init__(self, session: Session, host: Host, losses: dict[str, list[float]]) -> None:
+    def __init__(self, session: Session, host: ProcessHost, losses: dict[str, list[float]]) -> None:
         self.session, self.config, self.host = session, session.experiment.config, host
         self._deadlines = Deadlines(self.config.placement.stage_timeout_s)
         self.children: dict[str, Child] = {}
@@ -131,7 +131,7 @@ class Supervisor:
         session = self.session
         self._open()
         for name in self._active:
-            self.children[name] = self._seat(name)
+            self.children[name] = self._handle(name)
         session.ledger.tick("starting processes")
         self._await("ready", list(self.children))
         self._restoring = session.resume_from is not None
@@ -153,7 +153,7 @@ class Supervisor:
                 raise
             raise RunLost(str(failure)) from failure
 
-    def _seat(self, name: str) -> Child:
+    def _handle(self, name: str) -> Child:
         """Incarnations differ between epochs, and between the starts of a group within one."""
         epoch, restarts = self.session.epoch, len(self._losses.get(name, ())) + self._comings.get(name, 0)
         return Child(name, self.host.start(name, epoch=epoch, incarnation=epoch + (restarts << 12)))
@@ -205,7 +205,7 @@ class Supervisor:
                 self._dismiss(group)
         for group in numbered[:number]:
             if group not in self.children and group not in self._leaving:
-                child = self.children[group] = self._seat(group)
+                child = self.children[group] = self._handle(group)
                 child.since, child.is_new = time.monotonic(), True
         number = min(number, len(numbered))
         told = f"scaled to {number} {kind} worker{'s' * (number != 1)}"
@@ -213,7 +213,7 @@ class Supervisor:
 
     def _dismiss(self, group: str) -> None:
         child = self.children.pop(group)
-        child.seat.line.send({"op": "stop"})
+        child.handle.line.send({"op": "stop"})
         child.heard = time.monotonic()
         self._leaving[group] = child
         self._comings[group] = self._comings.get(group, 0) + 1
@@ -221,9 +221,9 @@ class Supervisor:
     def _see_off(self) -> None:
         """Groups that were told to leave and have left, or take too long: what they had reserved is given up."""
         for group, child in list(self._leaving.items()):
-            if not child.seat.died() and time.monotonic() - child.heard < EXIT_TIMEOUT_S:
+            if not child.handle.died() and time.monotonic() - child.heard < EXIT_TIMEOUT_S:
                 continue
-            child.seat.end(0.0)
+            child.handle.end(0.0)
             del self._leaving[group]
             self._abandon(self.session.groups[group])
             self.session.ledger.forget(self.session.groups[group])
@@ -237,7 +237,7 @@ class Supervisor:
         self._paused = False
         for child in self.children.values():
             if child.since is None:
-                child.seat.line.send({"op": "go"})
+                child.handle.line.send({"op": "go"})
 
     def _finish(self, status: str) -> str:
         """Measure the last version and save the run; returns how it ended."""
@@ -312,16 +312,16 @@ class Supervisor:
 
     # --------------------------------------------------------------------------------------------------------- lines
     def _order(self, name: str, message: Message) -> None:
-        self.children[name].seat.line.send(message)
+        self.children[name].handle.line.send(message)
 
     def _listen(self, timeout_s: float) -> None:
         self.session.listen()
         self._interrupt()
         if not self._parting and not self._saving and (how := self.host.lost()):
             raise ClusterLost(how)
-        self.host.wait([c.seat for c in self.children.values()], timeout_s)
+        self.host.wait([c.handle for c in self.children.values()], timeout_s)
         for child in list(self.children.values()):
-            for message in child.seat.line.receive():
+            for message in child.handle.line.receive():
                 self._hear(child, message)
 
     def _hear(self, child: Child, message: Message) -> None:
@@ -350,7 +350,7 @@ class Supervisor:
                     raise RestoreFailed(_as_error(message, self.session.ledger.version))
                 self._fail(child, message["worker"], _as_error(message, self.session.ledger.version))
             case "ready" if child.since is not None:
-                child.seat.line.send({"op": "start", "checkpoint": "", "init_from": ""})
+                child.handle.line.send({"op": "start", "checkpoint": "", "init_from": ""})
             case "started" if child.since is not None:
                 self._back(child)
             case _:
@@ -382,13 +382,13 @@ class Supervisor:
                     self._lost(child, f"has sent no heartbeat for {quiet:.1f} s, asked to be {op}; it is stopped or stuck")
                     continue
                 text = f"was asked to be {op}, and has done nothing for {limit:g} s ({limits.named(limit)}); its stack:"
-                self._fail(child, child.name, WorkerFailure(child.name, f"{text}\n{child.seat.stack()}"), raising=LIMIT)
+                self._fail(child, child.name, WorkerFailure(child.name, f"{text}\n{child.handle.stack()}"), raising=LIMIT)
 
     # ------------------------------------------------------------------------------------------------------ watching
     def _watch(self, *, silence: bool = True) -> None:
         self._forgive()
         for child in list(self.children.values()):
-            if how := child.seat.died():
+            if how := child.handle.died():
                 self._died(child, how)
                 continue
             if child.since is not None:
@@ -404,7 +404,7 @@ class Supervisor:
 
     def _watch_start(self, child: Child) -> None:
         """One that is started again."""
-        if child.seat.waits():
+        if child.handle.waits():
             child.moved = time.monotonic()
         limit = self._deadlines.start_s
         if (still := time.monotonic() - child.moved) > limit:
@@ -418,7 +418,7 @@ class Supervisor:
         if found is not None:
             worker, text = found
             child = next(c for c in at_work if worker in c.stages)
-            self._fail(child, worker, WorkerFailure(worker, f"{text}; its stack:\n{child.seat.stack()}"), raising=LIMIT)
+            self._fail(child, worker, WorkerFailure(worker, f"{text}; its stack:\n{child.handle.stack()}"), raising=LIMIT)
 
     def _forgive(self) -> None:
         """Nobody is to blame for the time in which this process itself stood still (Ctrl-Z, a long callback)."""
@@ -442,7 +442,7 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------------------------- losses
     def _died(self, child: Child, how: str) -> None:
-        for message in child.seat.line.receive():  # its last words may name the cause
+        for message in child.handle.line.receive():  # its last words may name the cause
             self._hear(child, message)
         tail = self.host.output()
         self._lost(child, how, f"; its last output:\n{tail}" if tail else "")
@@ -452,7 +452,7 @@ class Supervisor:
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while message["type"] == "RankError" and time.monotonic() < deadline:
             for child in list(self.children.values()):
-                if how := child.seat.died():
+                if how := child.handle.died():
                     self._lost(child, how)
             time.sleep(0.05)
 
@@ -460,7 +460,7 @@ class Supervisor:
         """It is gone, through no fault that it could name: start it again, or go back to a checkpoint, or give up."""
         members = self.session.groups[child.name]
         detail = f"{how} (workers: {', '.join(members)})" if members != [child.name] else how
-        child.seat.end(0.0)
+        child.handle.end(0.0)
         if self._parting:
             raise RunLost(f"worker {child.name!r} {detail}")
         if not self._may_restart(child.name):
@@ -470,7 +470,7 @@ class Supervisor:
             raise RunLost(f"worker {child.name!r} {detail}")
         self.session.ledger.lost(f"worker {child.name!r} {detail}", "starting it again")
         self._abandon(members)
-        again = self._seat(child.name)
+        again = self._handle(child.name)
         again.since = child.since or time.monotonic()
         self.children[child.name] = again
 
@@ -494,12 +494,12 @@ class Supervisor:
         else:
             self.session.ledger.recovered(f"worker {child.name!r}", seconds)
         if not self._paused:
-            child.seat.line.send({"op": "go"})
+            child.handle.line.send({"op": "go"})
 
     def _fail(self, child: Child, worker: str, error: Exception, *, raising: str = "") -> None:
         """Name the culprit; save what is left if the learner is not touched; end the run. `raising` names the setting that
         gives it more time."""
-        child.seat.end(CLOSE_TIMEOUT_S)
+        child.handle.end(CLOSE_TIMEOUT_S)
         whole = self._is_stateless(child.name) and not isinstance(error, NonFiniteError)
         if whole and self.session.started and self.session.ledger.version > 0 and not self._gone and not self._parting:
             self._gone.append(child.name)
@@ -531,10 +531,10 @@ class Supervisor:
         """Again: nothing."""
         children = [*self.children.values(), *self._leaving.values()]
         for child in children:
-            child.seat.line.send({"op": "stop"})
+            child.handle.line.send({"op": "stop"})
         deadline = time.monotonic() + EXIT_TIMEOUT_S
         for child in children:
-            child.seat.end(max(0.1, deadline - time.monotonic()))
+            child.handle.end(max(0.1, deadline - time.monotonic()))
         self.children.clear()
         self._leaving.clear()
         self.host.close()

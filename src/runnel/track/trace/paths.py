@@ -33,7 +33,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PathPoint:
     """Where an arrow touches a slice."""
 
     t: int
@@ -94,15 +94,15 @@ class Paths:
         for t, _, _, text in sorted(edges):
             yield f'{text},"ts":{micro(t)}}}'
 
-    def _bind(self, mark: Mark) -> Point | None:
+    def _bind(self, mark: Mark) -> PathPoint | None:
         track = self._tracks[mark.track]
         slices = track.slices[mark.lane]
         i = slices.at(mark.t) if mark.what in BEGINS else slices.before(mark.t)
-        return None if i is None else Point(slices.inside(i, mark.t), track.pid, mark.lane, i)
+        return None if i is None else PathPoint(slices.inside(i, mark.t), track.pid, mark.lane, i)
 
-    def _arrow(self, name: str, points: Sequence[Point]) -> Iterator[str]:
+    def _arrow(self, name: str, points: Sequence[PathPoint]) -> Iterator[str]:
         """From slice to slice; none where there is only one."""
-        stops: list[Point] = []
+        stops: list[PathPoint] = []
         for point in points:
             place = (point.pid, point.lane, point.slice)
             if not stops or (place != (stops[-1].pid, stops[-1].lane, stops[-1].slice) and point.t >= stops[-1].t):
@@ -118,7 +118,7 @@ class Paths:
 
     def _versions(self) -> Iterator[str]:
         """From the slice that published a version to each that loaded it."""
-        published: dict[tuple[str, int, int], Point] = {}
+        published: dict[tuple[str, int, int], PathPoint] = {}
         for channel, epoch, version, point in self._params(PUBLISH):
             published.setdefault((channel, epoch, version), point)
         for channel, epoch, version, point in self._params(LOAD):
@@ -128,12 +128,12 @@ class Paths:
                 self.num_versions += bool(arrow)
                 yield from arrow
 
-    def _params(self, kind: int) -> Iterator[tuple[str, int, int, Point]]:
+    def _params(self, kind: int) -> Iterator[tuple[str, int, int, PathPoint]]:
         for track in self._tracks:
             rows = track.process.of_kind(kind)
             columns = (names_of(rows), track.nanoseconds(rows[:, 1]), rows[:, 2], lanes_of(rows))
             for name, t, version, lane in zip(*(c.tolist() for c in columns), strict=True):
                 slices = track.slices[lane]
                 if (i := slices.at(t)) is not None:
-                    point = Point(slices.inside(i, t), track.pid, lane, i)
+                    point = PathPoint(slices.inside(i, t), track.pid, lane, i)
                     yield track.process.names[name], track.process.epoch, int(version), point

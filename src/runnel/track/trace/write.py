@@ -18,7 +18,7 @@ from runnel.track.trace.picture import Track
 
 
 @dataclass(frozen=True)
-class Summary:
+class TraceSummary:
     """What a picture shows, and in plain sentences what it does not."""
 
     path: Path
@@ -29,7 +29,7 @@ class Summary:
     notices: tuple[str, ...]
 
 
-def write_trace(run: Path | str, out: Path | str | None = None) -> Summary:
+def write_trace(run: Path | str, out: Path | str | None = None) -> TraceSummary:
     """Write the trace of a run; compressed where the name ends in .gz. Default: trace.json.gz in its folder."""
     processes = read_processes(run)
     path = Path(out) if out is not None else RunFolder(run).path / "trace.json.gz"
@@ -46,7 +46,7 @@ def write_trace(run: Path | str, out: Path | str | None = None) -> Summary:
             file.write(f",\n{event}" if num_events else event)
             num_events += 1
         file.write("\n]}\n")
-    return Summary(path, len(processes), num_events, paths.num_segments, paths.num_versions, notices)
+    return TraceSummary(path, len(processes), num_events, paths.num_segments, paths.num_versions, notices)
 
 
 def _events(tracks: list[Track], paths: Paths, num_epochs: int) -> Iterator[str]:

@@ -12,17 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.learning import SingleProcess
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError
-from runnel.core.protocols import OneProcess, ParamSet
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request
 from runnel.llm.engines.vllm import VllmEngine
+from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params, shared_copy
 from runnel.llm.model.lora import SCALE, Adapters, LoraConfig, MergedModel, make_adapters, save_adapters
 from runnel.llm.model.token_model import TokenModel
-from runnel.llm.trained import ScalarModel
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=64)
 CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
@@ -84,7 +85,7 @@ def train(model: TokenModel, tokens: Tensor, *, steps: int = 1, lr: float = 1e-2
         logprob, _ = model.target_logprobs(hidden, tokens.roll(-1), temperature=1.0)
         (-logprob.mean()).backward()
         model.gather()
-        model.step(lr, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+        model.step(lr, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
         said.append(float(logprob.detach().mean()))
     return said
 
@@ -265,7 +266,7 @@ def test_a_scalar_model_trains_adapters_and_its_whole_head():
         score = model.model.score(model.packed_hidden(tokens, rows))
         (score - 3.0).square().sum().backward()
         model.gather()
-        model.step(1e-2, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+        model.step(1e-2, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
     after = model.params()
     assert "score.weight" in after
     assert not any("embed" in n or n.endswith("_proj.weight") for n in after)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from runnel.core.protocols import OneProcess
+from runnel.core.contracts.learning import SingleProcess
 from runnel.llm.model import adamw
 from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model
@@ -28,7 +28,7 @@ def trained(device: str, precision: Any, *, offload: bool, steps: int = 3) -> tu
         loss = -model.target_logprobs(hidden, tokens[1:], temperature=1.0)[0].mean()
         loss.backward()  # type: ignore[no-untyped-call]
         model.gather()
-        model.step(1e-2, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+        model.step(1e-2, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
         losses.append(float(loss.detach()))
     return model, losses
 
@@ -61,7 +61,7 @@ def test_a_reference_on_the_host_is_on_the_device_only_while_it_is_asked(device:
         with far.resident():
             torch.testing.assert_close(far.row_logprobs(row, 3), expected, rtol=0, atol=0)
         assert far._vector.untyped_storage().nbytes() == 0
-    model.step(1e-1, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+    model.step(1e-1, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
     for one in (near, far):
         one.move_towards(model, 0.5)
     with far.resident():

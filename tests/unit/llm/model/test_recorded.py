@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model
-from runnel.llm.model.recorded import RecordedDecoder, Shape, Stage
+from runnel.llm.model.graphed import GraphedDecoder, GraphStage, Shape
 from runnel.llm.model.token_model import TokenModel
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -22,7 +22,7 @@ def test_a_shape_holds_its_rows_and_little_more(lengths):
     shape, size = Shape.of(lengths), sum(lengths)
     assert size <= shape.tokens <= max(size * 1.25, size + 256)
     assert max(lengths) <= shape.longest < max(lengths) * 4 + 128
-    stage = Stage.of(shape, torch.device("cpu"))
+    stage = GraphStage.of(shape, torch.device("cpu"))
     stage.put(torch.arange(1, size + 1), lengths)
     gaps = stage.bounds.diff()
     assert gaps[: len(lengths)].tolist() == lengths
@@ -86,7 +86,7 @@ def test_passes_without_gradients_are_the_plain_ones():
 def test_a_backward_pass_that_comes_too_late_raises():
     model = half()
     recorded = model._recorded
-    assert isinstance(recorded, RecordedDecoder)
+    assert isinstance(recorded, GraphedDecoder)
     tokens = torch.arange(30, device="cuda")
     for _ in range(2):
         recorded(tokens, [30]).sum().backward()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import NonFiniteError
-from runnel.core.protocols import OneProcess
 from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.model.decoder import Decoder
@@ -104,7 +104,7 @@ def test_steps_are_those_of_adamw_with_clipping():
         data = batch()
         ours.zero_grad()
         loss_of(ours, data).backward()
-        norm = ours.step(1e-2, max_grad_norm=0.5, collective=OneProcess(), name="grad_norm", version=0)
+        norm = ours.step(1e-2, max_grad_norm=0.5, collective=SingleProcess(), name="grad_norm", version=0)
         optimiser.zero_grad()
         plain_loss(plain, data).backward()
         expected = float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5))
@@ -123,7 +123,7 @@ def test_bfloat16_computes_in_half_precision_over_float32_masters():
         ours.zero_grad()
         loss_of(ours, data).backward()
         ours.gather()
-        ours.step(1e-5, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+        ours.step(1e-5, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
     after = ours.state_dict()["model"]
     assert all(v.dtype == torch.float32 for v in after.values())
     moved = max(float((after[n] - before[n]).abs().max()) for n in after)
@@ -154,7 +154,7 @@ def test_state_comes_back_bit_for_bit(precision):
         model.zero_grad()
         loss_of(model, data).backward()
         model.gather()
-        model.step(1e-3, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+        model.step(1e-3, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
 
     first, second = (TokenModel(build_model(SIZES, 40, seed=s), precision=precision) for s in (1, 2))
     data = [batch() for _ in range(3)]
@@ -172,7 +172,7 @@ def test_a_frozen_copy_stays_and_follows_when_told():
     before = {n: p.clone() for n, p in frozen.params().items()}
     data = batch()
     loss_of(model, data).backward()
-    model.step(1e-2, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=0)
+    model.step(1e-2, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=0)
     assert all(torch.equal(before[n], p) for n, p in frozen.params().items())
     frozen.move_towards(model, 0.5)
     for name, value in frozen.params().items():
@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     before = {n: p.clone() for n, p in model.params().items()}
     (loss_of(model, batch()) * float("nan")).backward()
     with pytest.raises(NonFiniteError, match="grad_norm"):
-        model.step(1e-2, max_grad_norm=1.0, collective=OneProcess(), name="grad_norm", version=3)
+        model.step(1e-2, max_grad_norm=1.0, collective=SingleProcess(), name="grad_norm", version=3)
     assert all(torch.equal(before[n], p) for n, p in model.params().items())
 
 

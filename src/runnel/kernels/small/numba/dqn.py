@@ -12,8 +12,8 @@ from torch import Tensor
 
 from runnel.kernels.small.numba.ppo import ACT_ROWS, OnVector, has_numba, one_blas_thread
 from runnel.kernels.small.numpy_act import NumpyQ, vector_leaf
+from runnel.nets.optim import Adam
 from runnel.nets.q_nets import QNet
-from runnel.ops.optimise import Adam
 
 METRICS = ("loss/td", "td_error", "q", "grad_norm")
 """What `step` says of an optimiser step."""

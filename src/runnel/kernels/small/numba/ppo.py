@@ -2,7 +2,7 @@
 
 On a few hundred rows torch and numpy spend most of an update between their operations. Numba compiles forward pass, loss,
 backward pass and Adam into one function, which is three times as fast for two layers of 64. It works on the flat vector that
-holds the parameters (`ops/optimise.py`), so it sees every update, whoever makes it.
+holds the parameters (`nets/optim.py`), so it sees every update, whoever makes it.
 
 Numbers agree with torch's to float32 rounding. The first run on a machine compiles for some 20 seconds; Numba keeps the
 result beside the source (or in NUMBA_CACHE_DIR), and later runs load it in half a second.
@@ -24,15 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.protocols import RowPolicy
+from runnel.core.contracts.inference import RowPolicy
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import SeparateBody
 from runnel.nets.heads import ContinuousHead, DiscreteHead
 from runnel.nets.mlp import MLP
+from runnel.nets.optim import Adam
 from runnel.nets.torso import Torso
 from runnel.ops.distributions import UNIFORM_MARGIN
 from runnel.ops.normalise import RunningMeanStd
-from runnel.ops.optimise import Adam
 
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
 """What `passes` says of each optimiser step."""

@@ -2,7 +2,7 @@
 """What `ppo.py` and `dqn.py` run: networks of two hidden layers, their losses and Adam, compiled by Numba.
 
 Parameters lie in one vector in the order of `parameters()` (`rows.py` has the layout of an actor and a critic).
-Formulas are those of `losses/` and `ops/optimise.py`; the tests hold them against each other. Products of matrices are BLAS's,
+Formulas are those of `losses/` and `nets/optim.py`; the tests hold them against each other. Products of matrices are BLAS's,
 everything between two of them is one loop.
 """
 

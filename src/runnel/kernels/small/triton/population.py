@@ -15,13 +15,13 @@ from torch import Tensor
 
 from runnel.agents.ppo import Numbers, PPOConfig, PPOLearner
 from runnel.core.batch import Batch
-from runnel.core.protocols import Update
+from runnel.core.contracts.learning import Update
 from runnel.kernels.small.numba.ppo import METRICS
 from runnel.kernels.small.triton.ppo import TritonActorCritic
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.optim import flat_view
 from runnel.nets.population import Population
 from runnel.ops.normalise import explained_variance
-from runnel.ops.optimise import flat_view
 
 
 class TritonPopulationLearner(PPOLearner):
@@ -72,7 +72,7 @@ class TritonPopulationLearner(PPOLearner):
                 width=width,
                 optimiser=self.optimiser,
                 max_norm=c.max_grad_norm,
-                clip=c.clip,
+                clip=c.clip_range,
                 dual_clip=c.dual_clip,
                 value_clip=c.value_clip,
                 value_coef=c.value_coef,

@@ -2,7 +2,7 @@
 
 For a network of two hidden layers torch needs some forty kernels for one optimiser step and writes every activation to memory;
 here it is one kernel for the gradient, one for its sum and one for Adam. It works on the flat vector that holds the parameters
-(`ops/optimise.py`), so it sees every update, whoever makes it.
+(`nets/optim.py`), so it sees every update, whoever makes it.
 
 Matrices are multiplied in tf32: gradients differ from float32 by 0.2 to 0.5 %. The first call compiles, for about 7 seconds in
 all; Triton keeps the result on disk, and later runs need 0.3 seconds for it.
@@ -23,8 +23,8 @@ from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.bodies import SeparateBody
 from runnel.nets.heads import ContinuousHead, DiscreteHead
 from runnel.nets.mlp import MLP
+from runnel.nets.optim import Adam
 from runnel.nets.torso import Torso
-from runnel.ops.optimise import Adam
 
 _BLOCK = 64
 _SHARES = 132

@@ -1,0 +1,66 @@
+"""Evaluation: playing episodes to measure a policy, and the policy that a user loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from runnel.core.contracts.inference import InferenceClient
+
+
+class Evaluation(Protocol):
+    """A measurement of a policy on tasks of its own: returns the score of each episode and what is worth showing."""
+
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult: ...
+
+    def close(self) -> None: ...
+
+
+class EpisodeRecorder(Protocol):
+    """Plays episodes to be looked at, and gives each as an event of kind `video`. It changes nothing that is measured."""
+
+    def run(
+        self, client: InferenceClient, *, round_index: int, progress: Progress | None = None
+    ) -> Iterator[dict[str, Any]]: ...
+
+
+class Progress(Protocol):
+    """Called often while an evaluation goes on; raises `EvaluationInterrupted` where the run is to stop."""
+
+    def __call__(self, done: int, total: int) -> None: ...
+
+
+@dataclass
+class EvalResult:
+    """Scores of the episodes of one evaluation (`returns`), other per-episode numbers, and a few samples to read.
+
+    `extra["cut"]` flags returns that are those up to a limit of steps; `extra["crashed"]` flags episodes that have no return,
+    because their environment broke. Each is there only if there was one. `faults` says what broke.
+    """
+
+    returns: list[float]
+    extra: dict[str, list[float]] = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AgentRoute:
+    """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins."""
+
+    pattern: str = ".*"
+    inference: str = "policy"
+    samples: str = "trajectories"
+
+
+class Policy(Protocol):
+    """What `rl.load` gives back: something that acts."""
+
+    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+        """An action that `env.step` accepts."""
+        ...
+
+    def reset(self) -> None:
+        """Forget recurrent state."""
+        ...

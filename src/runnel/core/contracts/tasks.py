@@ -1,0 +1,29 @@
+"""Tasks: what to play next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runnel.core.state import State
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to play next: a prompt, environment parameters, or a start state, with an id that is stable over epochs."""
+
+    id: int
+    data: Mapping[str, Any]
+
+
+class TaskSource(Protocol):
+    """Decides what to play next; curricula and filters are implementations."""
+
+    def next(self, n: int) -> list[Task]: ...
+
+    def report(self, task_id: int, outcome: Mapping[str, float]) -> None: ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...

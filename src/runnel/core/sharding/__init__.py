@@ -1,0 +1,1 @@
+"""Parameters and batches that several ranks share: which rows are whose."""

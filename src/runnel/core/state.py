@@ -1,0 +1,25 @@
+"""State as plain data, and the parts of it that never change again.
+
+A checkpoint writes such a part (a full chunk of a replay memory) once; later checkpoints link to the file that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+State = dict[str, Any]
+"""What `snapshot` and `state_dict` return: nested dicts and lists of tensors, arrays, numbers, texts and None."""
+Metrics = dict[str, float]
+"""Numbers of an update, by name."""
+
+
+@dataclass(frozen=True)
+class SealedChunk:
+    """Named tensors behind `read`. `name` is made from their content: parts of one name are the same."""
+
+    name: str
+    read: Callable[[], Mapping[str, Tensor]]

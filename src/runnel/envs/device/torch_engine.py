@@ -1,0 +1,190 @@
+"""Stepping a tensor environment on a device: resets, time limits and episode records around its three functions.
+
+Nothing here waits for the device or decides in Python what a tensor holds, so a whole segment can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.state import State
+from runnel.envs.device.base import TensorEnv
+from runnel.envs.device.episodes import DeviceLog, carried, ended_episodes
+from runnel.envs.vector.contract import Episode, StepOut
+
+Act = Callable[[Batch], Batch]
+"""Rows (observation leaves `[B, ...]`, `noise` `[B, n]`) to an answer (`action`, `logprob`, ...)."""
+NEVER = 1 << 30
+
+
+@dataclass
+class Played:
+    """What a segment says of itself: rows of final observations, records of episodes (`ended_episodes`; None where they went
+    to the log already), and a number that is finite if all observations and rewards are."""
+
+    num_final: int
+    records: tuple[Tensor, Tensor] | None
+    total: Tensor
+
+
+class DeviceEngine:
+    """`num_envs` copies of `env` as tensors on the device of `generator`.
+
+    A step by itself gives dense final observations. A segment keeps those of truncated episodes alone: what a terminated
+    episode ended with is never bootstrapped from. An environment is truncated at most once in `max_steps` steps, so one row
+    for each environment is enough; where nothing was truncated, it repeats the last observation of the segment.
+    """
+
+    dense = True
+
+    def __init__(self, env: TensorEnv, num_envs: int, generator: torch.Generator) -> None:
+        self._env, self._num_envs, self._generator = env, num_envs, generator
+        self._limit = env.max_steps or NEVER
+        self._state = env.initial(num_envs, generator).map(torch.clone)
+        self._total = torch.zeros(num_envs, dtype=torch.float64, device=generator.device)
+        self._length = torch.zeros(num_envs, dtype=torch.int64, device=generator.device)
+        self._log = DeviceLog(num_envs, generator.device)
+        shown = env.observe(self._state)
+        self._same = {leaf: key for key, x in shown.items() for leaf, y in self._state.items() if x is y}
+        self._derived = [key for key in shown if key not in self._same.values()]
+
+    def begin(self) -> None:
+        """Every environment starts an episode."""
+        _copy(self._state, self._env.initial(self._num_envs, self._generator))
+        self._total.zero_()
+        self._length.zero_()
+        self._log.clear()
+
+    def show(self, into: Batch) -> None:
+        """Write the current observation."""
+        _copy(into, self._env.observe(self._state))
+
+    def step(self, action: Tensor, out: StepOut) -> None:
+        following, reward, terminated = self._env.transition(self._state, action)
+        self._length += 1
+        self._total += reward
+        out.reward.copy_(reward)
+        out.terminated.copy_(terminated)
+        torch.ge(self._length, self._limit, out=out.truncated)
+        over = out.terminated | out.truncated
+        _copy(out.final_obs, self._env.observe(following))
+        self._log.add(over, self._total, self._length)
+        fresh = self._env.initial(self._num_envs, self._generator)
+        _copy(self._state, {k: torch.where(_beside(over, x), fresh[k], x) for k, x in following.items()})
+        self._total.masked_fill_(over, 0.0)
+        self._length.masked_fill_(over, 0)
+        self.show(out.obs)
+
+    # -------------------------------------------------------------------------------------------------------- a segment
+    def play(self, arrays: Batch, act: Act, noise: Tensor) -> Played:
+        """Fill the arrays of a trajectory segment; `noise` is `[T, B, n]`.
+
+        The environment writes each observation where the policy reads it; what comes step by step as new tensors (answers,
+        rewards, ends) is gathered once, at the end.
+        """
+        num_steps, truncated = len(noise), arrays["truncated"]
+        fresh = self._env.initial(num_steps * self._num_envs, self._generator)
+        fresh = fresh.map(lambda x: x.view(num_steps, self._num_envs, *x.shape[1:]))
+        obs = {key: arrays[key] for key in self._env.spec.obs}
+        self.show(Batch({key: x[0] for key, x in obs.items()}))
+        state, deadline, over = self._state, self._limit - self._length, torch.empty_like(truncated)
+        answers, followings, rewards, ends = [], [], [], []
+        for t in range(num_steps):
+            answers.append(act(Batch({**{key: x[t] for key, x in obs.items()}, "noise": noise[t]})))
+            following, reward, terminated = self._env.transition(state, answers[-1]["action"])
+            torch.eq(deadline, t + 1, out=truncated[t])
+            torch.logical_or(terminated, truncated[t], out=over[t])
+            state = self._go_on(t, over[t], following, fresh, obs)
+            deadline.masked_fill_(over[t], t + 1 + self._limit)
+            followings.append(following)
+            rewards.append(reward)
+            ends.append(terminated)
+        torch.stack(rewards, out=arrays["rewards/env"])
+        torch.stack(ends, out=arrays["terminated"])
+        for key in (k for k in answers[0] if k in arrays):
+            torch.stack([answer[key] for answer in answers], out=arrays[key])
+        num_final = self._finals(arrays, followings, state)
+        _copy(self._state, state)
+        return Played(num_final, self._record(arrays["rewards/env"], over), _total(arrays, obs))
+
+    def _go_on(self, t: int, over: Tensor, following: Mapping[str, Tensor], fresh: Batch, obs: Mapping[str, Tensor]) -> Batch:
+        """The state after resets; a leaf that is an observation is written where the next decision reads it."""
+        state = Batch()
+        for leaf, x in following.items():
+            if leaf in self._same:
+                into = obs[self._same[leaf]][t + 1]
+                state[leaf] = torch.where(_beside(over, x), fresh[leaf][t], x, out=into)
+            else:
+                state[leaf] = torch.where(_beside(over, x), fresh[leaf][t], x)
+        if self._derived:
+            shown = self._env.observe(state)
+            for key in self._derived:
+                obs[key][t + 1].copy_(shown[key])
+        return state
+
+    def _finals(self, arrays: Batch, followings: list[dict[str, Tensor]], state: Batch) -> int:
+        """Write final observations and their places in `[T * B]`; returns their number."""
+        if not self._env.max_steps:
+            return 0
+        num_steps, num_envs = len(followings), self._num_envs
+        place = torch.arange(num_steps * num_envs, device=self._length.device)
+        stacked = {k: torch.stack([f[k] for f in followings]) for k in followings[0]}
+        if num_steps > self._limit:
+            num, found = num_steps * num_envs, {k: x.flatten(0, 1) for k, x in stacked.items()}
+        else:
+            num, rows = num_envs, place[:num_envs]
+            cut, when = arrays["truncated"].any(dim=0), arrays["truncated"].to(torch.uint8).argmax(dim=0)
+            place = torch.where(cut, when, num_steps - 1) * num_envs + rows
+            found = {k: torch.where(_beside(cut, state[k]), x[when, rows], state[k]) for k, x in stacked.items()}
+        arrays["final_index"][:num].copy_(place)
+        for key, x in self._env.observe(found).items():
+            arrays["final_" + key][:num].copy_(x)
+        return num
+
+    def _record(self, reward: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
+        """Records of the episodes that ended; moves return and length on to those that have not."""
+        records = ended_episodes(reward, over, self._total, self._length)
+        total, length = carried(reward, over, self._total, self._length)
+        self._total.copy_(total)
+        self._length.copy_(length)
+        return records
+
+    # ---------------------------------------------------------------------------------------------------------- records
+    def episodes(self, index0: int) -> list[Episode]:
+        """Episodes that ended in single steps since the last call; this waits for the device."""
+        return self._log.take(index0)
+
+    def save(self) -> State:
+        state = {"state": dict(self._state.map(torch.clone)), "total": self._total.clone(), "length": self._length.clone()}
+        return {**state, "log": self._log.save()}
+
+    def load(self, state: State) -> None:
+        _copy(self._state, {k: torch.as_tensor(x) for k, x in state["state"].items()})
+        self._total.copy_(torch.as_tensor(state["total"]))
+        self._length.copy_(torch.as_tensor(state["length"]))
+        self._log.load(state["log"])
+
+
+def _copy(into: Batch, source: Mapping[str, Tensor]) -> None:
+    for key, x in source.items():
+        if x is not into[key]:
+            into[key].copy_(x)
+
+
+def _beside(flag: Tensor, x: Tensor) -> Tensor:
+    """`flag` `[B]` with as many dimensions as `x` `[B, ...]`."""
+    return flag.view(-1, *([1] * (x.dim() - 1)))
+
+
+def _total(arrays: Batch, obs: Mapping[str, Tensor]) -> Tensor:
+    """The sum of everything that must be finite."""
+    total = arrays["rewards/env"].sum()
+    for x in obs.values():
+        if x.is_floating_point():
+            total = total + x.sum()
+    return total

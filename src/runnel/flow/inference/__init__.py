@@ -1,0 +1,1 @@
+"""Inference streams: the inline client, mailboxes for policy workers elsewhere, and rows as bytes."""

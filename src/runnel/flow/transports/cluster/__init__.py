@@ -1,0 +1,1 @@
+"""The transport between nodes: agents that own shared memory, and remote ends that call them."""

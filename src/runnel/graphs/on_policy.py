@@ -1,0 +1,115 @@
+"""The two graphs of classical agents: straight from actors to the learner, or by way of a replay buffer.
+
+A recipe brings a task, a network and a learner; which workers there are and how they are connected is written once, here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from runnel.core.config import refuse_unused
+from runnel.core.contracts.learning import Collective, Learner, SingleProcess
+from runnel.core.spaces import ArraySpec
+from runnel.core.trajectories import trajectory_stream
+from runnel.envs.vector.memory import check_memory
+from runnel.flow.workers.trainer import Phase
+from runnel.graphs.env_config import EnvConfig
+from runnel.graphs.env_task import EnvTask
+from runnel.graphs.experiment import Experiment, InferenceStream
+from runnel.nets.inferencer import AgentNet, TorchInferencer
+
+
+def on_policy_graph(
+    c: EnvConfig,
+    task: EnvTask,
+    *,
+    network: Callable[[], AgentNet],
+    learner: Callable[[Collective], Learner],
+    batch_segments: int | None = None,
+    return_gamma: float | None = None,
+) -> Experiment:
+    """Actors play and write `trajectories`; an update takes `batch_segments` of them (default: one round of all).
+
+    A learner that scales rewards by their discounted return (`normalise_reward`) needs that return from one segment to the
+    next: give its discount as `return_gamma`.
+    """
+    batch = batch_segments or c.batch_segments
+    policy = c.lag_rule(batch, batch_steps=batch * c.num_envs // c.num_env_groups * c.num_steps)
+    net = network()
+    stream = trajectory_stream(
+        task.spec,
+        num_steps=c.num_steps,
+        num_envs=c.num_envs // c.num_env_groups,
+        state=net.state_spec,
+        carried_return=return_gamma is not None,
+        batch_segments=batch,
+        capacity=max(batch * (policy.lag + 1), c.batch_segments),
+        num_writers=c.most_actors,
+        device=c.device,
+    )
+    check_env_memory(c, task, num_segments=stream.capacity // c.batch_segments)
+    experiment = Experiment(
+        config=c,
+        title=task.name,
+        streams=(stream,),
+        staleness={"trajectories": policy},
+        actors=task.actors(
+            c.num_envs,
+            num_env_groups=c.num_env_groups,
+            noise_size=net.noise_size,
+            state=net.state_spec,
+            gamma=return_gamma,
+        ),
+        inference=(env_inference(c, task, net, network),),
+        learner=learner,
+        phases=(Phase({"trajectories": batch}),),
+        evaluation=task.evaluation(network),
+        policy=lambda: task.policy(network),
+        accelerator=c.accelerator,
+    )
+    return check_compiled(experiment)
+
+
+def check_compiled(experiment: Experiment) -> Experiment:
+    """Refuse kernels that were asked for (`compiled` on) and that do not serve what this run learns with, before anything is
+    made; a device that is not here says so later."""
+    c = experiment.config
+    assert isinstance(c, EnvConfig)
+    here = torch.device(c.device).type == "cpu" or torch.cuda.is_available()
+    if c.compiled == "on" and here:
+        made = experiment.accelerator.learner(experiment.learner(_Ranks(c.placement.trainers)))
+        if not made.on:
+            why = made.text.partition("because ")[2] or f"no kernels are for {type(made.learner).__name__}"
+            refuse_unused(c, {"compiled": f"{why} (docs/speed.md)"})
+    return experiment
+
+
+class _Ranks(SingleProcess):
+    """The first of `world_size` ranks, for a learner that is only looked at."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+
+def check_env_memory(c: EnvConfig, task: EnvTask, *, num_segments: int) -> None:
+    """Refuse environments that do not fit, and say how many would; on an accelerator torch says so itself."""
+    if c.device == "cpu":
+        workers = c.vector.num_workers if c.vector.backend == "processes" else 0
+        check_memory(
+            task.spec, c.num_actors * c.num_envs, num_steps=c.num_steps, num_segments=num_segments, num_workers=workers
+        )
+
+
+def env_inference(c: EnvConfig, task: EnvTask, net: AgentNet, network: Callable[[], AgentNet]) -> InferenceStream:
+    """Who answers. Between processes a message holds the rows of one vector, and each group of a ring has one outstanding."""
+    leaves = [*task.spec.obs.values(), *net.state_spec.values(), ArraySpec((net.noise_size + task.spec.action.mask_size + 64,))]
+    row_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    return InferenceStream(
+        lambda: TorchInferencer(network(), device=c.device, merge=not c.deterministic),
+        num_workers=c.most_policy_workers,
+        depth=max(4, c.num_env_groups),
+        max_bytes=(1 << 14) + row_bytes * (c.num_envs // c.num_env_groups),
+    )

@@ -1,0 +1,181 @@
+"""The graph of algorithms that learn from preferences: settings that their recipes share, and the experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from runnel.core.config import check_least, refuse_unused
+from runnel.core.contracts.evaluation import Policy
+from runnel.core.contracts.inference import Inferencer
+from runnel.core.contracts.learning import Collective
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.rng import make_seed
+from runnel.flow.workers.trainer import Phase
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment
+from runnel.graphs.prompt_task import PromptTask
+from runnel.graphs.run_config import PlacementConfig, RunConfig
+from runnel.graphs.unused import all_of, unused_by_learner, unused_on_data
+from runnel.llm.algorithms.base import Algorithm
+from runnel.llm.export import save_scorer
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.sharded import make_learner
+from runnel.llm.learning.trained import ScalarModel
+from runnel.llm.model.causal_lm import ModelConfig
+from runnel.llm.sampling.pairs import PairSampler, fitting
+from runnel.llm.sampling.streams import pair_stream
+from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
+from runnel.llm.tasks import DataConfig, Example
+from runnel.llm.tasks.preferences import Pair, read_pairs, split_pairs
+
+SCORING = {
+    **all_of("eval", ("samples", "pass_reward"), "a reward model completes nothing"),
+    "max_tokens": "a reward model completes nothing",
+    "data.max_prompt": "rows are as long as the model's context allows",
+    "lm.tie_embeddings": "a reward model has no output embedding",
+    "data.reward_timeout_s": "pairs train a reward model; no other reward judges here",
+}
+"""Settings that a reward model has no use for."""
+
+
+@dataclass(frozen=True)
+class PairConfig(RunConfig):
+    """`num_pairs` pairs of answers an update."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("max_tokens", then="counts from the next evaluation on")
+        | stays("task", "pairs", why="a run is of one task")
+        | stays("model", why="what was learned is of that network")
+        | stays("num_pairs", why="segments of that size are on their way")
+    )
+
+    task: str = "reverse"
+    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: what the policy is evaluated on."""
+    pairs: str = ""
+    """JSON lines with prompt, chosen and rejected. Empty: the task's own answers, each against the answer to another prompt."""
+    model: str = ""
+    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    num_pairs: int = 32
+    """Pairs in a batch."""
+    max_tokens: int = 0
+    """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
+    total_updates: int | None = 200
+    """Budget in updates of the learner."""
+    data: DataConfig = field(default_factory=DataConfig)
+    lm: ModelConfig = field(default_factory=ModelConfig)
+    learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
+    placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
+
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        return super().unused() | unused_on_data(self)
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        check_least("", self, num_pairs=1, max_tokens=0)
+
+
+@contextmanager
+def _pairs_as_task(c: PairConfig) -> Iterator[None]:
+    """Pairs that were given as the task, which a policy is evaluated on: say where they go."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if c.pairs or (isinstance(error, ConfigError) and error.field != "task"):
+            raise
+        why = error.fix if isinstance(error, ConfigError) else str(error)
+        fix = "is what the policy is evaluated on; pairs of answers (prompt, chosen, rejected) are given as --pairs FILE"
+        raise ConfigError("task", c.task, f"{fix} ({why})") from error
+
+
+def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
+    """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
+    refuse_unused(c, unused_by_learner(c.learner, needs=algorithm.needs) | (SCORING if scores else {}))
+    completion = 1 if scores else c.max_tokens  # a reward model needs no room for one
+    how: dict[str, Any] = {"max_tokens": completion, "data": c.data, "lora": c.learner.lora}
+    with _pairs_as_task(c):
+        task = PromptTask(c.task, c, model=c.model, lm=c.lm, **how)
+    train, held, told = _pairs(c, task, scores=scores)
+    policy = c.lag_rule(1)
+    train, longest, left_out = fitting(train, task.tokenizer, context=task.context)
+    if scores and held:
+        held, _, more = fitting(held, task.tokenizer, context=task.context)
+        left_out += more
+    spec = pair_stream(num_pairs=c.num_pairs, max_length=longest, capacity=policy.lag + 1, reader="trainer")
+
+    def sampler(incarnation: int) -> PairSampler:
+        return PairSampler(train, task.tokenizer, seed=make_seed(c.seed, "pairs", incarnation))
+
+    def learner(ranks: Collective) -> TokenLearner:
+        body = task.trained_model(c.learner)
+        model = ScalarModel(body) if scores else body
+        rest: dict[str, Any] = {"algorithms": {"pairs": algorithm}, "collective": ranks, "recorder": task.recorder()}
+        made = make_learner(c.learner, model, device=c.device, **rest)
+        return made if scores else task.checked(made)
+
+    return Experiment(
+        config=c,
+        title=task.task.name,
+        streams=(spec,),
+        staleness={"pairs": policy},
+        actors=(ActorSpec("pairs-0", sampler, writes=("pairs",), asks=()),),
+        inference=(),
+        learner=learner,
+        phases=(Phase({"pairs": 1}),),
+        evaluation=_score_evaluation(c, task, held) if scores else task.evaluation(),
+        policy=(lambda: _scoring_policy(task)) if scores else task.policy,
+        token_streams=("pairs",),
+        export=(lambda params, folder: save_scorer(task.model(), params, task.tokenizer, folder)) if scores else task.export,
+        look=lambda: [*told, *left_out],
+        disk=lambda: task.disk(c.learner, algorithm.needs),
+        own_params=("score.weight",) if scores else (),
+    )
+
+
+def _pairs(c: PairConfig, task: PromptTask, *, scores: bool) -> tuple[list[Pair], list[Pair], list[str]]:
+    """Pairs to train on; for a reward model, which is evaluated on pairs, others of prompts that it never sees; what to tell.
+
+    A policy is evaluated on the task's held-out prompts, so it trains on all pairs but those."""
+    if not c.pairs:
+        return _from_answers(task.task.train), _from_answers(task.task.eval), []
+    found = read_pairs(c.pairs)
+    if scores:
+        return *split_pairs(found), []
+    seen = {e.text for e in task.task.eval}
+    train = [p for p in found if p.text not in seen]
+    if not train:
+        raise ConfigError("pairs", c.pairs, f"all its prompts are held out by the task {c.task!r}; give pairs of other prompts")
+    lost = len(found) - len(train)
+    told = [f"{lost} of {len(found)} pairs have prompts that the task holds out; they are not trained on"] if lost else []
+    return train, [], told
+
+
+def _from_answers(examples: Sequence[Example]) -> list[Pair]:
+    """Each example's answer against that of the next one."""
+    if any(e.answer is None for e in examples):
+        raise ConfigError("pairs", "", "the task has examples without an answer to make pairs of; give a file of pairs")
+    others = [*examples[1:], examples[0]]
+    both = [(e, str(e.answer), str(o.answer)) for e, o in zip(examples, others, strict=True)]
+    found = [Pair(e.prompt, chosen, rejected) for e, chosen, rejected in both if chosen != rejected]
+    if not found:
+        raise ConfigError("pairs", "", "all answers of the task are the same, so none can be rejected; give a file of pairs")
+    return found
+
+
+def _score_evaluation(c: PairConfig, task: PromptTask, held: Sequence[Pair]) -> EvaluationSpec | None:
+    some = list(held)[: c.eval.episodes]
+    if not some:
+        return None
+    return EvaluationSpec(
+        make=lambda: PairEvaluation(some, task.tokenizer),
+        inferencer=lambda: ScoreEngine(ScalarModel(task.model()), device=c.device),
+    )
+
+
+def _scoring_policy(task: PromptTask) -> tuple[Policy, Inferencer]:
+    policy = ScoringPolicy(ScalarModel(task.model()), task.tokenizer)
+    return policy, policy.engine

@@ -1,0 +1,319 @@
+"""A text task as recipes use it: tokenizer and model that fit, with samplers, engines, evaluation and a policy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runnel.core.contracts.evaluation import Policy
+from runnel.core.contracts.inference import Inferencer
+from runnel.core.contracts.learning import Collective
+from runnel.core.records import StreamSpec
+from runnel.core.rng import make_seed
+from runnel.graphs.experiment import PARAMS, ActorSpec, DiskNeed, EvaluationSpec, InferenceStream
+from runnel.graphs.run_config import RunConfig
+from runnel.graphs.user_objects import resolve_live
+from runnel.llm.algorithms.base import Algorithm
+from runnel.llm.checks.at_start import check_engine, check_folder, check_learner
+from runnel.llm.checks.demonstrations import check_demonstrations
+from runnel.llm.checks.sizes import context_of, learner_bytes, lost_texts, measure, some
+from runnel.llm.engines.choose import EngineConfig, make_engine
+from runnel.llm.engines.requests import Engine, SamplingConfig
+from runnel.llm.evaluation import TextEvaluation
+from runnel.llm.export import save_policy
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.recording import GroupRecorder
+from runnel.llm.learning.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
+from runnel.llm.learning.sharded import make_learner
+from runnel.llm.model.architecture import model_config
+from runnel.llm.model.causal_lm import ModelConfig, build_model, count_parameters, shared_copy
+from runnel.llm.model.lora import LoraConfig, check_adapters
+from runnel.llm.model.pretrained import model_folder
+from runnel.llm.model.token_model import DTYPES, Precision, TokenModel
+from runnel.llm.policy import ChatPolicy
+from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.rewards.scorers import check_scorer
+from runnel.llm.sampling.demos import DemoSampler
+from runnel.llm.sampling.sampler import PromptSampler
+from runnel.llm.sampling.streams import demo_stream, rollout_stream
+from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
+from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
+
+
+class PromptTask:
+    """`task` (a name, data, or `file.py:make_task`) for `model` (a folder, a hub id or smollm2; empty starts a new one of the
+    sizes in `lm`). Evaluations and the policy end completions behind the texts `stop`, as the sampling of actors does. With
+    `lora` (of rank above 0) the learner trains adapters: all who work with the model in one process read the weights beside
+    them in one place."""
+
+    def __init__(
+        self,
+        task: str,
+        config: RunConfig,
+        *,
+        model: str,
+        lm: ModelConfig,
+        max_tokens: int = 0,
+        engine: EngineConfig | None = None,
+        data: DataConfig | None = None,
+        stop: Sequence[str] = (),
+        lora: LoraConfig | None = None,
+    ) -> None:
+        data, folder = data or DataConfig(), model_folder(model)
+        self.task: TextTask = make_task(resolve_live(task, "task"), data)
+        self.measured = self.task
+        """What evaluations judge by."""
+        self.tokenizer: Tokenizer = make_tokenizer(folder, plain=data.plain)
+        self._config, self._lm, self._engine = config, replace(lm, path=folder), engine or EngineConfig()
+        if config.deterministic:
+            self._engine = self._engine.deterministic()
+        self._lora = lora if lora is not None and lora.rank else None
+        self._bases: dict[tuple[str, Precision], Any] = {}
+        if self._lora is not None:
+            check_adapters(model_config(self._lm, self.tokenizer.vocab_size), self._lora)
+        self._stop, self._reward_timeout_s = tuple(stop), data.reward_timeout_s
+        self._overlap = not config.deterministic and (data.background_rewards or config.launcher != "inproc")
+        self.context = context_of(folder) if folder else lm.max_positions
+        """The longest row that the model can read, in tokens, if it says."""
+        if folder:
+            check_folder(folder, engine=self._engine.kind, device=config.device)
+        self._unchecked = {"engine", "learner"} if folder else set[str]()
+        for part in self.task.components:
+            if part.fn == "reward_model" and "model" in part.options:
+                self._check_scorer(str(part.options["model"]), "reward.model")
+        self.sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=data.max_prompt, context=self.context)
+        if lost := lost_texts(self.task, self.tokenizer):
+            warnings.warn(f"the tokenizer changes {len(lost)} texts of the task, e.g. {lost[0][:60]!r}", stacklevel=2)
+
+    @property
+    def channels(self) -> dict[str, float]:
+        """Reward channels and their weights."""
+        return dict(zip(self.task.channels, self.task.weights, strict=True))
+
+    def judge_by(self, folder: str) -> None:
+        """From now on a trained reward model judges completions; the task's own reward is logged, and evaluated."""
+        own = [replace(part, weight=0.0, channels=dict.fromkeys(part.channels, 0.0)) for part in self.task.components]
+        judge = RewardComponent("reward_model", "reward_model", options={"model": folder, "device": self._config.device})
+        self.task = replace(self.task, reward=[judge, *own])
+        self._check_scorer(folder, "reward_model")
+
+    def _check_scorer(self, folder: str, field: str) -> None:
+        """A reward model that could not judge is refused here; one with another tokenizer than the policy's is told."""
+        asked = [(messages_of(e.prompt), e.answer or "") for e in some(self.task.train, 4)]
+        ours = [[*self.tokenizer.render(messages), *self.tokenizer.answer(answer)] for messages, answer in asked]
+        if check_scorer(folder, asked, field=field) != ours:
+            text = f"{field} {folder} has another tokenizer than the policy, or another chat template: it judges text"
+            warnings.warn(text, stacklevel=2)
+
+    def model(self) -> Any:
+        """The model at the start of the run: the same in every worker."""
+        return build_model(self._lm, self.tokenizer.vocab_size, seed=self._config.seed)
+
+    def model_on(self, device: str, precision: Precision) -> Any:
+        """The model for whoever takes its parameters over a channel, or trains adapters beside them: then it is built once for
+        each device and precision, and what is given out are modules over the same weights."""
+        if self._lora is None:
+            return self.model().to(device)
+        key = (device, precision)
+        if key not in self._bases:
+            seed = self._config.seed
+            place: Any = {"dtype": DTYPES[precision], "device": device}
+            self._bases[key] = build_model(self._lm, self.tokenizer.vocab_size, seed=seed, **place)
+        return shared_copy(self._bases[key])
+
+    def trained_model(self, config: TokenLearnerConfig) -> Any:
+        """The model for a learner: in float32 where it is trained, shared where adapters are trained beside it."""
+        device = self._config.device
+        return self.model_on(device, config.precision_on(device)) if config.lora.rank else self.model()
+
+    def engine(self, num_slots: int) -> Engine:
+        """A decoding engine, as configured; parameters come over the channel."""
+        device = self._config.device
+        engine = make_engine(
+            self._engine,
+            lambda: self.model_on(device, self._engine.precision_on(device)),
+            folder=self._lm.path,
+            num_slots=num_slots,
+            max_length=self.sizes.prompt + self.sizes.completion,
+            eos_id=self.tokenizer.end_ids,
+            decode_text=self.tokenizer.spell,
+        )
+        if "engine" in self._unchecked:
+            check_engine(engine)
+            self._unchecked.remove("engine")
+        return engine
+
+    def message_bytes(self, sampling: SamplingConfig) -> int:
+        """Bytes that a request for a completion, or the reply to it, may take."""
+        stops = sum(len(text.encode()) + 1 for text in sampling.stop) + 8 * len(sampling.stop_tokens)
+        return 4096 + stops + 32 * (self.sizes.prompt + self.sizes.completion)
+
+    def learner(
+        self,
+        config: TokenLearnerConfig,
+        algorithms: Mapping[str, Algorithm],
+        ranks: Collective,
+        reference: ReferencePlan | None = None,
+    ) -> TokenLearner:
+        """The learner of one rank of the trainer, with an algorithm for each reader."""
+        rest: dict[str, Any] = {"algorithms": algorithms, "collective": ranks, "reference": reference}
+        rest["recorder"] = self.recorder(self.channels)
+        return self.checked(make_learner(config, self.trained_model(config), device=self._config.device, **rest))
+
+    def checked(self, learner: TokenLearner) -> TokenLearner:
+        """A learner that was held against a given model's own forward pass; one in parts runs that very pass."""
+        if "learner" in self._unchecked and isinstance(learner.policy, TokenModel):
+            check_learner(learner.policy)
+            self._unchecked.remove("learner")
+        return learner
+
+    def disk(self, config: TokenLearnerConfig, needs: Collection[str] = ()) -> DiskNeed:
+        """What a run that trains the model writes; the exported model is in float32."""
+        num = count_parameters(model_config(self._lm, self.tokenizer.vocab_size))
+        precision = config.precision_on(self._config.device)
+        each, params = learner_bytes(num, trained=not config.lora.rank, precision=precision, needs=needs)
+        return DiskNeed(each=each, params=params, once=4 * num)
+
+    def recorder(self, channels: Mapping[str, float] | None = None) -> GroupRecorder | None:
+        """What writes groups as the learner sees them, as `config.record` says; None where it says none."""
+        every = self._config.record.group_every(self._config.total_updates)
+        if not every:
+            return None
+        examples = self.task.train
+        return GroupRecorder(
+            self.tokenizer,
+            every=every,
+            channels=channels or {},
+            pass_reward=self._config.eval.pass_reward,
+            example=lambda number: examples[number],
+            source=self.task.name,
+        )
+
+    def reference(self, config: TokenLearnerConfig, *, depth: int, temperature: float) -> InferenceStream:
+        """The stream of a reference model on workers of its own, with log-probabilities at `temperature`. Where runs must not
+        depend on timing or on where they were resumed, each request is answered by itself."""
+        c = self._config
+
+        def make() -> ReferenceEngine:
+            return ReferenceEngine(
+                self.model_on(c.device, config.precision_on(c.device)),
+                temperature=temperature,
+                device=c.device,
+                precision=config.precision_on(c.device),
+                max_tokens=config.micro_batch_tokens,
+                apart=c.deterministic or c.launcher == "inproc",
+            )
+
+        max_bytes = message_bytes(self.sizes.prompt + self.sizes.completion)
+        num_workers = c.placement.reference_workers
+        return InferenceStream(make, REFERENCE, num_workers, depth=depth, max_bytes=max_bytes, params=REFERENCE)
+
+    def demos(self, *, rows: int, lag: int) -> StreamSpec:
+        """The stream of demonstrations: one segment is one batch of `rows`."""
+        return demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1, reader="trainer")
+
+    def rollouts(
+        self, *, group_size: int, num_prompts: int, lag: int, truncates: bool = False, reference: bool = False
+    ) -> StreamSpec:
+        """The stream of groups: `num_prompts` segments make a batch."""
+        return rollout_stream(
+            group_size=group_size,
+            max_prompt=self.sizes.prompt,
+            max_tokens=self.sizes.completion,
+            rewards=self.task.channels,
+            token_rewards=self.task.token_channels,
+            sampling_logprob=truncates,
+            reference_logprob=reference,
+            groups_per_batch=num_prompts,
+            capacity=num_prompts * (lag + 1),
+            num_writers=self._config.most_actors,
+            reader="trainer",
+        )
+
+    def demo_actor(self) -> ActorSpec:
+        """An actor without inference: it reads demonstrations."""
+
+        def make(incarnation: int) -> DemoSampler:
+            seed = make_seed(self._config.seed, "demos", incarnation)
+            return DemoSampler(self.task, self.tokenizer, seed=seed, max_length=self.context)
+
+        return ActorSpec("demos-0", make, writes=("demos",), asks=())
+
+    def check_demos(self) -> list[str]:
+        """What to tell of demonstrations that the task's reward does not like; raises where it likes none."""
+        return check_demonstrations(self.measured, self.tokenizer, timeout_s=self._reward_timeout_s)
+
+    def actors(
+        self,
+        *,
+        group_size: int,
+        sampling: SamplingConfig,
+        greedy_first: bool = False,
+        max_refills: int = 0,
+        filter: DifficultyConfig | None = None,
+        reference: ReferencePlan | None = None,
+    ) -> tuple[ActorSpec, ...]:
+        """Actors that play prompts, of all difficulties or as `filter` says."""
+
+        def maker(index: int) -> Callable[[int], PromptSampler]:
+            def make(incarnation: int) -> PromptSampler:
+                seed = make_seed(self._config.seed, "prompts", incarnation, index)
+                return PromptSampler(
+                    self.task,
+                    self.tokenizer,
+                    group_size=group_size,
+                    max_tokens=self.sizes.completion,
+                    seed=seed,
+                    source=DifficultySource(self.task.train, filter, seed=seed) if filter is not None and filter.on else None,
+                    sampling=sampling,
+                    greedy_first=greedy_first,
+                    max_refills=max_refills,
+                    reference=reference,
+                    reward_timeout_s=self._reward_timeout_s,
+                    reward_wait_s=0.005 if self._overlap and self._config.launcher == "inproc" else 0.0,
+                    blocking_rewards=not self._overlap,
+                )
+
+            return make
+
+        asks = (PARAMS,) if reference is None else (PARAMS, REFERENCE)
+        return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
+
+    def evaluation(self) -> EvaluationSpec | None:
+        """Greedy answers to unseen prompts, and samples of them, as `config.eval` says."""
+        c = self._config.eval
+        episodes = min(c.episodes, len(self.measured.eval))
+        if not episodes:
+            return None
+        return EvaluationSpec(
+            make=lambda: TextEvaluation(
+                self.measured,
+                self.tokenizer,
+                num_prompts=episodes,
+                max_tokens=self.sizes.completion,
+                seed=make_seed(self._config.seed, "evaluation"),
+                samples=c.samples,
+                temperature=c.temperature,
+                stop=self._stop,
+                pass_k=c.pass_k,
+                pass_reward=c.pass_reward,
+                max_prompt=self.sizes.prompt,
+                reward_timeout_s=self._reward_timeout_s,
+            ),
+            inferencer=lambda: self.engine(min(episodes * (1 + c.samples), 64)),
+        )
+
+    def export(self, params: Mapping[str, Tensor], folder: Path) -> None:
+        """Save the model with the weights `params`, and its tokenizer."""
+        save_policy(self.model(), params, self.tokenizer, folder)
+
+    def policy(self, *, temperature: float = 1.0) -> tuple[Policy, Inferencer]:
+        """What `rl.load` gives back."""
+        sampling: dict[str, Any] = {"max_tokens": self.sizes.completion, "temperature": temperature, "stop": self._stop}
+        policy = ChatPolicy(self.model(), self.tokenizer, **sampling)
+        return policy, policy.engine

@@ -1,0 +1,215 @@
+"""The graph of algorithms that learn from rollouts of a language model: settings that their recipes share, and the experiment.
+
+A recipe brings an algorithm; which workers there are and how they are connected is written once, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from runnel.core.config import check_least, refuse_unused
+from runnel.core.contracts.learning import Collective, Learner
+from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change, stays
+from runnel.flow.staleness import AdmissionRule
+from runnel.flow.workers.trainer import Phase
+from runnel.graphs.experiment import Experiment, InferenceStream
+from runnel.graphs.prompt_task import PromptTask
+from runnel.graphs.run_config import PlacementConfig, RunConfig
+from runnel.graphs.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, unused_by_learner
+from runnel.llm.algorithms.base import Algorithm
+from runnel.llm.algorithms.policy import PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.engines.choose import EngineConfig
+from runnel.llm.engines.requests import SamplingConfig
+from runnel.llm.learning.learner import TokenLearnerConfig
+from runnel.llm.learning.reference import ReferencePlan
+from runnel.llm.model.causal_lm import ModelConfig
+from runnel.llm.tasks import DataConfig, DifficultyConfig
+
+
+@dataclass(frozen=True)
+class PromptConfig(RunConfig):
+    """`num_prompts` groups of `group_size` completions an update, after an optional supervised warm-up."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("max_refills", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
+        | stays("task", "reward_model", why="a run is of one task")
+        | stays("model", why="what was learned is of that network")
+        | stays("num_prompts", "group_size", "max_tokens", "demo_rows", why="segments of that size are on their way")
+        | stays("warmup_updates", why="it is how the run started")
+    )
+
+    greedy_first: ClassVar[bool] = False
+    """The first completion of each group is greedy, and not trained on: a baseline."""
+    task: str = "reverse"
+    """Name of a task (see `runnel list`), a file or folder of prompts, or your own as path/to/file.py:make_task."""
+    model: str = ""
+    """Folder of a Hugging Face model and its tokenizer, a hub id, or smollm2; empty starts a new, small one of the sizes in
+    `lm`."""
+    num_prompts: int = 8
+    """Prompts in a batch."""
+    group_size: int = 8
+    """Completions of each prompt."""
+    reward_model: str = ""
+    """Folder of a trained reward model (recipe `reward_model`) that judges in place of the task's reward, which is then only
+    logged and evaluated."""
+    max_refills: int = 0
+    """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another, at most so many times in a
+    row; 0 trains on all."""
+    max_tokens: int = 0
+    """Longest completion in tokens; 0 takes what the task says."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0 is all. Log-probabilities are those before any such cut."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+    min_p: float = 0.0
+    """Sample from tokens that are at least this fraction as likely as the likeliest."""
+    stop: tuple[str, ...] = ()
+    """A completion ends behind any of these texts."""
+    warmup_updates: int = 0
+    """Supervised updates on the task's demonstrations before the first update on rollouts."""
+    demo_rows: int = 128
+    """Demonstrations in a supervised batch."""
+    total_updates: int | None = 300
+    """Budget in updates of the learner, the warm-up included."""
+    data: DataConfig = field(default_factory=DataConfig)
+    filter: DifficultyConfig = field(default_factory=DifficultyConfig)
+    lm: ModelConfig = field(default_factory=ModelConfig)
+    learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How completions are drawn."""
+        return SamplingConfig(self.learner.temperature, self.top_k, self.top_p, self.min_p, self.stop)
+
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        groups = [f.name for f in fields(self) if isinstance(getattr(self, f.name), EngineConfig | PolicyConfig)]
+        own = {f"{group}.{name}": why for group in groups for name, why in getattr(self, group).unused().items()}
+        parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
+        return super().unused() | ON_TEXT | of_model(self.model) | own | parts
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        self.sampling  # noqa: B018  (it checks itself)
+        for name in ("num_prompts", "group_size", "demo_rows"):
+            if getattr(self, name) < (2 if name == "group_size" else 1):
+                raise ConfigError(name, getattr(self, name), "too small; a group needs 2 completions to compare")
+        check_least("", self, max_tokens=0, max_refills=0, warmup_updates=0)
+        if self.total_updates is not None and self.warmup_updates >= self.total_updates:
+            raise ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
+        if self.num_prompts % self.num_actors:
+            raise ConfigError("num_prompts", self.num_prompts, f"must divide among num_actors = {self.num_actors}")
+
+
+def prompt_graph(
+    c: PromptConfig,
+    algorithm: Callable[[PromptTask], Algorithm] | None = None,
+    *,
+    learner: Callable[[PromptTask], Learner] | None = None,
+) -> Experiment:
+    """Up to `warmup_updates` the trainer reads `demos`, then `rollouts`: one run, one line of versions.
+
+    A recipe brings an algorithm for the token learner, or a learner of its own.
+    """
+    if learner is not None and c.placement.trainers > 1:
+        raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
+    given: dict[str, Any] = {"max_tokens": c.max_tokens, "engine": c.engine, "data": c.data, "stop": c.stop}
+    task = PromptTask(c.task, c, model=c.model, lm=c.lm, lora=c.learner.lora, **given)
+    if c.reward_model:
+        task.judge_by(c.reward_model)
+    if algorithm is not None:
+        chosen = algorithm(task)
+        refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
+        _check_fresh(c, chosen)
+    reference = _reference_plan(c, task, algorithm)
+    rollouts = c.lag_rule(c.num_prompts, start=c.warmup_updates)
+    shape = {"group_size": c.group_size, "num_prompts": c.num_prompts, "lag": rollouts.lag}
+    streams = [task.rollouts(**shape, truncates=c.sampling.truncates, reference=reference is not None)]
+    staleness: dict[str, AdmissionRule] = {"rollouts": rollouts}
+    actors = list(
+        task.actors(
+            group_size=c.group_size,
+            sampling=c.sampling,
+            greedy_first=c.greedy_first,
+            max_refills=c.max_refills,
+            filter=c.filter,
+            reference=reference,
+        )
+    )
+    phases = [Phase({"rollouts": c.num_prompts})]
+    if c.warmup_updates:
+        streams.append(task.demos(rows=c.demo_rows, lag=rollouts.lag))
+        staleness["demos"] = c.lag_rule(1, stop=c.warmup_updates)
+        actors.insert(0, task.demo_actor())
+        phases.insert(0, Phase({"demos": 1}, until=c.warmup_updates))
+    slots = c.num_prompts * c.group_size // c.num_actors
+    room = task.message_bytes(c.sampling)
+    inference = [InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots, max_bytes=room)]
+    if reference is not None:
+        assert algorithm is not None
+        inference.append(task.reference(c.learner, depth=slots, temperature=c.learner.temperature_for(algorithm(task))))
+    return Experiment(
+        config=c,
+        title=task.task.name,
+        streams=tuple(streams),
+        staleness=staleness,
+        actors=tuple(actors),
+        inference=tuple(inference),
+        learner=lambda ranks: learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks, reference),
+        phases=tuple(phases),
+        evaluation=task.evaluation(),
+        policy=lambda: task.policy(temperature=c.learner.temperature),
+        token_streams=("rollouts", "demos"),
+        export=task.export,
+        look=task.check_demos if c.warmup_updates else list,
+        disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
+    )
+
+
+def _token_learner(
+    c: PromptConfig,
+    task: PromptTask,
+    algorithm: Callable[[PromptTask], Algorithm] | None,
+    ranks: Collective,
+    reference: ReferencePlan | None,
+) -> Learner:
+    assert algorithm is not None, "a recipe gives prompt_graph an algorithm or a learner"
+    return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}, ranks, reference)
+
+
+def _check_fresh(c: PromptConfig, algorithm: Algorithm) -> None:
+    """An algorithm without an importance weight takes one step on each batch, of samples that the newest weights made."""
+    if not (isinstance(algorithm, PolicyAlgorithm) and algorithm.fresh_only):
+        return
+    used = {"learner.num_epochs": c.learner.num_epochs, "learner.num_minibatches": c.learner.num_minibatches}
+    again: dict[str, Any] = {name: value for name, value in used.items() if value > 1}
+    if c.staleness.mode != "sync":
+        again["staleness.mode"] = c.staleness.mode
+    if again:
+        name, value = next(iter(again.items()))
+        use = f"use {'sync' if name == 'staleness.mode' else 1}, or a recipe that weighs its samples, such as aipo or grpo"
+        fix = f"{type(algorithm).__name__} has no importance weight for samples of older weights; {use}"
+        raise ConfigError(name, value, fix)
+
+
+def _reference_plan(
+    c: PromptConfig, task: PromptTask, algorithm: Callable[[PromptTask], Algorithm] | None
+) -> ReferencePlan | None:
+    """Which versions the workers of a reference hold, where it has some."""
+    num = c.placement.reference_workers
+    if not num:
+        return None
+    if c.learner.shard:
+        fix = "the ranks of learner.shard compute the reference in their parts; use 0, or no shards"
+    elif algorithm is None or "reference_logprob" not in algorithm(task).needs:
+        fix = "the algorithm, as it is set, compares with no reference; set its kl_coef above 0, or use 0"
+    else:
+        return ReferencePlan(c.warmup_updates, c.learner.reference_every)
+    raise ConfigError("placement.reference_workers", num, fix)

@@ -1,0 +1,352 @@
+"""What every recipe can be told: `RunConfig` and its groups of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from runnel.core.config import refuse_unused
+from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, may_change, stays
+from runnel.eval.runner import MAX_STEPS
+from runnel.flow.staleness import LagRule, StalenessConfig
+from runnel.graphs.record_config import RecordConfig
+from runnel.graphs.unused import IN_ONE_PROCESS, OF_EVALUATIONS, OF_SAMPLES, OF_VIDEOS, OF_WINDOW, ON_THE_WAY
+from runnel.track.folder import check_run_name
+from runnel.track.sinks.config import SinksConfig, unused_names
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation beside training, on episodes of its own."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        *("every", "episodes", "max_steps", "stop_return", "samples", "temperature", "pass_k", "pass_reward"),
+        then="counts from the next evaluation on",
+    )
+
+    every: int = 0
+    """Evaluate every so many updates; 0 evaluates only at the end."""
+    episodes: int = 100
+    """Episodes (or prompts) of one evaluation; 0 turns evaluation off."""
+    max_steps: int = MAX_STEPS
+    """Steps after which an episode of an evaluation is cut, which is counted and told: some environments have no limit of their
+    own. The default is Atari's limit, the longest in common use."""
+    stop_return: float | None = None
+    """Stop the run when an evaluation's mean reaches this."""
+    samples: int = 0
+    """Completions of each prompt that are sampled for pass@k, beside the greedy one (language models)."""
+    temperature: float = 1.0
+    """Temperature of those samples."""
+    pass_k: tuple[int, ...] = (1,)
+    """The k of pass@k, each at most `samples`."""
+    pass_reward: float = 1.0
+    """A sample passes with at least this reward."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the whole run is saved."""
+
+    on_resume: ClassVar[OnResume] = may_change("every", "keep", then="counts from the next checkpoint on") | may_change(
+        "best", then="counts from the next evaluation on"
+    )
+
+    every: int | Literal["never"] = 50
+    """Save every so many updates; 0 saves only at the end. never: no checkpoint, only the parameters of the end. They can be
+    loaded, evaluated, exported and started from (init_from), but the run cannot be resumed."""
+    keep: int = 3
+    """Checkpoints kept; a damaged newest one falls back to the one before. A replay memory lies there twice, or with 1 once."""
+    best: bool = True
+    """Keep the parameters of the version with the best evaluation too, for `rl.load(run, best=True)` and `--best`."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether what is saved is the whole run, so that it can be resumed."""
+        return self.every != "never"
+
+    @property
+    def copies(self) -> int:
+        """Copies on the disk of what checkpoints share (replay): two, so that no damaged file takes all of them, unless one
+        checkpoint is kept alone."""
+        return min(self.keep, 2)
+
+
+@dataclass(frozen=True)
+class PlacementConfig:
+    """Which worker runs in which process, and what it may use there."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        *("groups", "trainers", "threads", "stage_timeout_s", "max_restarts", "stall_timeout_s"),
+        then="the processes start that way",
+    ) | stays(
+        *("policy_workers", "reference_workers", "max_actors", "max_policy_workers"),
+        why="workers and what is on its way between them are part of the checkpoint",
+    )
+
+    groups: tuple[str, ...] = ()
+    """Process groups, each a list of worker names or patterns ("actor-*", "trainer evaluator"). Default: each actor and
+    each policy worker alone, all the rest with the trainer."""
+    trainers: int = 1
+    """Ranks that share each training batch (data parallel), each in a process of its own; together they take the very step
+    that one would take."""
+    policy_workers: int = 0
+    """Policy workers that serve inference for all actors; 0 keeps inference inline in each actor."""
+    reference_workers: int = 0
+    """Workers that hold the reference model of a language-model algorithm, and answer for it while others decode; 0 computes
+    it in the trainer."""
+    max_actors: int = 0
+    """Actors that `runnel scale` may bring the run to while it goes on; 0 keeps their number."""
+    max_policy_workers: int = 0
+    """Likewise for policy workers."""
+    threads: int = 1
+    """Torch threads of each process."""
+    stage_timeout_s: float = 120.0
+    """A worker in whose stage nothing comes back for longer (no step of an environment, no micro-batch, no part of an
+    evaluation) is taken for hung: it is named, with its stack, and the run ends. The first time in a stage has two and a half
+    times as long, since kernels may be compiled. A single step, or call of your code, that takes longer needs more here."""
+    max_restarts: int = 5
+    """Times that one process may be started again within ten minutes after it died or fell silent; what has no state (actors,
+    policy workers) starts afresh beside the others, else the whole run goes on from its newest checkpoint. 0 ends the run."""
+    stall_timeout_s: float = 60.0
+    """If nothing at all moves for longer, the run ends and says who waits for what."""
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The Ray cluster of a run with launcher ray."""
+
+    on_resume: ClassVar[OnResume] = may_change("address", "place", then="the processes start there")
+
+    address: str = ""
+    """Where the cluster is: auto (this machine belongs to it), or HOST:PORT of its head. Empty takes RAY_ADDRESS, or else
+    starts one on this machine, on the loopback, that ends with the run."""
+    place: tuple[str, ...] = ()
+    """What processes need of a node, a line each: "actor-*: 1 core, on cpu, spread", "trainer*: 4 cores, 1 gpu, 32 GiB".
+    `on NAME` is a node with the label pool=NAME. Default: the cores of `placement.threads`, and a GPU for who computes on
+    it. The ranks of a trainer are on one node, unless their line says spread: then they meet over the network."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every recipe can be told."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("total_steps", "total_updates", "total_tokens", then="is the budget from now on, and schedules follow it")
+        | may_change("device", "launcher", then="the processes start that way")
+        | may_change("stop_on", then="counts from the next update on")
+        | may_change("log_every", then="counts from the next row on")
+        | may_change("tags", "track", "trace", "trace_mb", "control", then="counts from now on")
+        | stays("seed", why="everything random in it was drawn from that seed")
+        | stays("out", "name", why="a run stays in its folder")
+        | stays("num_actors", why="workers and what is on its way between them are part of the checkpoint")
+        | stays("deterministic", why="what was done so far was done that way")
+        | stays("init_from", why="it is for the start of a run")
+    )
+
+    seed: int = 1
+    """Seed of everything random in the run."""
+    device: str = "cpu"
+    """Where networks live: cpu, cuda, cuda:1."""
+    launcher: Literal["inproc", "local", "ray"] = "inproc"
+    """inproc: one process, deterministic, steppable. local: one process per group, over shared memory. ray: the same on a Ray
+    cluster (`cluster`), over as many nodes as it has."""
+    out: str = "runs"
+    """Folder in which the run's own folder is made."""
+    name: str = ""
+    """Name of the run's folder; made from recipe, task, seed and time if empty."""
+    tags: tuple[str, ...] = ()
+    """Words to find the run by. `tuning`: its score was used to choose settings, so reports keep it out of comparisons."""
+    total_steps: int | None = None
+    """Budget in steps of the environment."""
+    total_updates: int | None = None
+    """Budget in updates of the learner (versions)."""
+    total_tokens: int | None = None
+    """Budget in tokens trained on."""
+    num_actors: int = 1
+    """Actors that play at the same time; each has its own environments."""
+    deterministic: bool = False
+    """Refuse settings under which two runs of one seed could differ. `inproc` never differs; across processes this excludes
+    the asynchronous window, merged inference batches (language models decode in fixed shapes) and vLLM."""
+    init_from: str = ""
+    """Folder of a finished run whose published parameters this one starts from. Critics, optimisers, replay and schedules begin
+    anew; the run says which."""
+    stop_on: Literal["nothing", "collapse"] = "nothing"
+    """collapse: end the run, with a checkpoint, as soon as a collapse is told (docs/collapse.md); its status is then
+    `collapsed`. nothing: a collapse is told, and the run goes on."""
+    log_every: int = 1
+    """Write a row of metrics for each this many updates, with the means of their numbers."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline, mlflow, trackio, csv, parquet, or your own as
+    file.py:Name."""
+    sinks: SinksConfig = field(default_factory=SinksConfig)
+    trace: bool = False
+    """Record what every worker does when, and the path of every sample; `runnel trace RUN` makes a picture of it."""
+    trace_mb: int = 64
+    """Megabytes after which a process stops recording."""
+    control: bool = False
+    """Let the board stop this run and save checkpoints, with the token that it prints when it starts."""
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+
+    def lag_rule(
+        self, batch_segments: int, *, batch_steps: int = 0, start: int = 0, stop: int | None = None, tokens: bool = False
+    ) -> LagRule:
+        """The staleness policy of a stream of which `batch_segments` make a batch, for the learner's versions `start ... stop`.
+
+        Where the budget is known in batches (`batch_steps` steps each), no more than those are started.
+        """
+        ends = [stop, self.total_updates]
+        total = self.total_tokens if tokens else self.total_steps
+        if total and batch_steps:
+            ends.append(start + -(-total // batch_steps))
+        known = [n for n in ends if n is not None]
+        s = self.staleness
+        return LagRule(
+            lag=s.lag,
+            batch=batch_segments,
+            exact=s.mode != "window",
+            start=start,
+            stop=min(known) if known else None,
+            max_concurrent=s.max_concurrent,
+            turns=self.turns,
+        )
+
+    @property
+    def most_actors(self) -> int:
+        """Actors for which there is room."""
+        return max(self.num_actors, self.placement.max_actors)
+
+    @property
+    def most_policy_workers(self) -> int:
+        """Policy workers for which there is room."""
+        return max(self.placement.policy_workers, self.placement.max_policy_workers)
+
+    @property
+    def turns(self) -> bool:
+        """Whether actors write in turn: then each must be there, and timing changes nothing. On a cluster they come and go."""
+        return self.deterministic or (self.launcher != "ray" and self.most_actors == self.num_actors)
+
+    def settle(self) -> tuple[RunConfig, list[str]]:
+        """Choose what the user left open, once, when a run is made: the config that is kept, and what to tell about it."""
+        return self, []
+
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why; changed ones are refused (`graphs/unused.py`)."""
+        found = IN_ONE_PROCESS if self.launcher == "inproc" else {}
+        found = found | ({} if self.launcher == "ray" else {"cluster.place": "is for launcher ray"})
+        found = found | unused_names(self.track)
+        found = found | ({} if self.trace else {"trace_mb": "is of a trace; set trace"})
+        found = found | ({} if self.staleness.mode == "window" else OF_WINDOW)
+        found = found | ({} if self.eval.samples else OF_SAMPLES) | self._unused_evaluations()
+        return found | ({} if self.record.videos else OF_VIDEOS)
+
+    def _unused_evaluations(self) -> dict[str, str]:
+        """Settings of evaluations that are not made; one that is switched off itself is not among them."""
+        if self.eval.episodes:
+            return ON_THE_WAY if self.eval.stop_return is not None and not self.eval.every else {}
+        off, best = EvalConfig(), {"checkpoint.best": "nothing is evaluated, so nothing is best; set eval.episodes"}
+        names = {name: name.removeprefix("eval.") for name in OF_EVALUATIONS}
+        return best | {k: why for k, why in OF_EVALUATIONS.items() if getattr(self.eval, names[k]) != getattr(off, names[k])}
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        refuse_unused(self, self.unused())
+        if self.name:
+            check_run_name(self.name)
+        self.staleness.check()
+        self.record.check()
+        if self.total_steps is None and self.total_updates is None and self.total_tokens is None:
+            raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")
+        positive = (
+            "total_steps",
+            "total_updates",
+            "total_tokens",
+            "num_actors",
+            "log_every",
+            "trace_mb",
+            "eval.max_steps",
+            "placement.threads",
+            "placement.trainers",
+        )
+        for name in positive:
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if value is not None and value < 1:
+                raise ConfigError(name, value, "use at least 1")
+        for name, value in (("eval.every", self.eval.every), ("checkpoint.every", self.checkpoint.every)):
+            if value != "never" and value < 0:
+                raise ConfigError(name, value, "use 0 (at the end only), or a number of updates")
+        for name, value in (
+            ("eval.episodes", self.eval.episodes),
+            ("eval.samples", self.eval.samples),
+            ("placement.policy_workers", self.placement.policy_workers),
+            ("placement.reference_workers", self.placement.reference_workers),
+            ("placement.max_restarts", self.placement.max_restarts),
+            ("placement.max_actors", self.placement.max_actors),
+            ("placement.max_policy_workers", self.placement.max_policy_workers),
+        ):
+            if value < 0:
+                raise ConfigError(name, value, "use 0 for none, or a number")
+        if self.eval.samples and not all(1 <= k <= self.eval.samples for k in self.eval.pass_k):
+            raise ConfigError("eval.pass_k", self.eval.pass_k, f"each k must be from 1 to eval.samples = {self.eval.samples}")
+        if self.seed < 0:
+            raise ConfigError("seed", self.seed, "use 0 or more")
+        for name in ("stage_timeout_s", "stall_timeout_s"):
+            if not (seconds := getattr(self.placement, name)) > 0:
+                raise ConfigError(f"placement.{name}", seconds, "use a number of seconds above 0")
+        if self.placement.trainers > 1 and self.launcher == "inproc":
+            raise ConfigError("placement.trainers", self.placement.trainers, "ranks are processes; use launcher local, or 1")
+        _check_device(self.device, self.placement.trainers, here=self.launcher != "ray")
+        if self.checkpoint.keep < 1:
+            raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
+        if self.deterministic and self.most_actors > self.num_actors:
+            raise ConfigError("placement.max_actors", self.placement.max_actors, "a deterministic run keeps its actors; use 0")
+        if self.most_policy_workers and not self.placement.policy_workers:
+            raise ConfigError("placement.policy_workers", 0, "start with at least 1; a run that is inline stays so")
+        elastic = self.most_actors > self.num_actors or self.most_policy_workers > self.placement.policy_workers
+        if elastic and self.launcher == "inproc":
+            raise ConfigError("launcher", "inproc", "one process cannot grow; use local or ray, or leave placement.max_* at 0")
+        if self.deterministic and self.launcher != "inproc" and self.staleness.mode == "window":
+            raise ConfigError(
+                "staleness.mode",
+                "window",
+                "across processes a window depends on timing; use sync or one_step, or launcher inproc",
+            )
+
+
+def _check_device(name: str, trainers: int, *, here: bool) -> None:
+    """`here`: whether what computes does so on this machine. Nodes of a cluster have other GPUs than whoever launches a run."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError("device", name, "use cpu, cuda, cuda:0, ...")
+    if not here:
+        return
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("device", name, f"torch sees {torch.cuda.device_count()} CUDA devices here; use cpu")
+    if device.type == "cuda" and device.index is None and trainers > torch.cuda.device_count():
+        raise ConfigError(
+            "placement.trainers", trainers, f"each rank has a GPU of its own; torch sees {torch.cuda.device_count()} here"
+        )
+
+
+BUDGETS = ("total_steps", "total_updates", "total_tokens")
+
+
+def one_budget(config: RunConfig, named: Collection[str]) -> RunConfig:
+    """A budget that the user names replaces those that the recipe came with, whatever their unit."""
+    if not any(n in named for n in BUDGETS):
+        return config
+    kept: dict[str, Any] = {n: getattr(config, n) if n in named else None for n in BUDGETS}
+    return replace(config, **kept)

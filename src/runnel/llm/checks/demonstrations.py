@@ -1,0 +1,72 @@
+"""Whether demonstrations are worth imitating: what the task's own reward says of some of them, before a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runnel.core.errors import ConfigError
+from runnel.llm.checks.sizes import some
+from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.rewards.judging import RewardJob, Rewards, scalar
+from runnel.llm.rewards.pool import RewardPool
+from runnel.llm.tasks import Example, TextTask
+from runnel.llm.tokenize import Tokenizer, messages_of
+
+JUDGED = 16
+"""Demonstrations that are judged, evenly spread."""
+VERIFIERS = ("exact", "math", "regex", "python_tests", "reasoning_gym")
+"""Built-in rewards that tell right from wrong: a demonstration to which one gives 0 is a mistake."""
+MODELS = ("reward_model", "judge")
+"""Built-in rewards that ask a model: too dear to be asked for this, and 0 means nothing special."""
+
+
+def check_demonstrations(task: TextTask, tokenizer: Tokenizer, *, timeout_s: float = 30.0) -> list[str]:
+    """What to tell of demonstrations to which the reward of `task` gives 0. Where a verifier gives all of them 0, the data and
+    the reward do not fit, and this raises."""
+    parts = [p for p in task.components if p.fn not in MODELS and any(p.weights.values())]
+    verifiers = [p for p in parts if p.fn in VERIFIERS]
+    examples = [e for e in some(task.train, JUDGED) if e.answer is not None]
+    if not parts or not examples:
+        return []
+    judged, failure = _judge(verifiers or parts, examples, tokenizer, timeout_s)
+    if failure:
+        return [f"demonstrations were not held against the reward, which failed: {failure}"]
+    wrong = [example for example, rewards in judged if _worthless(rewards, each=bool(verifiers))]
+    if not wrong:
+        return []
+    names = ", ".join(p.name for p in verifiers or parts)
+    shown = f"{wrong[0].answer!r}"[:120]
+    if "answer" in wrong[0].columns:
+        shown += f" where {wrong[0].columns['answer']!r}"[:120] + " is expected"
+    text = f"the reward ({names}) gives 0 to {len(wrong)} of {len(judged)} demonstrations, e.g. {shown}"
+    if verifiers and len(wrong) == len(judged):
+        fix = "a policy would learn to fail; make data.answer, data.extract and data.reward fit, or correct the answers"
+        raise ConfigError("task", task.name, f"{text}; {fix}")
+    return [f"{text}; they are imitated all the same"]
+
+
+def _judge(
+    parts: Sequence[RewardComponent], examples: Sequence[Example], tokenizer: Tokenizer, timeout_s: float
+) -> tuple[list[tuple[Example, Rewards]], str]:
+    """Rewards of the demonstrations, one after another, so that a reward that hangs is waited for once; and why it failed."""
+    pool = RewardPool(parts, timeout_s=timeout_s)
+    out: list[tuple[Example, Rewards]] = []
+    try:
+        for key, e in enumerate(examples):
+            columns = {k: [v] for k, v in e.columns.items()}
+            ids, talks = [tokenizer.answer(e.answer or "")], [messages_of(e.prompt)]
+            pool.submit(RewardJob(key, [e.text], [e.answer or ""], columns, ids, talks))
+            (verdict,) = pool.collect(block=True)
+            if verdict.rewards is not None:
+                out.append((e, verdict.rewards))
+            elif not verdict.failure.startswith("no verdict"):
+                return out, verdict.failure
+    finally:
+        pool.close()
+    return out, ""
+
+
+def _worthless(rewards: Rewards, *, each: bool) -> bool:
+    """Whether a verifier gives 0 (`each`), or all rewards do."""
+    values = [scalar(found[0]) for found in rewards.values() if found[0] is not None]
+    return any(v == 0 for v in values) if each else all(v == 0 for v in values)

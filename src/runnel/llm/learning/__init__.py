@@ -1,0 +1,1 @@
+"""The token learner: batches, passes, the reference, drift, and what it records."""

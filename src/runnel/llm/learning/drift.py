@@ -1,0 +1,112 @@
+"""How far the sampled tokens are from the policy that trains on them: mismatch of engine and learner, importance ratios,
+versions.
+
+Tokens with a `policy_version` of 0 or more were sampled by an engine; their `logprob` is what it recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.errors import RunnelError
+from runnel.core.state import Metrics
+from runnel.core.weight_check import ONCE
+from runnel.llm.learning.batches import MicroBatch
+from runnel.ops.ragged import row_index
+
+
+class Drift:
+    """Sums over the micro-batches of one optimiser step. Engine and learner are compared on rows that the very version
+    `version` made whole: on others they differ for good reasons (newer weights, keys and values of older ones)."""
+
+    def __init__(self, batch: Batch, version: int, device: str) -> None:
+        self._version = version
+        self._measured = "logprob" in batch
+        names = ("ratio/num", "ratio/sum", "ratio/squares", "mismatch/num", "mismatch/kl", "mismatch/abs")
+        self.sums = {name: torch.zeros((), device=device) for name in names}
+        self.worst = torch.zeros((), device=device)
+
+    def add(self, part: MicroBatch, logprob: Tensor, share: float = 1.0) -> None:
+        """Log-probabilities `[M]` of the learner for a micro-batch; each token stands for `share` of them."""
+        if not self._measured:
+            return
+        made = part.fields["policy_version"]
+        sampled = made >= 0
+        other = torch.zeros(part.num_rows, device=logprob.device).index_add(0, part.row, (made != self._version).float())
+        same = (sampled & (other[part.row] == 0)).float()
+        gap = torch.where(sampled, logprob - part.fields["logprob"], torch.zeros_like(logprob))
+        ratio = torch.exp(gap.clamp(max=30.0))  # its square must stay finite
+        found = {
+            "ratio/num": sampled.float().sum(),
+            "ratio/sum": (ratio * sampled).sum(),
+            "ratio/squares": (ratio * ratio * sampled).sum(),
+            "mismatch/num": same.sum(),
+            "mismatch/kl": ((ratio - gap - 1.0) * same).sum(),
+            "mismatch/abs": (gap.abs() * same).sum(),
+        }
+        self.sums = {name: total + share * found[name] for name, total in self.sums.items()}
+        self.worst = torch.maximum(self.worst, (gap.abs() * same).max())
+
+    @staticmethod
+    def effective_sample_size(totals: Metrics) -> Metrics:
+        """`(sum w)^2 / (n sum w^2)` of the ratios policy / behaviour: 1 on fresh tokens, towards 0 as a few of them decide
+        all."""
+        if not totals["ratio/num"] or not totals["ratio/squares"]:
+            return {}
+        return {"ess": totals["ratio/sum"] ** 2 / (totals["ratio/num"] * totals["ratio/squares"])}
+
+
+class Mismatch:
+    """Engine against learner over the last `UPDATES` updates: one batch is a small sample of a heavy-tailed number."""
+
+    UPDATES = 8
+
+    def __init__(self) -> None:
+        self.recent: deque[tuple[float, float]] = deque(maxlen=self.UPDATES)
+        """Sum of the KL, and tokens, of each update that had any."""
+
+    def check(self, totals: Metrics, worst: Tensor, version: int, bound: float) -> Metrics:
+        """The mismatch of this update as metrics. It stops the run if the mean of the last updates is past `bound`, or this
+        update alone is `ONCE` times past it."""
+        num = totals["mismatch/num"]
+        kl, max_ratio = totals["mismatch/kl"] / num, math.exp(min(float(worst), 80.0))
+        self.recent.append((totals["mismatch/kl"], num))
+        mean = sum(k for k, _ in self.recent) / sum(n for _, n in self.recent)
+        if not (mean <= bound and kl <= ONCE * bound):
+            raise RunnelError(
+                f"engine and learner disagree at version {version}: mismatch/kl = {kl:.3g} (largest ratio {max_ratio:.3g}), "
+                f"{mean:.3g} over the last {len(self.recent)} updates, is above learner.max_mismatch = {bound:g}. Check that "
+                "both use one temperature and that the engine has this version's weights; raise the bound only if its "
+                "arithmetic is meant to differ."
+            )
+        return {"mismatch/kl": kl, "mismatch/max_ratio": max_ratio, "mismatch/mean_abs": totals["mismatch/abs"] / num}
+
+
+def version_stats(batch: Batch, version: int) -> Metrics:
+    """How old the sampled tokens are for the learner at `version`: a token's age is `version` minus the version that made it.
+
+    `version_span` is the most versions inside one row, 1 where a single one made it. `staleness/mean` and `staleness/max` are
+    ages over tokens, and the sum of two parts. `staleness/in_flight`: versions that came while the row was generated, up to the
+    one of its last token. `staleness/in_queue`: those since, while the row waited for its group, its reward and the learner.
+    """
+    if "logprob" not in batch:
+        return {}
+    made = batch["policy_version"]
+    row, sampled = row_index(batch["row_length"])[made >= 0], made[made >= 0]
+    if not len(sampled):
+        return {}
+    size = len(batch["row_length"])
+    last = torch.full((size,), -1).scatter_reduce(0, row, sampled, "amax")
+    first = torch.full((size,), 1 << 60).scatter_reduce(0, row, sampled, "amin")
+    ages = {"in_flight": last[row] - sampled, "in_queue": version - last[row]}
+    age = ages["in_flight"] + ages["in_queue"]
+    out = {"version_span": float((last - first + 1).max())}
+    out |= {"staleness/mean": float(age.double().mean()), "staleness/max": float(age.max())}
+    for name, part in ages.items():
+        out |= {f"staleness/{name}": float(part.double().mean()), f"staleness/{name}_max": float(part.max())}
+    return out

@@ -1,0 +1,534 @@
+"""The token learner: one update for every algorithm on tokens, written out once.
+
+`prepare` joins rows, computes what the algorithms need (log-probabilities of a reference, values), and has each algorithm
+annotate the rows of its reader. `update` sums the loss components with denominators of the whole global batch, and owns the
+optimisers. What touches a model is in `trained.py`. Read `update`, then `_gradient`, then `_backward`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.config import check_least
+from runnel.core.contracts.learning import Collective, SingleProcess, Update
+from runnel.core.contracts.params import ParamSet
+from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.memory import memory_for
+from runnel.core.progress import progressed
+from runnel.core.records import Segment
+from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.rng import make_seed
+from runnel.core.schedule import at, parse
+from runnel.core.state import Metrics, State
+from runnel.core.weight_check import WeightCheck
+from runnel.llm.algorithms.base import Algorithm, Component, Part
+from runnel.llm.learning.batches import MicroBatch, join_rows, merge, questions, sample_rows, split_tokens, split_units
+from runnel.llm.learning.drift import Drift, Mismatch, version_stats
+from runnel.llm.learning.recording import GroupRecorder
+from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan
+from runnel.llm.learning.trained import Trained, TrainedModel
+from runnel.llm.learning.weight_check import Canary
+from runnel.llm.model.decoder import Recompute
+from runnel.llm.model.lora import LoraConfig
+from runnel.llm.model.token_model import Precision
+from runnel.ops.ragged import row_index, row_sum
+
+DEMOS = "demos"
+"""The reader of demonstrations. Beside other readers it is a warm-up: batches that hold nothing else have a learning rate of
+their own, and one optimiser step."""
+READ_LEAST, READ_SHARE = 8192, 0.125
+"""Tokens of rows without signal that an optimiser step reads for its statistics: as many as one micro-batch, or this share of
+the step's tokens where that is more. A forward pass of all of them would cost a third of what leaving them out saves."""
+
+
+@dataclass(frozen=True)
+class TokenLearnerConfig:
+    """Optimisers and batches of a language model."""
+
+    on_resume: ClassVar[OnResume] = (
+        may_change("lr", "sft_lr", "critic_lr", "num_epochs", "num_minibatches", "micro_batch_tokens", "max_grad_norm")
+        | may_change("weight_decay", "recompute", "precision", "shard", "offload", "max_mismatch")
+        | stays("warmup_updates", why="it is how the run started")
+        | stays("temperature", why="completions that are on their way were drawn at it")
+        | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
+    )
+
+    lr: float | str = 1e-4
+    """Learning rate: a number, or a schedule such as linear(1e-4, 0)."""
+    sft_lr: float | str = 1e-3
+    """Learning rate of a warm-up: updates that see demonstrations only, in recipes that go on to rollouts."""
+    critic_lr: float | str = 1e-4
+    """Learning rate of the critic, where the algorithm has one."""
+    warmup_updates: int = 20
+    """Updates over which the learning rate rises from 0 at the start of the run."""
+    num_epochs: int = 1
+    """Passes over each batch (one in a warm-up)."""
+    num_minibatches: int = 1
+    """Optimiser steps in a pass (one in a warm-up): the batch is split into so many parts of as many rows."""
+    micro_batch_tokens: int = 8192
+    """Most tokens in one forward pass; lowers memory, never changes the gradient."""
+    precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
+    """Arithmetic of forward and backward passes; weights, gradients and moments are kept in float32. auto: bfloat16 on CUDA."""
+    recompute: Recompute = "none"
+    """What the backward pass computes again instead of keeping it: inner states of each block's gated part (mlp; a little
+    slower, less than half the memory) or of the whole block (block)."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    temperature: float = 1.0
+    """The sampling temperature of the rollouts; their log-probabilities are taken at it. Supervised losses and DPO take the
+    model's own, at 1."""
+    reference_every: int = 0
+    """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
+    reference_decay: float = 0.0
+    """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average (of the adapters, where
+    those are trained)."""
+    shard: bool = False
+    """Let each rank of the trainer (placement.trainers) keep only its part of weights, gradients and moments (FSDP2)."""
+    offload: tuple[Literal["reference", "optimiser"], ...] = ()
+    """What is kept on the host while the device does not need it."""
+    max_mismatch: float | None = None
+    """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
+    updates, before the run stops (ten times as much in a single one, a hundred times on the weight_check); by default 1e-3 in
+    bfloat16, else 1e-5."""
+
+    def temperature_for(self, algorithm: Algorithm) -> float:
+        """At which the log-probabilities of an algorithm are taken."""
+        tempered = any(c.tempered for c in algorithm.components.values() if c.uses == "logprob")
+        return self.temperature if tempered else 1.0
+
+    def mismatch_on(self, device: str) -> float:
+        """`max_mismatch`, chosen for a device."""
+        if self.max_mismatch is not None:
+            return self.max_mismatch
+        return 1e-3 if self.precision_on(device) == "bfloat16" else 1e-5
+
+    def precision_on(self, device: str) -> Precision:
+        """`precision`, chosen for a device."""
+        if self.precision == "auto":
+            return "bfloat16" if device.startswith("cuda") else "float32"
+        return self.precision
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "sft_lr", "critic_lr"):
+            parse(getattr(self, name), f"learner.{name}")
+        for name in ("num_epochs", "num_minibatches", "micro_batch_tokens", "temperature", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"learner.{name}", getattr(self, name), "must be above 0")
+        check_least("learner.", self, warmup_updates=0, weight_decay=0)
+        if self.max_mismatch is not None and not self.max_mismatch > 0:
+            raise ConfigError("learner.max_mismatch", self.max_mismatch, "must be above 0")
+        if self.shard and self.lora.rank:
+            raise ConfigError(
+                "learner.shard", True, "adapters are trained on whole models; use learner.lora.rank 0, or no shards"
+            )
+        if "reference" in self.offload and self.lora.rank:
+            fix = "with adapters the reference reads the very weights of the policy; leave it out"
+            raise ConfigError("learner.offload", self.offload, fix)
+        if self.reference_every < 0:
+            raise ConfigError("learner.reference_every", self.reference_every, "use 0 for never, or a number of updates")
+        if not 0.0 <= self.reference_decay < 1.0:
+            raise ConfigError("learner.reference_decay", self.reference_decay, "use a share of at least 0 and below 1")
+
+
+class TokenLearner:
+    """Trains a causal language model on annotated tokens (core `Learner`).
+
+    `algorithms` gives each reader its algorithm; a batch may hold rows of one reader or of several. Where an algorithm needs a
+    reference policy, it is a copy of the model at the first batch of that algorithm; where one needs values, a critic starts
+    from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model. With a plan for the
+    `reference`, workers elsewhere answer for it (`reference.py`): segments bring what it says, and the copy is only kept.
+    """
+
+    def __init__(
+        self,
+        config: TokenLearnerConfig,
+        model: Any,
+        *,
+        algorithms: Mapping[str, Algorithm],
+        collective: Collective | None = None,
+        device: str = "cpu",
+        reference: ReferencePlan | None = None,
+        recorder: GroupRecorder | None = None,
+    ) -> None:
+        self.config, self.algorithms = config, dict(algorithms)
+        self._device = device
+        self._collective: Collective = collective or SingleProcess()
+        self.policy = self._trained(model, config.lora if config.lora.rank else None)
+        self.critic: Trained | None = None
+        self.reference: Trained | None = None
+        self._plan = reference
+        self._recorder = recorder if self._collective.rank == 0 else None
+        self._kept: KeptReference | None = None
+        self.version = 0
+        self._seen, self._mismatch, self._weight_check = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
+        self._components, self._reader_of = _name_components(self.algorithms)
+
+    # --------------------------------------------------------------------------------------------------------- prepare
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        """Annotated tokens of all segments, as one batch on the host."""
+        with memory_for("the learner", self._lower):
+            return self._prepare(segments, progress)
+
+    @property
+    def _lower(self) -> str:
+        """What to change when memory runs out."""
+        c = self.config
+        more = {"none": "set learner.recompute mlp", "mlp": "set learner.recompute block"}.get(c.recompute, "train adapters")
+        return f"lower learner.micro_batch_tokens (now {c.micro_batch_tokens}), then {more}, then lower engine.num_slots"
+
+    def _prepare(self, segments: Mapping[str, Sequence[Segment]], progress: float) -> Batch:
+        found = {name: part for name, part in segments.items() if part}
+        unknown = sorted(segments.keys() - self.algorithms.keys())
+        if unknown:
+            raise DataError(f"reader {unknown[0]!r} has no algorithm; the learner knows {sorted(self.algorithms)}")
+        parts, joined = [], dict[str, Batch]()
+        for reader, some in found.items():
+            algorithm = self.algorithms[reader]
+            rows = join_rows(some)
+            for need in sorted(algorithm.needs - rows.keys()):
+                rows[need] = self._field(need, rows, temperature=self.config.temperature_for(algorithm))
+            parts.append(algorithm.annotate(rows, self._collective))
+            joined[reader] = rows
+        batch = merge(parts)
+        if self._recorder is not None:
+            batch |= self._recorder.choose(self.version + 1, found, joined, parts)
+        rate = self.config.sft_lr if self._warms_up(found) else self.config.lr
+        now = {"lr": at(rate, progress), "critic_lr": at(self.config.critic_lr, progress)}
+        now |= {f"seen/{name}": float(name in found) for name in self.algorithms}
+        return Batch(batch | {f"now/{k}": torch.tensor(v, dtype=torch.float64) for k, v in now.items()})
+
+    @torch.no_grad()
+    def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
+        """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
+        batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
+        model = {"value": self._critic, "reference_logprob": self._reference}.get(name, lambda: self.policy)()
+        with model.resident():
+            for part in self._parts(batch, batch["unit"]):
+                found = model.scores(part) if name == "value" else model.logprobs(part, temperature=temperature)[0]
+                out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
+        return out
+
+    def _parts(self, batch: Batch, rows: Tensor) -> Iterator[MicroBatch]:
+        """Micro-batches of `rows`, those in which something trains."""
+        for some in split_tokens(rows, batch["unit"], batch["row_length"], self.config.micro_batch_tokens):
+            part = MicroBatch.of(batch, some, device=self._device)
+            if part.kinds:
+                yield part
+                progressed()  # whoever asks for the next one is done with it
+
+    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> Trained:
+        return TrainedModel(model, lora=lora, foreign=foreign, **self._model_settings())
+
+    def _model_settings(self) -> dict[str, Any]:
+        c = self.config
+        settings = {"weight_decay": c.weight_decay, "recompute": c.recompute, "offload": "optimiser" in c.offload}
+        return {"device": self._device, "precision": c.precision_on(self._device), **settings}
+
+    def _critic(self) -> Trained:
+        if self.critic is None:
+            lora = self.config.lora if self.config.lora.rank else None
+            self.critic = self._trained(self.policy.scalar_model(), lora, foreign=True)
+        return self.critic
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the reference is a moving average."""
+        return self.config.reference_every > 0 and self.config.reference_decay > 0
+
+    def _reference(self) -> Trained:
+        if self.reference is None:
+            self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload, moves=self._moves)
+        return self.reference
+
+    # ---------------------------------------------------------------------------------------------------------- update
+    def update(self, batch: Batch) -> Update:
+        """One version: `num_epochs` times `num_minibatches` optimiser steps (one in a warm-up)."""
+        with memory_for("the learner", self._lower):
+            return self._update(batch)
+
+    def _update(self, batch: Batch) -> Update:
+        c = self.config
+        epochs, parts = (1, 1) if self._warms_up(self._readers(batch)) else (c.num_epochs, c.num_minibatches)
+        warmth = min(1.0, (self.version + 1) / max(c.warmup_updates, 1))
+        rates = {name: float(batch[f"now/{name}"]) * warmth for name in ("lr", "critic_lr")}
+        steps: list[Metrics] = []
+        all_rows = torch.arange(len(batch["row_length"]))
+        for epoch in range(epochs):
+            seed = make_seed(self.version, "minibatches", epoch)
+            for rows in split_units(all_rows, batch["unit"], parts, seed=seed):
+                steps.append(self._step(batch, rows, rates, first=not steps, first_pass=epoch == 0))
+        metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
+        metrics |= self._stats(batch)
+        metrics |= version_stats(batch, self.version)
+        for name in self._readers(batch):
+            self._seen[name] += 1
+        self.version += 1
+        self._follow()
+        self._weight_check.take(batch)
+        return Update(metrics, events=[] if self._recorder is None else self._recorder.take())
+
+    def _step(self, batch: Batch, rows: Tensor, rates: Metrics, *, first: bool, first_pass: bool) -> Metrics:
+        """One optimiser step on the rows `rows`, if anything in them trains."""
+        active, counts = self._active(batch, rows)
+        trained = {c.uses for c in active.values()}
+        models = {"grad_norm": self.policy} if trained & {"logprob", "score"} else {}
+        if "value" in trained:
+            models["critic_grad_norm"] = self._critic()
+        for model in models.values():
+            model.zero_grad()
+        metrics = self._gradient(batch, rows, active, counts, first=first, first_pass=first_pass)
+        if metrics.pop("trained"):
+            for name, model in models.items():
+                lr = rates["critic_lr" if model is self.critic else "lr"]
+                norm = self.config.max_grad_norm
+                metrics[name] = model.step(lr, max_grad_norm=norm, collective=self._collective, name=name, version=self.version)
+        return metrics
+
+    def _active(self, batch: Batch, rows: Tensor) -> tuple[dict[str, Component], Metrics]:
+        """Components that train on the rows of all ranks, their denominators (by name) and counts of tokens
+        (`tokens/<name>`)."""
+        due = {n: c for n, c in self._components.items() if self._seen[self._reader_of[n]] >= c.start}
+        local = torch.zeros(2, len(self._components), dtype=torch.float64)
+        kind = batch["component"][self._tokens_of(batch, rows)]
+        for i, (name, component) in enumerate(self._components.items()):
+            share = batch.get(f"denominator/{component.denominator or name}")
+            local[0, i] = share[rows].sum() if share is not None else 0.0
+            local[1, i] = (kind == component.kind).sum()
+        denominators, tokens = self._collective.all_reduce(local.to(self._device)).tolist()
+        counts = dict(zip(self._components, denominators, strict=True))
+        counts |= {f"tokens/{name}": n for name, n in zip(self._components, tokens, strict=True)}
+        return {n: c for n, c in due.items() if counts[n] > 0 and counts[f"tokens/{n}"] > 0}, counts
+
+    def _gradient(
+        self,
+        batch: Batch,
+        rows: Tensor,
+        active: Mapping[str, Component],
+        counts: Metrics,
+        *,
+        first: bool,
+        first_pass: bool,
+    ) -> Metrics:
+        """Accumulate gradients over micro-batches; returns the metrics, summed over them and over ranks. Rows without signal
+        have no gradient, but statistics are of them too: they are read without one, all or a sample of them (`READ_SHARE`)."""
+        names = [f"loss/{name}" for name in active] + [m for c in active.values() for m in c.metrics]
+        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *names], torch.zeros((), device=self._device))
+        drift = Drift(batch, self.version, self._device)
+        useful = self._useful(batch, active)[rows]
+        for part in self._parts(batch, rows[useful]):
+            outputs = self._outputs(part, active)
+            shown = self._backward(part, outputs, active, counts)
+            sums = self._add(sums, part, outputs, shown | {"trained": shown["num_tokens"]}, drift, 1.0)
+        if any(c.uses == "logprob" for c in active.values()):
+            most = max(READ_LEAST, int(READ_SHARE * batch["row_length"][rows].sum()))
+            some, share = sample_rows(batch, rows[~useful], most=most, seed=make_seed(self.version, "rows without signal"))
+            with torch.no_grad():
+                for part in self._parts(batch, some):
+                    outputs = self._outputs(part, active)
+                    sums = self._add(sums, part, outputs, self._losses(part, outputs, active, counts)[1], drift, share)
+        totals = self._reduce(sums | drift.sums)
+        metrics = {name: totals[name] for name in ("trained", *names)}
+        if any(c.uses == "logprob" for c in active.values()):
+            metrics["entropy"] = totals["entropy"] / max(totals["num_tokens"], 1.0)
+        if first_pass:
+            metrics |= drift.effective_sample_size(totals)
+        if first and totals["mismatch/num"]:
+            metrics |= self._mismatch.check(totals, drift.worst, self.version, self.config.mismatch_on(self._device))
+        return metrics
+
+    def _add(
+        self, sums: dict[str, Tensor], part: MicroBatch, outputs: Batch, shown: dict[str, Tensor], drift: Drift, share: float
+    ) -> dict[str, Tensor]:
+        """`sums` with what a micro-batch has to show, `share` times."""
+        if self._recorder is not None:
+            self._recorder.see(part, outputs)
+        if "logprob" in outputs and part.kinds:
+            shown["entropy"] = outputs["entropy"].detach().sum()
+            drift.add(part, outputs.get("sampled_logprob", outputs["logprob"]).detach(), share)
+        return {name: total + share * shown[name] if name in shown else total for name, total in sums.items()}
+
+    def _outputs(self, part: MicroBatch, active: Mapping[str, Component]) -> Batch:
+        """What the active components need of the models, with gradients. All `[M]`."""
+        uses, out, sampled = {c.uses for c in active.values()}, Batch(), self.config.temperature
+        kinds = {c.tempered and sampled != 1.0 for c in active.values() if c.uses == "logprob"}
+        if kinds:
+            out["logprob"], out["entropy"] = self.policy.logprobs(part, temperature=sampled if True in kinds else 1.0)
+        if len(kinds) == 2:  # one batch of rollouts and demonstrations
+            out["own_logprob"], out["own_entropy"] = self.policy.logprobs(part, temperature=1.0)
+        if kinds == {False} and sampled != 1.0 and "logprob" in part.fields:  # rollouts, to compare with the engine's own words
+            with torch.no_grad():
+                out["sampled_logprob"] = self.policy.logprobs(part, temperature=sampled)[0]
+        if "score" in uses:
+            out["score"] = self.policy.scores(part)
+        if "value" in uses:
+            out["value"] = self._critic().scores(part)
+        return out
+
+    def _backward(
+        self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
+    ) -> dict[str, Tensor]:
+        """Differentiate the losses of one micro-batch; returns what there is to show."""
+        total, shown = self._losses(part, outputs, active, counts)
+        total.backward()  # type: ignore[no-untyped-call]
+        for model in (self.policy, self.critic):
+            if model is not None:
+                model.gather()
+        return shown
+
+    def _losses(
+        self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of the components of one micro-batch, each over its denominator of the global batch, and what they show."""
+        shown = {"num_tokens": torch.tensor(float(len(part.target)), device=self._device)}
+        total = self._nothing(outputs)
+        for name, component in active.items():
+            if component.kind not in part.kinds:
+                continue
+            of = outputs if component.tempered or "own_logprob" not in outputs else _own(outputs)
+            tokens = Part.of(part, component.kind, of, count=counts[f"tokens/{name}"], version=self.version)
+            loss = component.loss(tokens, counts[name])
+            total = total + component.coef * loss.value
+            shown |= {f"loss/{name}": loss.value.detach(), **loss.metrics}
+        return total, shown
+
+    def _nothing(self, outputs: Batch) -> Tensor:
+        """The sum of no losses."""
+        return torch.zeros((), device=self._device)
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+    def _useful(self, batch: Batch, active: Mapping[str, Component]) -> Tensor:
+        """Rows that can move the parameters; the others have no backward pass, but count in the denominators. `[R]`"""
+        kind, moves = batch["component"], torch.zeros(len(batch["tokens"]), dtype=torch.bool)
+        for component in active.values():
+            mine = kind == component.kind
+            moves |= mine & (batch["advantage"] != 0) if component.by_advantage else mine
+        row, num = row_index(batch["row_length"]), len(batch["row_length"])
+        useful = row_sum(moves.float(), row, num) > 0
+        units = row_sum(useful.float(), batch["unit"], int(batch["unit"].max()) + 1) > 0
+        return units[batch["unit"]]
+
+    def _tokens_of(self, batch: Batch, rows: Tensor) -> Tensor:
+        """Which tokens are of `rows`. `[N]`"""
+        chosen = torch.zeros(len(batch["row_length"]), dtype=torch.bool)
+        chosen[rows] = True
+        return chosen[row_index(batch["row_length"])]
+
+    def _reduce(self, sums: Mapping[str, Tensor]) -> Metrics:
+        stacked = torch.stack([x.double() for x in sums.values()])
+        totals = dict(zip(sums, self._collective.all_reduce(stacked).tolist(), strict=True))
+        for name, value in totals.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(name, self.version)
+        return totals
+
+    def _warms_up(self, readers: Collection[str]) -> bool:
+        """Whether a batch is of a warm-up: demonstrations alone, where others come later."""
+        return set(readers) == {DEMOS} and len(self.algorithms) > 1
+
+    def _readers(self, batch: Batch) -> list[str]:
+        return [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
+
+    def _stats(self, batch: Batch) -> Metrics:
+        """What the algorithms want to show, as means over the ranks that measured it; what none did is left out."""
+        found = {k.removeprefix("stats/"): v.double() for k, v in batch.items() if k.startswith("stats/")}
+        if not found:
+            return {}
+        values = torch.stack(list(found.values())).to(self._device)
+        known = ~values.isnan()
+        both = torch.stack([torch.where(known, values, torch.zeros_like(values)), known.to(values)])
+        sums, counts = self._collective.all_reduce(both).tolist()
+        return {name: total / num for name, total, num in zip(found, sums, counts, strict=True) if num}
+
+    def _follow(self) -> None:
+        """A moving reference takes its step towards the policy."""
+        every = self.config.reference_every
+        for reference in (self.reference, self._kept):
+            if reference is not None and every and self.version % every == 0:
+                reference.move_towards(self.policy, 1.0 - self.config.reference_decay)
+
+    # ----------------------------------------------------------------------------------------------------------- state
+    def params(self) -> Mapping[str, Tensor]:
+        """Live weights, tied ones once."""
+        return self.policy.params()
+
+    def weight_check(self) -> WeightCheck | None:
+        """What the policy says of the weight_check's tokens now; it is published with the weights, for engines to compare."""
+        return self._weight_check.weight_check(self.policy, self.config.mismatch_on(self._device))
+
+    def frozen(self) -> dict[str, ParamSet]:
+        """The reference, from its first version on, where workers elsewhere answer for it (core `HasReference`)."""
+        if self._plan is None or self.version < self._plan.start:
+            return {}
+        if self._kept is None:
+            self._kept = KeptReference(self.policy.params(), moves=self._moves)
+        return {REFERENCE: ParamSet(self._plan.at(self.version), self._kept.params)}
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        """Live weights as `start_from` takes them: with adapters, those of the plain model."""
+        return self.policy.base_params()
+
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Start from the weights of another run, with fresh moments."""
+        self.policy.start_from(params)
+        self._kept = None
+
+    def state_dict(self) -> State:
+        reference = self.reference if self._kept is None else self._kept
+        return {
+            "policy": self.policy.state_dict(),
+            "critic": None if self.critic is None else self.critic.state_dict(),
+            "reference": None if reference is None else reference.state_dict(),
+            "version": self.version,
+            "seen": dict(self._seen),
+            "mismatch": [list(one) for one in self._mismatch.recent],
+            "canary": self._weight_check.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.policy.load_state_dict(state["policy"])
+        self.version, self._seen = state["version"], dict(state["seen"])
+        self._mismatch.recent.clear()
+        self._mismatch.recent.extend((kl, num) for kl, num in state["mismatch"])
+        self._weight_check.load_state_dict(state.get("canary", {}))  # older checkpoints have none
+        self.critic = self.reference = self._kept = None
+        if state["critic"] is not None:
+            self._critic().load_state_dict(state["critic"])
+        if state["reference"] is not None and self._plan is None:
+            self._reference().load_state_dict(state["reference"])
+        elif state["reference"] is not None and self._collective.rank == 0:
+            self._kept = KeptReference(self.policy.params(), moves=self._moves)
+            self._kept.load_state_dict(state["reference"])
+
+
+def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
+    """The components of all algorithms, and whose reader each is of."""
+    found: dict[str, Component] = {}
+    readers: dict[str, str] = {}
+    for reader, algorithm in algorithms.items():
+        for name, component in algorithm.components.items():
+            if name in found:
+                raise ConfigError("algorithms", reader, f"its component {name!r} is one of reader {readers[name]!r} too")
+            found[name], readers[name] = component, reader
+    return found, readers
+
+
+def _own(outputs: Batch) -> Batch:
+    """Outputs in which log-probabilities are the model's own."""
+    return Batch(outputs | {"logprob": outputs["own_logprob"], "entropy": outputs["own_entropy"]})
+
+
+def _mean_of(steps: Sequence[Metrics]) -> Metrics:
+    """The mean of each number over the optimiser steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    found = {name: [step[name] for step in steps if name in step] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

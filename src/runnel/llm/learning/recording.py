@@ -1,0 +1,237 @@
+"""Groups of completions as the learner sees them, for a person to look at: text, rewards, and what every token was given.
+
+The learner chooses one group of a batch (`choose`), shows what its passes say of the group's tokens (`see`), and hands the
+whole over with its update (`take`). In updates that record nothing, nothing happens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.records import Segment
+from runnel.llm.algorithms.base import row_reward, sum_channels
+from runnel.llm.learning.batches import MicroBatch
+from runnel.llm.tasks import Example
+from runnel.llm.tokenize import Tokenizer
+
+PLACE = "recorded_place"
+"""The field of a batch that says which of its tokens are recorded: 1 + their place in the group, 0 elsewhere."""
+DIGITS = 5
+_LOST = "\ufffd"
+
+
+@dataclass(eq=False)
+class GroupRecorder:
+    """Records one group each `every` versions. `channels` are reward channels and their weights; a row with a total of
+    `pass_reward` has passed. `example` finds a prompt by its task id; `source` is the name of the task."""
+
+    tokenizer: Tokenizer
+    every: int
+    channels: Mapping[str, float] = field(default_factory=dict)
+    pass_reward: float = 1.0
+    example: Callable[[int], Example] | None = None
+    source: str = ""
+    _group: RecordedGroup | None = None
+
+    def choose(
+        self, version: int, segments: Mapping[str, Sequence[Segment]], rows: Mapping[str, Batch], parts: Sequence[Batch]
+    ) -> Batch:
+        """Begin with a group of the batch that makes `version`: another one each time. `rows` are the joined rows of each
+        reader, `parts` what the algorithms made of them. Returns the field by which its tokens are found again."""
+        self._group = None
+        if not self.every or version % self.every:
+            return Batch()
+        start = 0
+        for (reader, joined), part in zip(rows.items(), parts, strict=True):
+            if found := _members(joined, segments[reader], version // self.every):
+                group = RecordedGroup(version, segments[reader][found[0]].header, joined, part, found[1])
+                self._group = group
+                place = torch.zeros(sum(len(p["tokens"]) for p in parts), dtype=torch.int64)
+                place[start + group.places()] = 1 + torch.arange(len(group.places()))
+                return Batch({PLACE: place})
+            start += len(part["tokens"])
+        return Batch()
+
+    def see(self, part: MicroBatch, outputs: Batch) -> None:
+        """What the learner says of trained tokens, before the step; only the first time counts."""
+        if self._group is None or PLACE not in part.fields:
+            return
+        chosen = part.fields[PLACE].nonzero().squeeze(1)
+        places = (part.fields[PLACE][chosen] - 1).tolist()
+        found = {name: outputs[name].detach()[chosen].tolist() for name in ("logprob", "entropy") if name in outputs}
+        for name, values in found.items():
+            known = self._group.seen.setdefault(name, {})
+            for place, value in zip(places, values, strict=True):
+                known.setdefault(place, value)
+
+    def take(self) -> list[dict[str, Any]]:
+        """The group that was begun, as an event."""
+        group, self._group = self._group, None
+        return [] if group is None else [self._event(group)]
+
+    # ------------------------------------------------------------------------------------------------------------- text
+    def _event(self, group: RecordedGroup) -> dict[str, Any]:
+        example = None
+        if self.example is not None and group.header.task_id >= 0:
+            example = self.example(group.header.task_id)
+        prompt = self.tokenizer.decode(group.prompt(0)) if example is None else example.text
+        messages = None
+        if example is not None and not isinstance(example.prompt, str):
+            messages = [dict(m) for m in example.prompt]
+        return {
+            "kind": "group",
+            "version": group.version,
+            "task_id": group.header.task_id,
+            "sample_id": group.header.sample_id,
+            "prompt": prompt,
+            "messages": messages,
+            "source": self.source,
+            "rows": [self._row(group, i) for i in range(len(group.rows))],
+        }
+
+    def _row(self, group: RecordedGroup, number: int) -> dict[str, Any]:
+        row, at = group.rows[number], group.completion(number)
+        ids = group.joined["tokens"][at].tolist()
+        mask = (group.part["component"][at] != 0).int().tolist()
+        out: dict[str, Any] = {
+            "completion": self.tokenizer.decode(ids),
+            "reward": None,
+            "rewards": {},
+            "advantage": None,
+            "truncated": bool(group.joined["truncated"][row]) if "truncated" in group.joined else False,
+            "passed": None,
+            "tokens": token_texts(ids, self.tokenizer),
+            "ids": ids,
+            "mask": mask,
+        }
+        if self.channels and all(f"rewards/{c}" in group.joined for c in self.channels):
+            out |= self._rewards(group, row)
+        elif len(group.rows) == 2 and "prompt_length" not in group.joined:
+            out["label"] = ("chosen", "rejected")[number]
+        if "advantage" in group.part:
+            advantages = group.part["advantage"][at].tolist()
+            trained = [a for a, m in zip(advantages, mask, strict=True) if m]
+            out |= {"advantages": _rounded(advantages), "advantage": _mean(trained)}
+        return out | self._tokens(group, number, at)
+
+    def _rewards(self, group: RecordedGroup, row: int) -> dict[str, Any]:
+        each = {channel: float(row_reward(group.joined, channel)[row]) for channel in self.channels}
+        total = float(sum_channels(group.joined, self.channels)[row])
+        rewards = {name: None if math.isnan(value) else round(value, DIGITS) for name, value in each.items()}
+        return {"reward": round(total, DIGITS), "rewards": rewards, "passed": total >= self.pass_reward - 1e-6}
+
+    def _tokens(self, group: RecordedGroup, number: int, at: Tensor) -> dict[str, Any]:
+        """What engine and learner say of each token; None where the learner did not look."""
+        out: dict[str, Any] = {}
+        if "policy_version" in group.joined:
+            out["versions"] = group.joined["policy_version"][at].tolist()
+        said: dict[str, list[float | None]] = {}
+        if "logprob" in group.joined:
+            said["logprob"] = group.joined["logprob"][at].tolist()
+        first = group.offset(number) + int(at[0] - group.start(number)) if len(at) else 0
+        for name, known in group.seen.items():
+            values = [known.get(first + i) for i in range(len(at))]
+            if any(v is not None for v in values):
+                said[{"logprob": "learner_logprob"}.get(name, name)] = values
+        out |= {name: _rounded(values) for name, values in said.items()}
+        if "logprob" in said and "learner_logprob" in said:
+            out["mismatch"] = [_gap(*pair) for pair in zip(said["learner_logprob"], said["logprob"], strict=True)]
+        return out
+
+
+@dataclass
+class RecordedGroup:
+    """The chosen rows of a reader's joined rows, and what is known of their tokens by place."""
+
+    version: int
+    header: Any
+    joined: Batch
+    part: Batch
+    rows: list[int]
+    seen: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def start(self, number: int) -> int:
+        return int(self.joined["row_start"][self.rows[number]])
+
+    def length(self, number: int) -> int:
+        return int(self.joined["row_length"][self.rows[number]])
+
+    def offset(self, number: int) -> int:
+        """Where the tokens of a row begin among those of the group."""
+        return sum(self.length(i) for i in range(number))
+
+    def places(self) -> Tensor:
+        """Tokens of the group in the joined rows."""
+        spans = [torch.arange(self.start(i), self.start(i) + self.length(i)) for i in range(len(self.rows))]
+        return torch.cat(spans)
+
+    def prompt(self, number: int) -> list[int]:
+        found: list[int] = self.joined["tokens"][self.start(number) : int(self._begin(number))].tolist()
+        return found
+
+    def completion(self, number: int) -> Tensor:
+        return torch.arange(self._begin(number), self.start(number) + self.length(number))
+
+    def _begin(self, number: int) -> int:
+        """Behind the prompt; where that is not said, at the first token that may be trained."""
+        start, end = self.start(number), self.start(number) + self.length(number)
+        if "prompt_length" in self.joined:
+            return start + int(self.joined["prompt_length"][self.rows[number]])
+        marked = self.joined["loss_mask"][start:end].nonzero()
+        return start + int(marked[0]) if len(marked) else end
+
+
+def _members(joined: Batch, segments: Sequence[Segment], turn: int) -> tuple[int, list[int]] | None:
+    """Number of the segment and rows of one group or pair; None where rows have nothing to do with each other."""
+    size = segments[0].spec.unit_rows
+    if size < 2:
+        return None
+    units = len(joined["row_length"]) // size
+    if not units:
+        return None
+    rows = list(range(turn % units * size, (turn % units + 1) * size))
+    return int(joined["group"][rows[0]]), rows
+
+
+def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """The text that each token adds. A token that ends inside a character adds nothing yet; the one that completes it adds the
+    whole character. Joined they are the decoded text.
+
+    >>> from runnel.llm.tokenize import CharTokenizer
+    >>> t = CharTokenizer()
+    >>> token_texts(t.encode("añ"), t)
+    ['a', '', 'ñ']
+    """
+    alone = {token: tokenizer.decode([token]) for token in set(ids)}
+    if "".join(pieces := [alone[token] for token in ids]) == tokenizer.decode(ids):
+        return pieces  # most texts: no character is spread over several tokens
+    out: list[str] = []
+    start = read = 0
+    for end in range(1, len(ids) + 1):
+        before, text = tokenizer.decode(ids[start:read]), tokenizer.decode(ids[start:end])
+        if text.endswith(_LOST) and end < len(ids) and end - read < 8:
+            out.append("")
+            continue
+        out.append(text[len(before) :])
+        start, read = read, end
+    return out
+
+
+def _rounded(values: Iterable[float | None]) -> list[float | None]:
+    return [None if v is None or not math.isfinite(v) else round(v, DIGITS) for v in values]
+
+
+def _gap(ours: float | None, theirs: float | None) -> float | None:
+    """With as many digits as it has, however small."""
+    return None if ours is None or theirs is None else float(f"{ours - theirs:.3g}")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), DIGITS) if values else None

@@ -1,0 +1,100 @@
+"""The token learner whose ranks keep a part of the model each (`learner.shard`): the same update, every pass in step.
+
+Weights are together only inside a pass that all ranks make, so ranks agree on how many there are: who has fewer micro-batches
+makes empty ones, and what one rank does not train still takes part in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.contracts.learning import Collective, MeshCollective
+from runnel.core.errors import ConfigError
+from runnel.core.sharding.param_shards import ParamShard
+from runnel.core.weight_check import WeightCheck
+from runnel.llm.algorithms.base import Algorithm
+from runnel.llm.learning.batches import MicroBatch
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.recording import GroupRecorder
+from runnel.llm.learning.reference import ReferencePlan
+from runnel.llm.learning.trained import ShardedTrainedModel
+from runnel.llm.model.lora import LoraConfig
+
+
+def make_learner(
+    config: TokenLearnerConfig,
+    model: Any,
+    *,
+    algorithms: Mapping[str, Algorithm],
+    collective: Collective,
+    device: str,
+    reference: ReferencePlan | None = None,
+    recorder: GroupRecorder | None = None,
+) -> TokenLearner:
+    """The learner of one rank; one that is alone has nothing to share, whatever `config.shard` says."""
+    kind = ShardedTokenLearner if config.shard and collective.world_size > 1 else TokenLearner
+    if kind is ShardedTokenLearner and device.startswith("cuda:"):
+        raise ConfigError("device", device, "with learner.shard each rank has a GPU of its own; use cuda")
+    rest: dict[str, Any] = {"reference": reference, "recorder": recorder}
+    return kind(config, model, algorithms=algorithms, collective=collective, device=device, **rest)
+
+
+class ShardedTokenLearner(TokenLearner):
+    """A `TokenLearner` over ranks that keep their rows of every parameter (core `Sharded`)."""
+
+    own_state = ("policy", "critic", "reference")
+    _collective: MeshCollective
+    policy: ShardedTrainedModel
+    critic: ShardedTrainedModel | None
+    reference: ShardedTrainedModel | None
+
+    def reseed(self, version: int) -> None:
+        """Nothing is drawn by the rank itself."""
+
+    def pieces(self) -> dict[str, ParamShard]:
+        """This rank's rows of the live weights."""
+        return self.policy.pieces()
+
+    def weight_check(self) -> WeightCheck | None:
+        """As a learner that is alone; every rank calls it, and makes the pass."""
+        ready = torch.tensor(float(self._weight_check.ready), device=self._device)
+        if float(self._collective.all_reduce(ready)) == 0.0:
+            return None
+        found = super().weight_check()
+        if found is None:
+            row = torch.zeros(2, dtype=torch.int64, device=self._device)
+            with torch.no_grad():
+                self.policy.row_logprobs(row, 1)
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------ models
+    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedTrainedModel:
+        return ShardedTrainedModel(model, mesh=self._collective.mesh, **self._model_settings())
+
+    def _critic(self) -> ShardedTrainedModel:
+        fresh = self.critic is None
+        critic = super()._critic()
+        assert isinstance(critic, ShardedTrainedModel)
+        if fresh:
+            critic.take(self.policy)
+        return critic
+
+    # ------------------------------------------------------------------------------------------------------------ passes
+    def _parts(self, batch: Batch, rows: Tensor) -> Iterator[MicroBatch]:
+        """As many on every rank."""
+        own = list(super()._parts(batch, rows))
+        count = torch.zeros(self._collective.world_size, device=self._device)
+        count[self._collective.rank] = len(own)
+        most = int(self._collective.all_reduce(count).max())
+        yield from own
+        for _ in range(most - len(own)):
+            yield MicroBatch.empty(batch, device=self._device)
+
+    def _nothing(self, outputs: Batch) -> Tensor:
+        """A sum of no losses that depends on every output, so that the backward pass reaches every model."""
+        return torch.stack([value[:0].sum() for value in outputs.values()]).sum()

@@ -1,0 +1,1 @@
+"""Samplers of language models: prompts, demonstrations, pairs, and the streams that they write."""

@@ -1,0 +1,146 @@
+"""Preferences as a stream: a list of pairs is a sampler without inference; and rollouts as a list of pairs.
+
+`PairSampler` consumes pairs, produces segments of chosen and rejected rows, and waits for a free segment alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnel.core.batch import Batch
+from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.learning import Update
+from runnel.core.contracts.samples import SampleWriter
+from runnel.core.errors import DataError
+from runnel.core.records import Segment, Slot
+from runnel.core.state import Metrics, State
+from runnel.llm.algorithms.base import sum_channels
+from runnel.llm.learning.batches import join_rows
+from runnel.llm.model.causal_lm import model_params
+from runnel.llm.sampling.streams import write_row
+from runnel.llm.tasks import Example, ExampleSource, TextTask
+from runnel.llm.tasks.preferences import Pair, append_pairs
+from runnel.llm.tokenize import Tokenizer, messages_of
+from runnel.ops.credit import best_and_worst
+
+
+def pair_rows(pair: Pair, tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
+    """Prompt and answer of both rows in tokens, the chosen one first, as an engine would have made them (with their end)."""
+    prompt = tokenizer.render(messages_of(pair.prompt))
+    return [(prompt, tokenizer.answer(answer)) for answer in (pair.chosen, pair.rejected)]
+
+
+def fitting(pairs: Sequence[Pair], tokenizer: Tokenizer, *, context: int | None) -> tuple[list[Pair], int, list[str]]:
+    """The pairs that a model with room for `context` tokens can read, the length of their longest row, and what to tell of
+    those that are left out."""
+    sizes = [max(len(prompt) + len(answer) for prompt, answer in pair_rows(pair, tokenizer)) for pair in pairs]
+    fits = [context is None or size <= context for size in sizes]
+    told: list[str] = []
+    if not all(fits):
+        first = fits.index(False)
+        where = pairs[first].place or f"pair {first}"
+        text = f"{fits.count(False)} of {len(pairs)} pairs are longer than the model's context of {context} tokens"
+        text = f"{text}, the first at {where} ({sizes[first]} tokens)"
+        if not any(fits):
+            raise DataError(f"{text}; shorten them, or use a model with a longer context")
+        told = [f"{text}; they are left out"]
+    kept = [pair for pair, ok in zip(pairs, fits, strict=True) if ok]
+    return kept, max(size for size, ok in zip(sizes, fits, strict=True) if ok), told
+
+
+class PairSampler:
+    """Writes pairs in a seeded order without end (core `Sampler`): one segment a step."""
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, *, seed: int, stream: str = "pairs") -> None:
+        self._pairs, self._tokenizer, self._stream = list(pairs), tokenizer, stream
+        order = [Example(str(i)) for i in range(len(pairs))]
+        self._source = ExampleSource(order, seed=seed, name="pairs")
+
+    def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
+        writer = writers[self._stream]
+        slot = writer.reserve()
+        if slot is None:
+            return 0
+        writer.commit(slot, num_steps=self._fill(slot))
+        return slot.spec.num_rows
+
+    def _fill(self, slot: Slot) -> int:
+        start, room = 0, slot.spec.sizes["N"]
+        for i, task in enumerate(self._source.next(slot.spec.num_rows // 2)):
+            for side, (prompt, answer) in enumerate(pair_rows(self._pairs[task.id], self._tokenizer)):
+                if start + len(prompt) + len(answer) > room:
+                    raise DataError(f"pairs do not fit their segment of {room} tokens; raise max_length")
+                start += write_row(slot.arrays, 2 * i + side, start, torch.tensor(prompt), torch.tensor(answer))
+        slot.header.used = {"N": start}
+        slot.header.version_min = slot.header.version_max = -1
+        return start
+
+    def waits_for(self) -> str:
+        return f"a free segment of stream {self._stream!r}"
+
+    def events(self) -> list[dict[str, Any]]:
+        return []
+
+    def snapshot(self) -> State:
+        return {"source": self._source.snapshot()}
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
+        self._source.restore(state["source"])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class PairWriter:
+    """A learner that learns nothing (core `Learner`): it writes the best and the worst completion of each prompt to a file.
+
+    The model stays as it is. A resumed run cuts the file back to where its checkpoint was.
+    """
+
+    def __init__(self, path: str | Path, model: Any, tokenizer: Tokenizer, *, task: TextTask) -> None:
+        self.path, self.model, self.tokenizer, self.task = Path(path), model, tokenizer, task
+        self.channels = dict(zip(task.channels, task.weights, strict=True))
+        self.num_bytes = 0
+        self.version = 0
+
+    def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
+        some = [s for part in segments.values() for s in part]
+        return Batch(join_rows(some) | {"task_id": torch.tensor([s.header.task_id for s in some])})
+
+    def update(self, batch: Batch) -> Update:
+        rewards = sum_channels(batch, self.channels)
+        best, worst = best_and_worst(rewards, batch["group"])
+        pairs = [self._pair(batch, int(high), int(low)) for high, low in zip(best, worst, strict=True)]
+        kept = [p for p in pairs if p.chosen and p.rejected and p.chosen != p.rejected]
+        if self.num_bytes == 0:
+            self.path.unlink(missing_ok=True)
+        append_pairs(self.path, kept)
+        self.num_bytes = self.path.stat().st_size
+        self.version += 1
+        metrics: Metrics = {"pairs": float(len(kept)), "reward/mean": float(rewards.mean())}
+        return Update(metrics)
+
+    def _pair(self, batch: Batch, chosen: int, rejected: int) -> Pair:
+        example = self.task.train[int(batch["task_id"][batch["group"][chosen]])]
+        return Pair(example.prompt, self._text(batch, chosen), self._text(batch, rejected))
+
+    def _text(self, batch: Batch, row: int) -> str:
+        start, end = int(batch["row_start"][row]), int(batch["row_start"][row] + batch["row_length"][row])
+        return self.tokenizer.decode(batch["tokens"][start + int(batch["prompt_length"][row]) : end].tolist())
+
+    def params(self) -> Mapping[str, Tensor]:
+        return model_params(self.model)
+
+    def state_dict(self) -> State:
+        return {"num_bytes": self.num_bytes, "version": self.version}
+
+    def load_state_dict(self, state: State) -> None:
+        self.num_bytes, self.version = state["num_bytes"], state["version"]
+        if self.path.is_file():
+            with self.path.open("r+b") as file:
+                file.truncate(self.num_bytes)

@@ -1,0 +1,1 @@
+"""Reports of runs: comparisons, tables, plots, pages, model cards."""

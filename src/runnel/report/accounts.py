@@ -1,0 +1,86 @@
+"""Sample accounting in a report: dispatched = consumed + dropped + cancelled + in flight, for every stream of every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runnel.core.records import Accounting
+from runnel.report.page import table, text
+from runnel.report.tables import Cell, Table
+from runnel.track.history import History, is_number
+
+
+def accounting(runs: Sequence[History]) -> str:
+    """What became of the rows of every stream, and whether it adds up."""
+    rows = []
+    for run in runs:
+        where = [] if len(runs) == 1 else [text(run.name)]
+        rows += [[*where, text(name), *_accounting_cells(counts)] for name, counts in _streams(run).items()]
+    if not rows:
+        return ""
+    first = ["stream"] if len(runs) == 1 else ["run", "stream"]
+    head = [*first, "dispatched", "= consumed", "+ dropped", "+ cancelled", "+ in flight", "steps or tokens", "adds up"]
+    return table(head, rows, numbers=range(len(first), len(head) - 1))
+
+
+def _streams(run: History) -> dict[str, Accounting]:
+    return {str(name): read_account(found) for name, found in run.streams().items() if isinstance(found, Mapping)}
+
+
+def read_account(found: Mapping[str, Any]) -> Accounting:
+    """The account of one stream as a row of metrics.jsonl has it; what is no number there counts as 0."""
+    numbers = {
+        key: int(found[key]) for key in ("dispatched", "consumed", "in_flight", "queued", "steps") if is_number(found.get(key))
+    }
+    return Accounting(**numbers, dropped=_reasons(found.get("dropped")), cancelled=_reasons(found.get("cancelled")))
+
+
+def imbalances(run: History) -> list[str]:
+    """A sentence for each stream that does not add up."""
+    return [
+        f"stream {name} does not add up: {counts.balance:,} rows are unaccounted for"
+        for name, counts in _streams(run).items()
+        if counts.balance != 0
+    ]
+
+
+def _accounting_cells(known: Accounting) -> list[str]:
+    if known.balance == 0:
+        verdict = '<span class="good">✓ yes</span>'
+    else:
+        verdict = f'<span class="bad">✗ {known.balance:,} rows unaccounted for</span>'
+    lost = [_reason_cell(known.dropped), _reason_cell(known.cancelled)]
+    queued = f'<br><span class="soft small">in queue {known.queued:,}</span>' if known.queued else ""
+    flying = f"{known.in_flight:,}{queued}"
+    return [f"{known.dispatched:,}", f"{known.consumed:,}", *lost, flying, f"{known.steps:,}", verdict]
+
+
+def _reasons(found: Any) -> dict[str, int]:
+    return {str(k): int(v) for k, v in found.items() if is_number(v)} if isinstance(found, Mapping) else {}
+
+
+def _reason_cell(reasons: Mapping[str, int]) -> str:
+    detail = "".join(f'<br><span class="soft small">{text(k)} {v:,}</span>' for k, v in sorted(reasons.items()))
+    return f"{sum(reasons.values()):,}{detail}"
+
+
+def accounting_table(runs: Sequence[History]) -> Table:
+    """The same as numbers, for a file."""
+    rows: list[list[Cell]] = []
+    for run in runs:
+        for name, c in _streams(run).items():
+            lost = [sum(c.dropped.values()), sum(c.cancelled.values())]
+            rows.append([run.name, name, c.dispatched, c.consumed, *lost, c.in_flight, c.steps, c.balance])
+    head = [
+        "run",
+        "stream",
+        "dispatched",
+        "consumed",
+        "dropped",
+        "cancelled",
+        "in flight",
+        "steps or tokens",
+        "unaccounted for",
+    ]
+    return Table("accounting", "Sample accounting", head, rows)

@@ -1,0 +1,287 @@
+"""A model card: what a run learned, how well, how sure, from which settings, with which limits, and how to load it.
+
+Markdown with the front matter that the Hugging Face Hub reads. Whatever a run holds (a command, a prompt, a tag) is only ever
+text in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runnel.core.config import differences
+from runnel.core.errors import ConfigError
+from runnel.core.resolve import own_name
+from runnel.eval.aggregates import Interval, over_seeds
+from runnel.eval.reference import CLASSIC
+from runnel.eval.statistics import bootstrap_interval, few_seeds, iqm, summarise
+from runnel.report.collect import is_run, method, seed_of, task_of
+from runnel.report.markdown import fence, md, md_table
+from runnel.report.tables import Cell, Table
+from runnel.report.tuning import is_trial
+from runnel.report.verdicts import score_of
+from runnel.track.evals import read_evals
+from runnel.track.files import replace_file
+from runnel.track.folder import Row, RunFolder
+from runnel.track.history import History, is_number, load_history
+from runnel.track.numbers import seconds, short
+from runnel.track.status import has_ended
+
+FEW_EPISODES = 100
+PER_RUN = ("seed", "out", "name", "tags", "track", "sinks", "log_every")
+
+
+def write_card(run: Path | str, defaults: Mapping[str, Any], out: Path | str | None = None) -> Path:
+    """Write the card of a run and return its path; `defaults` are those of its recipe, to say what was changed."""
+    history = load_history(run)
+    target = Path(out) if out is not None else Path(run) / "README.md"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, card(history, defaults).encode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(
+            "out", str(target), f"the card cannot be written there ({error.strerror}); give another path"
+        ) from error
+    return target
+
+
+def card(run: History, defaults: Mapping[str, Any]) -> str:
+    """The card as text."""
+    row = best_evidence(run)
+    recipe, task = own_name(str(run.info.get("recipe", ""))), task_of(run)
+    trained = " and ".join(f"{run.last[k]:,} {unit}" for k, unit in _SPENT if is_number(run.last.get(k)) and run.last[k])
+    return "\n".join(
+        [
+            _front_matter(run, row),
+            f"# {md(Path(recipe).stem or 'A policy')} on {md(task)}\n",
+            f"Trained with runnel by the recipe `{_code(recipe)}`, seed {md(seed_of(run))}, for {trained or 'no steps'}"
+            f" ({seconds(run.wall_s())}); it ended as: {md(run.status)}.\n",
+            "## Results\n",
+            _results(run, row),
+            "## Limits\n",
+            "\n".join(f"- {line}" for line in limits(run, row)) + "\n",
+            "## Load it\n",
+            fence(loading_code(run), "python"),
+            "## Settings\n",
+            _settings(run, defaults),
+            "## Train it again\n",
+            fence(str(run.info.get("command") or "not recorded"), "text"),
+            _origin(run),
+        ]
+    )
+
+
+_SPENT = (("steps", "environment steps"), ("tokens", "tokens"), ("version", "updates"))
+
+
+def best_evidence(run: History) -> Row:
+    """The row that the card's numbers come from: the last `runnel eval`, which plays fresh episodes, else the run's own last
+    one."""
+    rows, _ = read_evals(run.folder.path)
+    sound = [row for row in rows if is_number(row.get("mean")) and isinstance(row.get("returns"), list)]
+    if sound:
+        fresh = "prompts that training never saw" if _is_language(run) else "episodes that training never played"
+        return {**sound[-1], "source": f"`runnel eval`, on {fresh}", "num": len(sound[-1]["returns"])}
+    if run.evals and is_number(run.evals[-1].get("mean")):
+        returns = run.evals[-1].get("returns")
+        return {
+            **run.evals[-1],
+            "returns": returns if isinstance(returns, list) else [],
+            "source": "the last evaluation during training",
+        }
+    return {}
+
+
+def limits(run: History, row: Row) -> list[str]:
+    """What a reader must know before using it; said plainly."""
+    others = same_method(run)
+    found = []
+    if others:
+        found.append(f"One of {len(others) + 1} seeds; the interval of the mean below covers episodes of this one policy only.")
+    else:
+        found.append("One seed only. Another seed may do much better or worse; the interval covers episodes, not seeds.")
+    if not row:
+        found.append("It was never evaluated: nothing is known about how well it does.")
+    elif is_number(row.get("num")) and row["num"] < FEW_EPISODES:
+        found.append(f"Evaluated on {row['num']} {_unit(run)} only.")
+    if row and row.get("low") == row.get("high"):
+        found.append(
+            f"All {_unit(run)} gave the same return, so the interval has no width; rarer outcomes may have been missed."
+        )
+    if row and row.get("source", "").startswith("the last"):
+        found.append("The score is from the evaluation that watched training, not from a separate test.")
+    found += [f"A collapse was told while it was trained: {md(line)}" for line in run.collapses]
+    if not has_ended(run.end):
+        found.append(f"The run did not finish ({md(run.status)}).")
+    if is_trial(run):
+        found.append("It is a trial of a tuning study, chosen for its score: expect less on other seeds.")
+    base = run.config.get("model")
+    mind = f", and mind that of `{_code(base)}`, which it started from" if isinstance(base, str) and base else ""
+    found.append(f"No licence is given: whoever shares it adds one (`license:` in the first lines){mind}.")
+    if _table(run.info.get("git")).get("dirty"):
+        found.append("The code had uncommitted changes when it was trained.")
+    if _is_language(run):
+        found.append(
+            "Trained for the reward of one task; what it writes elsewhere was not examined, for quality or for safety."
+        )
+    else:
+        found.append("Tested in the environment it was trained in, and nowhere else.")
+    return found
+
+
+def same_method(run: History) -> list[History]:
+    """Finished runs beside this one with the same settings, recipe and task, and other seeds."""
+    found: dict[int | None, History] = {seed_of(run): run}
+    for path in sorted(run.folder.path.resolve().parent.iterdir()):
+        if path != run.folder.path.resolve() and is_run(path) and _is_same(RunFolder(path), run):
+            other = load_history(path)
+            if has_ended(other.end) and task_of(other) == task_of(run):
+                found.setdefault(seed_of(other), other)
+    return [other for other in found.values() if other is not run]
+
+
+def _is_same(folder: RunFolder, run: History) -> bool:
+    """Judged by the small files, before a long metrics.jsonl is read."""
+    try:
+        config, info = folder.read_config(), folder.read_run_info()
+    except ConfigError:
+        return False
+    return info.get("recipe") == run.info.get("recipe") and method(History(folder, config, info)) == method(run)
+
+
+def loading_code(run: History) -> str:
+    """Python that loads the policy and uses it. The path is the folder's name: where it was trained no reader has it."""
+    lines = ["import runnel as rl", "", f"policy = rl.load({run.name!r})  # the folder that this card belongs to"]
+    env = run.config.get("env")
+    if _is_language(run):
+        prompt = next((str(s["prompt"]) for s in run.samples if isinstance(s.get("prompt"), str)), "Hello")
+        return "\n".join([*lines, f"print(policy.act({prompt!r}))"])
+    if not isinstance(env, str) or not env:
+        return "\n".join([*lines, "# action = policy.act(observation)"])
+    plain = env.removeprefix("tensor:")
+    if plain != env and plain not in CLASSIC:
+        return "\n".join(
+            [*lines, f"# {env!r} is stepped as tensors; `runnel eval` plays it", "# action = policy.act(observation)"]
+        )
+    more = f", kwargs={run.config['env_kwargs']!r}" if run.config.get("env_kwargs") else ""
+    more += f", wrappers={run.config['wrappers']!r}" if run.config.get("wrappers") else ""
+    stack = _table(run.config.get("vector")).get("frame_stack")
+    more += f", frame_stack={int(stack)}" if is_number(stack) and stack else ""
+    return "\n".join([*lines, f"print(rl.evaluate(policy, {plain!r}, episodes=5{more}).returns)"])
+
+
+def _is_language(run: History) -> bool:
+    return isinstance(run.config.get("task"), str) and "env" not in run.config
+
+
+def _unit(run: History) -> str:
+    return "prompts" if _is_language(run) else "episodes"
+
+
+def _results(run: History, row: Row) -> str:
+    if not row:
+        return "None: the run was never evaluated.\n"
+    returns = [float(r) for r in row.get("returns") or [] if is_number(r)]
+    rows: list[list[Cell]] = []
+    if returns:
+        s, over = summarise(returns), f"{len(returns)} {_unit(run)}"
+        rows.append(["mean return", Interval(s.mean, s.low, s.high), over])
+        middle = Interval(s.iqm, *bootstrap_interval(returns, statistic=iqm))
+        rows += [
+            ["IQM of returns", middle, over],
+            ["median return", s.median, over],
+        ]
+    else:
+        rows.append(["mean return", float(row["mean"]), ""])
+    for name, p in _table(row.get("pass")).items():
+        if isinstance(p, Mapping) and all(is_number(p.get(k)) for k in ("value", "low", "high", "prompts")):
+            rows.append([str(name), Interval(p["value"], p["low"], p["high"]), f"{p['prompts']} prompts"])
+    rows += _over_seeds(run)
+    table = md_table(Table("results", "Results", ["", "value (95 % interval)", "over"], rows))
+    return f"{table}\nMeasured by {row['source']}, version {md(row.get('version', '–'))} of the parameters.\n"
+
+
+def _over_seeds(run: History) -> list[list[Cell]]:
+    scores = [score_of(other, "last") for other in [run, *same_method(run)]]
+    known = [score for score in scores if score is not None]
+    if len(known) < 2:
+        return []
+    caution = f"; {words}" if (words := few_seeds(len(known))) else ""
+    return [["mean over seeds", over_seeds(known), f"{len(known)} seeds, last evaluation of each{caution}"]]
+
+
+def _settings(run: History, defaults: Mapping[str, Any]) -> str:
+    own = {k: v for k, v in run.config.items() if k not in PER_RUN}
+    changed = differences({k: v for k, v in defaults.items() if k not in PER_RUN}, own) if defaults else {}
+    kept = {name: pair for name, pair in changed.items() if _has(own, name)}
+    rows: list[list[Cell]] = [[name, json.dumps(new), json.dumps(old)] for name, (old, new) in kept.items()]
+    table = md_table(Table("settings", "", ["changed from the recipe", "value", "recipe's own"], rows))
+    none = "All settings are the recipe's own.\n" if defaults else ""
+    whole = fence(json.dumps({k: v for k, v in run.config.items() if k != "out"}, indent=2), "json")
+    return f"{table or none}\n<details><summary>all settings</summary>\n\n{whole}\n</details>\n"
+
+
+def _has(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a config has a setting at all; a later version of the recipe may know more."""
+    value: Any = config
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _origin(run: History) -> str:
+    git = _table(run.info.get("git"))
+    state = (
+        f"commit {git['commit']}{', with uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else "unknown"
+    )
+    versions = ", ".join(f"{k} {v}" for k, v in _table(run.info.get("versions")).items())
+    items = {"code": state, "python": run.info.get("python"), "platform": run.info.get("platform"), "versions": versions}
+    return (
+        "\n".join(f"- {key}: {md(value)}" for key, value in {**items, "made": run.info.get("created")}.items() if value) + "\n"
+    )
+
+
+def _front_matter(run: History, row: Row) -> str:
+    """YAML in the style of JSON, which quotes everything that could be taken for markup."""
+    task, language = task_of(run), _is_language(run)
+    kind = "text-generation" if language else "reinforcement-learning"
+    recipe = Path(str(run.info.get("recipe", ""))).stem
+    tags = list(dict.fromkeys(["reinforcement-learning", recipe, task, *_tags(run)]))
+    lines = ["---", "library_name: runnel", f"pipeline_tag: {kind}", f"tags: {json.dumps([t for t in tags if t])}"]
+    metrics = _metrics(row)
+    if metrics:
+        results = [{"task": {"type": kind, "name": kind}, "dataset": {"name": task, "type": task}, "metrics": metrics}]
+        lines += ["model-index:", f"- name: {json.dumps(run.name)}", f"  results: {json.dumps(results)}"]
+    return "\n".join([*lines, "---", ""])
+
+
+def _tags(run: History) -> Sequence[str]:
+    tags = run.config.get("tags")
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
+def _metrics(row: Row) -> list[dict[str, Any]]:
+    if not row:
+        return []
+    found = [("mean_reward", row.get("mean"), row.get("low"), row.get("high"))]
+    found += [
+        (k, p.get("value"), p.get("low"), p.get("high")) for k, p in _table(row.get("pass")).items() if isinstance(p, Mapping)
+    ]
+    return [
+        {"type": name, "name": f"{name}, 95 % interval {short(low)} to {short(high)}", "value": value, "verified": False}
+        for name, value, low, high in found
+        if is_number(value) and is_number(low) and is_number(high)
+    ]
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    """A part of a file that anyone may have written: a table, or nothing."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _code(text: str) -> str:
+    return text.replace("`", "'").replace("\n", " ")

@@ -1,0 +1,256 @@
+"""Which runs a comparison is about: folders, globs and names become groups of runs that differ in task and seed alone.
+
+What would spoil a comparison is left out and told, or refused with the fix: trials of a tuning study, seeds that were tuned on,
+runs that did not end, the same seed twice, one name for runs with different settings.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runnel.core.config import differences
+from runnel.core.errors import ConfigError
+from runnel.core.resolve import own_name
+from runnel.report.curves import PER_RUN
+from runnel.report.tuning import check_seeds, is_trial
+from runnel.track.history import History, load_history
+from runnel.track.numbers import middle
+from runnel.track.status import has_ended
+
+DEPTH = 3
+"""How far below a folder runs are looked for."""
+NOT_LEARNED = (*PER_RUN, "track", "log_every", "checkpoint", "vector", "eval")
+"""Settings by which runs of one method may differ: none of them changes what is learned."""
+OF_THE_TASK = ("env", "env_kwargs", "task")
+NAMED = 6
+"""So many runs are named in a notice; the others are counted."""
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """Where a run was found: under a name the user gave, in a folder of runs, or by its own path."""
+
+    path: Path
+    name: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one method."""
+
+    name: str
+    runs: Sequence[History]
+
+    def by_task(self) -> dict[str, list[History]]:
+        """The runs of each task, by seed."""
+        found: dict[str, list[History]] = {}
+        for run in sorted(self.runs, key=lambda run: (task_of(run), seed_of(run) or 0)):
+            found.setdefault(task_of(run), []).append(run)
+        return found
+
+
+@dataclass
+class Collected:
+    """The groups, and what must be said about how they came about."""
+
+    groups: list[RunGroup]
+    notices: list[str] = field(default_factory=list)
+
+    def lines(self) -> dict[str, list[History]]:
+        """The runs that one curve may stand for: of one group and, where there are several, of one task."""
+        several = len({task_of(run) for group in self.groups for run in group.runs}) > 1
+        parts = [(group.name, task, runs) for group in self.groups for task, runs in group.by_task().items()]
+        return {f"{name} on {task}" if several else name: runs for name, task, runs in parts}
+
+
+def task_of(run: History) -> str:
+    """What a run was trained on."""
+    return own_name(str(run.info.get("subject") or run.config.get("env") or run.config.get("task") or run.name))
+
+
+def seed_of(run: History) -> int | None:
+    """A run's seed, if it is known."""
+    seed = run.info.get("seed", run.config.get("seed"))
+    return seed if isinstance(seed, int) else None
+
+
+def collect(arguments: Sequence[str | Path], *, unfinished: bool = False, allow_tuning_seeds: bool = False) -> Collected:
+    """The groups that `arguments` name: a run folder, a folder of runs, a glob, or NAME=any of these."""
+    if not arguments:
+        raise ConfigError("runs", [], "give folders of runs to compare")
+    sources: dict[Path, RunSource] = {}
+    for argument in arguments:
+        for source in find_runs(str(argument)):
+            sources.setdefault(source.path.resolve(), source)
+    found = [(source, load_history(source.path)) for source in sources.values()]
+    notices: list[str] = []
+    found = _without_trials(found, notices)
+    found = found if unfinished else _without_unfinished(found, notices)
+    if not found:
+        raise ConfigError("runs", [str(a) for a in arguments], "; ".join(["no run is left to compare", *notices]))
+    notices += _one_name(found)
+    notices += check_seeds([(run, task_of(run), seed_of(run)) for _, run in found], allow=allow_tuning_seeds)
+    collapsed = [run.name for _, run in found if run.collapses]
+    notices += [f"A collapse was told of {few(collapsed)}; what it was is in their own reports."] if collapsed else []
+    groups = [RunGroup(name, _once(name, runs, notices)) for name, runs in _groups(found).items()]
+    return Collected(groups, notices)
+
+
+def find_runs(argument: str) -> list[RunSource]:
+    """The runs that one argument stands for."""
+    name, equals, pattern = argument.partition("=")
+    if not equals or Path(argument).exists():
+        name, pattern = "", argument
+    elif not name or not pattern:
+        raise ConfigError("runs", argument, "give NAME=FOLDER or NAME='GLOB'")
+    places = [Path(p) for p in sorted(glob.glob(pattern))] if glob.has_magic(pattern) else [Path(pattern)]
+    if not any(place.is_dir() for place in places):
+        raise ConfigError("runs", argument, "there is no such folder; give a run's folder, a folder of runs, or a glob")
+    found: list[RunSource] = []
+    for place in places:
+        if is_run(place):
+            found.append(RunSource(place, name, folder=str(place.parent) if glob.has_magic(pattern) else ""))
+        elif place.is_dir():
+            found += [RunSource(path, name, folder=str(place)) for path in runs_below(place)]
+    if not found:
+        raise ConfigError("runs", argument, f"it holds no run (no run.json within {DEPTH} folders below it)")
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (path / "run.json").is_file() or (path / "metrics.jsonl").is_file()
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The runs in a folder, and in folders of it."""
+    found = {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "run.json")}
+    found |= {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "metrics.jsonl")}
+    return sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())  # a link may lead to one again
+
+
+def few(names: Sequence[str]) -> str:
+    """Some names, and how many more.
+
+    >>> few(["a", "b"]), few([str(i) for i in range(9)])
+    ('a, b', '0, 1, 2, 3, 4, 5 and 3 more')
+    """
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _without_trials(found: list[tuple[RunSource, History]], notices: list[str]) -> list[tuple[RunSource, History]]:
+    for source, run in found:
+        if is_trial(run) and not source.folder:
+            fix = "it is a trial of a tuning study, chosen for its score; train anew with other seeds, and compare those runs"
+            raise ConfigError("runs", str(source.path), fix)
+    trials = [run.name for _, run in found if is_trial(run)]
+    if trials:
+        notices.append(f"Left out, as trials of a tuning study: {few(trials)}.")
+    return [(source, run) for source, run in found if not is_trial(run)]
+
+
+def _without_unfinished(found: list[tuple[RunSource, History]], notices: list[str]) -> list[tuple[RunSource, History]]:
+    """One that has collapsed counts: to leave it out would flatter its method."""
+    open_ended = [f"{run.name} ({run.status})" for _, run in found if not has_ended(run.end)]
+    if open_ended:
+        notices.append(f"Left out, as they did not finish: {few(open_ended)}. --unfinished keeps them.")
+    return [(source, run) for source, run in found if has_ended(run.end)]
+
+
+def _one_name(found: Sequence[tuple[RunSource, History]]) -> list[str]:
+    """Files of one name in several folders, which count as one task: another copy of it, or another one."""
+    places: dict[str, set[str]] = {}
+    for _, run in found:
+        env = run.config.get("env")
+        if isinstance(env, str) and own_name(env) != env:
+            places.setdefault(task_of(run), set()).add(env)
+    return [
+        f"{task} counts as one task, and is {len(files)} files: {few(sorted(files))}."
+        for task, files in places.items()
+        if len(files) > 1
+    ]
+
+
+def _groups(found: Sequence[tuple[RunSource, History]]) -> dict[str, list[History]]:
+    """By the name given; else by settings, and apart for each folder of runs that was given."""
+    named: dict[str, list[History]] = {}
+    keyed: dict[tuple[str, str, str], list[History]] = {}
+    for source, run in found:
+        if source.name:
+            named.setdefault(source.name, []).append(run)
+        else:
+            key = json.dumps(method(run), sort_keys=True, default=str)
+            keyed.setdefault((source.folder, str(run.info.get("recipe", "")), key), []).append(run)
+    for name, runs in named.items():
+        _check_one_method(name, runs)
+    return {**named, **dict(zip(_names(keyed, taken=list(named)), keyed.values(), strict=True))}
+
+
+def method(run: History) -> dict[str, Any]:
+    """The settings that make a method: not the seed, not the task, nothing that learning does not see."""
+    return {k: v for k, v in run.config.items() if k not in NOT_LEARNED and k not in OF_THE_TASK}
+
+
+def _check_one_method(name: str, runs: Sequence[History]) -> None:
+    """One name, one task: one set of settings. Another task may have others."""
+    first: dict[str, History] = {}
+    for run in runs:
+        before = first.setdefault(task_of(run), run)
+        changed = differences(method(before), method(run))
+        if before.info.get("recipe") != run.info.get("recipe"):
+            changed["recipe"] = (before.info.get("recipe"), run.info.get("recipe"))
+        if changed:
+            told = few([f"{k} = {a!r} and {b!r}" for k, (a, b) in changed.items()])
+            fix = f"on {task_of(run)} its runs have different settings ({told}); give each of them a name of its own"
+            raise ConfigError("runs", name, fix)
+
+
+def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Sequence[str]) -> list[str]:
+    """The recipe where that says it; else the folder, or the settings that differ."""
+    folders, recipes = [key[0] for key in keyed], [key[1] for key in keyed]
+    settings = [method(runs[0]) for runs in keyed.values()]
+    names: list[str] = []
+    for i, (folder, recipe, _) in enumerate(keyed):
+        others = [other for other, by in zip(settings, recipes, strict=True) if by == recipe]
+        varying = {name for other in others for name in differences(others[0], other)}
+        told = ", ".join(f"{name}={_setting(settings[i], name)}" for name in sorted(varying))
+        short = own_name(recipe)
+        if recipes.count(recipe) == 1 and short not in taken:
+            name = short
+        elif folder and folders.count(folder) == 1:
+            name = Path(folder).resolve().name
+        else:
+            name = f"{short} ({middle(told, 60)})" if told else short
+        while name in (*names, *taken):
+            name += "'"
+        names.append(name or "runs")
+    return names
+
+
+def _setting(config: Mapping[str, Any], name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return own_name(value) if isinstance(value, str) else value
+
+
+def _once(group: str, runs: Sequence[History], notices: list[str]) -> list[History]:
+    """Each task and seed once: a second run of the same seed is no second observation. The newest counts."""
+    kept: dict[tuple[str, int | None, str], History] = {}
+    dropped = []
+    for run in sorted(runs, key=lambda run: (str(run.info.get("created", "")), run.name)):
+        seed = seed_of(run)
+        key = (task_of(run), seed, run.name if seed is None else "")
+        if key in kept:
+            dropped.append(f"{kept[key].name} (seed {seed})")
+        kept[key] = run
+    if dropped:
+        notices.append(f"{group}: a seed counts once, by its newest run; left out: {few(dropped)}.")
+    return list(kept.values())

@@ -1,0 +1,224 @@
+"""A comparison for a paper: vector figures (SVG and PDF, by matplotlib) and LaTeX tables that a plain article compiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runnel.core.errors import ConfigError
+from runnel.eval.aggregates import Interval
+from runnel.report.tables import Cell, Figure, Table
+from runnel.report.verdicts import Judgement
+from runnel.track.numbers import short
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Six that most people can tell apart, also with a colour vision deficiency (Okabe and Ito 2008)."""
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "runnel",
+}
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "–": "--",
+}
+LESS_IS_BETTER = ("optimality gap",)
+
+
+def write_paper(judged: Judgement, folder: Path) -> list[Path]:
+    """Write everything into `folder`, and return the files."""
+    canvas = _matplotlib()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = [path for figure in judged.figures for path in _draw(canvas, figure, folder)]
+        figures += _draw_intervals(canvas, judged.tables[0], folder)
+        tables = [_write(folder / "table.tex", _aggregates(judged))]
+        if len(judged.tasks) > 1:
+            tables.append(_write(folder / "tasks.tex", _tasks(judged)))
+    except OSError as error:
+        raise ConfigError(
+            "paper", str(folder), f"it cannot be written there ({error.strerror}); give another folder"
+        ) from error
+    return figures + tables
+
+
+def latex(value: object) -> str:
+    r"""Any text as LaTeX shows it. What a font of plain LaTeX lacks becomes a question mark.
+
+    >>> latex("50% of a_b"), latex("x^2 \\input{y}")
+    ('50\\% of a\\_b', 'x\\textasciicircum{}2 \\textbackslash{}input\\{y\\}')
+    """
+    plain = re.sub(r"\s+", " ", str(value))
+    return "".join(_SPECIAL.get(c, c if " " <= c <= "~" else "?") for c in plain)
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+def _aggregates(judged: Judgement) -> str:
+    table = judged.tables[0]
+    columns = list(range(3, len(table.head)))
+    best = {i: _best([row[i] for row in table.rows], less=table.head[i] in LESS_IS_BETTER) for i in columns}
+    rows = [
+        [latex(row[0]), latex(row[2]), *(_number(row[i], bold=n in best[i]) for i in columns)]
+        for n, row in enumerate(table.rows)
+    ]
+    head = ["", "runs", *(table.head[i] for i in columns)]
+    tasks = f"{len(judged.tasks)} tasks" if len(judged.tasks) > 1 else latex(judged.tasks[0])
+    caption = (
+        f"{judged.unit.capitalize()} on {tasks}, with 95\\,\\% intervals of a stratified bootstrap over seeds. "
+        "Bold: the best, and all whose interval reaches it."
+    )
+    return _table(head, rows, "l" + "r" * (len(head) - 1), caption, "tab:aggregates")
+
+
+def _tasks(judged: Judgement) -> str:
+    """A row for each task, a column for each group: means over seeds."""
+    cells: dict[tuple[str, str], Cell] = {(str(row[0]), str(row[1])): row[3] for row in judged.tables[2].rows}
+    rows = []
+    for task in sorted({task for task, _ in cells}):
+        found = [cells.get((task, name)) for name in judged.names]
+        best = _best(found, less=False)
+        rows.append([latex(task), *(_number(cell, bold=n in best) for n, cell in enumerate(found))])
+    head = ["task", *(latex(name) for name in judged.names)]
+    caption = (
+        "Mean return over seeds for each task, with 95\\,\\% intervals. Bold: the best, and all whose interval reaches it."
+    )
+    return _table(head, rows, "l" + "r" * len(judged.names), caption, "tab:tasks")
+
+
+def _best(cells: Sequence[Cell], *, less: bool) -> set[int]:
+    """The rows to print bold: the best estimate, and those whose interval holds it."""
+    known: dict[int, Interval] = {}
+    for i, cell in enumerate(cells):
+        if isinstance(cell, Interval):
+            known[i] = cell
+        elif isinstance(cell, float | int):
+            known[i] = Interval(float(cell), float(cell), float(cell))
+    if len(known) < 2:
+        return set()
+    top = (min if less else max)(interval.value for interval in known.values())
+    return {i for i, c in known.items() if c.value == top or (c.low <= top if less else c.high >= top)}
+
+
+def _number(cell: Cell, *, bold: bool) -> str:
+    if isinstance(cell, Interval):
+        value, rest = _tex(cell.value), f" {{\\scriptsize [{_tex(cell.low)}, {_tex(cell.high)}]}}"
+    else:
+        value, rest = ("--" if cell is None else _tex(float(cell))), ""
+    return (f"\\textbf{{{value}}}" if bold else value) + rest
+
+
+def _tex(value: float) -> str:
+    shown = latex(short(value)).replace("e-0", "e-")
+    return shown.replace("-", "$-$") if shown.startswith("-") else shown
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str, caption: str, label: str) -> str:
+    body = [" & ".join(line) + r" \\" for line in rows]
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs}",
+            r"\begin{table}",
+            r"  \centering",
+            f"  \\caption{{{caption}}}",
+            f"  \\label{{{label}}}",
+            f"  \\begin{{tabular}}{{{columns}}}",
+            r"    \toprule",
+            "    " + " & ".join(head) + r" \\",
+            r"    \midrule",
+            *(f"    {line}" for line in body),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as error:
+        raise ConfigError("paper", None, f"needs matplotlib: pip install 'runnel[paper]' ({error})") from error
+    return matplotlib.rc_context, Canvas
+
+
+def _draw(canvas: Any, figure: Figure, folder: Path) -> list[Path]:
+    """A line and a band for each group, a column of a page wide."""
+    context, make = canvas
+    with context(STYLE):
+        drawn = make(figsize=(3.4, 2.4), layout="constrained")
+        axes = drawn.subplots()
+        for i, s in enumerate(figure.series):
+            color = COLORS[(s.color if s.color is not None else i) % len(COLORS)]
+            axes.plot(s.x, s.y, color=color, label=_plain(s.name), linewidth=1.5)
+            if s.low is not None and s.high is not None:
+                axes.fill_between(s.x, s.low, s.high, color=color, alpha=0.18, linewidth=0)
+        axes.set_xlabel(_plain(figure.x_label))
+        axes.set_ylabel(_plain(figure.y_label))
+        if len(figure.series) > 1:
+            axes.legend(frameon=False, fontsize=8)
+        return _save(drawn, folder / figure.name)
+
+
+def _draw_intervals(canvas: Any, table: Table, folder: Path) -> list[Path]:
+    """Each statistic with its interval, group below group."""
+    context, make = canvas
+    columns = list(range(3, len(table.head)))
+    with context({**STYLE, "axes.grid": False}):
+        drawn = make(figsize=(1.7 * len(columns) + 0.6, 0.4 + 0.32 * max(len(table.rows), 2)), layout="constrained")
+        many = np.atleast_1d(drawn.subplots(1, len(columns), sharey=True))
+        for axes, column in zip(many, columns, strict=True):
+            for place, row in enumerate(table.rows):
+                cell = row[column]
+                known = cell if isinstance(cell, Interval) else None
+                value = known.value if known else cell
+                color = COLORS[place % len(COLORS)]
+                if known:
+                    axes.plot(
+                        [known.low, known.high], [place, place], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt"
+                    )
+                axes.plot([value], [place], marker="|", color=color, markersize=11, markeredgewidth=2)
+            axes.set_title(table.head[column], fontsize=9)
+        many[0].set_yticks(range(len(table.rows)), [_plain(str(row[0])) for row in table.rows])
+        many[0].set_ylim(len(table.rows) - 0.5, -0.5)
+        return _save(drawn, folder / "intervals")
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib does not take for mathematics."""
+    return text.replace("$", r"\$")
+
+
+def _save(drawn: Any, stem: Path) -> list[Path]:
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf")]
+    drawn.savefig(paths[0], metadata={"Date": None})
+    drawn.savefig(paths[1], metadata={"CreationDate": None})
+    return paths
