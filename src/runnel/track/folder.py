@@ -23,6 +23,7 @@ from typing import Any
 
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError
+from runnel.core.old_configs import todays_config
 from runnel.track.files import MAX_JSON, NotRegularError, open_append, open_regular, read_regular, replace_file, size_of
 from runnel.track.locks import Holder, holder_of, locked, locked_files
 
@@ -80,12 +81,6 @@ def check_run_name(name: str) -> None:
         raise ConfigError("name", name, "use letters that can be printed, with no spaces at the ends; or leave it out")
     if len(name.encode()) > LONGEST_NAME:
         raise ConfigError("name", name[:40] + "...", f"is longer than {LONGEST_NAME} bytes, and folders have a limit")
-
-
-CAME_LATER = {"a2c.normalise_reward": False, "impala.normalise_reward": False}
-"""Settings that are on by default today, and what runs did that were made before there were such settings."""
-SAID_OTHERWISE: dict[str, list[tuple[Any, Any]]] = {"compiled": [(None, "auto"), (True, "on"), (False, "off")]}
-"""Settings whose values were others once, and what those are called today."""
 
 
 class RunFolder:
@@ -219,17 +214,8 @@ class RunFolder:
         _write_json(self.config, config)
 
     def read_config(self) -> dict[str, Any]:
-        """The settings of the run in today's words, with those that it was made before (`CAME_LATER`)."""
-        config = _read_json(self.config)
-        for name, before in CAME_LATER.items():
-            group, _, field = name.partition(".")
-            if isinstance(config.get(group), dict):
-                config[group].setdefault(field, before)
-        for name, values in SAID_OTHERWISE.items():
-            for old, new in values:
-                if name in config and config[name] is old:
-                    config[name] = new
-        return config
+        """The settings of the run, in today's names and values (`core/old_configs.py`)."""
+        return todays_config(_read_json(self.config))
 
     def write_run_info(
         self,
