@@ -82,11 +82,10 @@ from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampling.pairs import PairWriter
 from runnel.llm.tasks import DataConfig, DifficultyConfig, Example, TextTask
 from runnel.losses.base import Loss
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
+from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.inferencer import TorchInferencer
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.nets.optim import Adam
 from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet

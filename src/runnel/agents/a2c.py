@@ -24,8 +24,7 @@ from runnel.core.records import Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.state import State
 from runnel.core.trajectories import CARRIED, merge_segments
-from runnel.losses.policy import approximate_kl, policy_gradient_loss
-from runnel.losses.value import value_loss
+from runnel.losses.on_policy import approximate_kl, policy_gradient_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.optim import Adam
 from runnel.ops.normalise import ReturnScale, explained_variance

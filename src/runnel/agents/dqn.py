@@ -27,7 +27,7 @@ from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
 from runnel.losses.base import Loss
 from runnel.losses.td import categorical_td_loss, huber_td_loss
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.nets.optim import Adam, Target
 from runnel.nets.q_nets import QNet
 from runnel.ops.distributions import mask_logits

@@ -25,8 +25,7 @@ from runnel.core.rng import make_seed
 from runnel.core.state import Metrics, State
 from runnel.core.trajectories import CARRIED, merge_segments
 from runnel.losses.base import Loss
-from runnel.losses.policy import approximate_kl, clipped_policy_loss
-from runnel.losses.value import value_loss
+from runnel.losses.on_policy import approximate_kl, clipped_policy_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.optim import Adam
 from runnel.ops.normalise import ReturnScale, explained_variance, standardise

@@ -26,8 +26,7 @@ from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State
-from runnel.envs.carried import CarriedReturns
-from runnel.envs.segments import SegmentWriter, make_writer
+from runnel.envs.segments import CarriedReturns, SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.vector.cpu_base import HostVector

@@ -32,7 +32,7 @@ from runnel.data.sequences import SequenceStore, sequence_stream
 from runnel.envs.registry import make_vector
 from runnel.envs.sampler import VecEnvSampler
 from runnel.nets.continuous import CategoricalActor, QEnsemble
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 LINEAR = NetConfig(hidden=())
 ENVS, STEPS, BATCH = 2, 6, 16

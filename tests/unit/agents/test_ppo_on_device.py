@@ -9,9 +9,8 @@ from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.batch import Batch
 from runnel.core.records import Segment
 from runnel.kernels.select import Accelerator
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

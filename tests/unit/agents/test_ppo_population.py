@@ -15,9 +15,8 @@ from runnel.core.trajectories import trajectory_stream
 from runnel.eval.population import PopulationEvaluation
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.triton.population import TritonPopulationLearner
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 from runnel.nets.population import BEST, Population
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

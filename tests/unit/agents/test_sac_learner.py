@@ -17,7 +17,7 @@ from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.data.replay import replay_stream
 from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.ops.distributions import squashed_gaussian
 
 NET = NetConfig(hidden=(16, 16), activation="relu")

@@ -31,10 +31,9 @@ from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import replay_stream
 from runnel.kernels.select import Accelerator
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
+from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.continuous import DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 METRICS = {"rel": 2e-4, "abs": 2e-5}
 """Tolerance of every metric."""

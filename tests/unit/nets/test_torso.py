@@ -6,8 +6,7 @@ from torch.nn import functional as F
 
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.spaces import ArraySpec
-from runnel.nets.mlp import NetConfig
-from runnel.nets.torso import Conv, Torso
+from runnel.nets.layers import Conv, NetConfig, Torso
 
 SHAPES = [
     pytest.param((4, 84, 84), torch.uint8, id="atari"),

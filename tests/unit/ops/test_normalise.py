@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from runnel.core.contracts.learning import SingleProcess
-from runnel.ops.masked import masked_mean, masked_sum
+from runnel.losses.base import masked_mean, masked_sum
 from runnel.ops.normalise import RunningMeanStd, explained_variance
 
 

@@ -19,9 +19,8 @@ from runnel.core.user_code import frames, place_of, told
 from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, env_spec, mask_in_obs, obs_leaves, obs_writer
-from runnel.envs.trust import of_gymnasium, trusting
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, EpisodeSeeds, StepOut, mark_stack
-from runnel.envs.vector.cpu_base import HostVector, explained_by
+from runnel.envs.vector.cpu_base import HostVector, explained_by, of_gymnasium, trusting
 
 _PRUNE_AT = 1024
 

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.spaces import EnvSpec
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import SeparateBody
+from runnel.nets.actor_critic import ActorCritic, SeparateBody
 from runnel.nets.heads import ContinuousHead, DiscreteHead
-from runnel.nets.mlp import MLP
+from runnel.nets.layers import MLP, Torso
 from runnel.nets.q_nets import QNet
-from runnel.nets.torso import Torso
 from runnel.ops.distributions import HALF_LOG_TWO_PI, UNIFORM_MARGIN
 from runnel.ops.normalise import RunningMeanStd
 

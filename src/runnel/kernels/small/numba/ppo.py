@@ -25,12 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.contracts.inference import RowPolicy
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import SeparateBody
+from runnel.nets.actor_critic import ActorCritic, SeparateBody
 from runnel.nets.heads import ContinuousHead, DiscreteHead
-from runnel.nets.mlp import MLP
+from runnel.nets.layers import MLP, Torso
 from runnel.nets.optim import Adam
-from runnel.nets.torso import Torso
 from runnel.ops.distributions import UNIFORM_MARGIN
 from runnel.ops.normalise import RunningMeanStd
 
