@@ -15,15 +15,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.agents.base import of_whole_batch
+from runnel.agents.base import merge_segments, of_whole_batch
 from runnel.core import schedule
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.state import State
-from runnel.core.trajectories import CARRIED, merge_segments
+from runnel.core.trajectories import CARRIED
 from runnel.losses.on_policy import approximate_kl, policy_gradient_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.optim import Adam

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from runnel.agents.base import Sizes, of_whole_batch, split_errors
 from runnel.core import schedule
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State

@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
-from runnel.core.checks import check_reply
 from runnel.core.errors import DataError
-from runnel.core.records import Slot
+from runnel.core.records import Batch, Slot
 from runnel.core.state import State
 from runnel.core.trajectories import CARRIED
 from runnel.envs.spaces import MASK
@@ -232,3 +230,13 @@ class CarriedReturns:
         ended = arrays["terminated"] | arrays["truncated"]
         returns: Tensor = returns_so_far(arrays["rewards/env"], ended, arrays[CARRIED], gamma=self.gamma)
         self.now.copy_(returns[-1].masked_fill(ended[-1], 0.0))
+
+
+def check_reply(key: str, found: Tensor, like: Tensor) -> None:
+    """Refuse a field of a policy's answer that would be broadcast or rounded into its place on the stream."""
+    rounds = found.is_floating_point() and not like.is_floating_point()
+    if found.shape != like.shape or rounds:
+        wanted = f"{list(like.shape)} of {like.dtype}"
+        raise DataError(
+            f"the policy answered {key!r} as {list(found.shape)} of {found.dtype}, expected {wanted}; see its act()"
+        )

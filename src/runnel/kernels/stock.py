@@ -28,10 +28,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from runnel.agents import appo, ddpg, dqn, ppo, ppo_population, sac, td3
+from runnel.agents import base as shared
 from runnel.losses import base, on_policy
 from runnel.nets import actor_critic, continuous, heads, layers, q_nets
 from runnel.nets import optim as optimise
-from runnel.ops import distributions, normalise, shuffle
+from runnel.ops import distributions, normalise
 
 Owner = ModuleType | type
 Place = tuple[Owner, str]
@@ -79,7 +80,7 @@ PPO = (
     *_of(ppo, "clipped_policy_loss value_loss approximate_kl _columns"),
     *_of(on_policy, "masked_mean _k3"),
     *_of(base, "masked_mean"),
-    *_of(shuffle.Shuffle, "order"),
+    *_of(shared.Shuffle, "order"),
     *ACTOR_CRITIC,
     *ADAM,
 )

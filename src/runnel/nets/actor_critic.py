@@ -24,9 +24,9 @@ from typing import Protocol, Self, cast
 import torch
 from torch import Tensor, nn
 
-from runnel.core.batch import Batch
 from runnel.core.checks import check_body, check_output
 from runnel.core.contracts.learning import Collective
+from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.heads import make_head

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, Torso

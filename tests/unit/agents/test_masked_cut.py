@@ -22,9 +22,8 @@ from fake_streams import FakeClient, FakeWriter
 
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.sac import SACConfig, SACLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
-from runnel.core.records import Header, Segment, Slot, trim
+from runnel.core.records import Batch, Header, Segment, Slot, trim
 from runnel.core.rng import make_rng
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream

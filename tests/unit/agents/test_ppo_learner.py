@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.agents.base import merge_segments
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Header, Segment, trim
+from runnel.core.records import Batch, Header, Segment, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import merge_segments, trajectory_stream
+from runnel.core.trajectories import trajectory_stream
 from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.layers import NetConfig
 

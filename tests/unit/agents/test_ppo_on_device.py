@@ -6,8 +6,7 @@ from made_segments import BOX, DISCRETE, MASKED, make_segment
 
 import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.kernels.select import Accelerator
 from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.layers import NetConfig

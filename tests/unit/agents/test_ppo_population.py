@@ -7,10 +7,9 @@ from made_segments import BOX, DISCRETE, make_segment
 import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.errors import ConfigError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.trajectories import trajectory_stream
 from runnel.eval.population import PopulationEvaluation
 from runnel.kernels.select import Accelerator

@@ -9,10 +9,9 @@ import torch
 from replay_segments import BOX, CHOICE, MASKED, numpy_mlp, segment
 
 from runnel.agents.sac import SACConfig, SACLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Header, Segment
+from runnel.core.records import Batch, Header, Segment
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.data.replay import replay_stream

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import SingleProcess
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.acting import FastActorCritic, FastPopulation, FastQ

@@ -24,9 +24,8 @@ from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Update
-from runnel.core.records import Header, Segment, trim
+from runnel.core.records import Batch, Header, Segment, trim
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import replay_stream

@@ -16,9 +16,8 @@ pytest.importorskip("numba")
 
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.errors import NonFiniteError
-from runnel.core.records import trim
+from runnel.core.records import Batch, trim
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.device import CartPole, TensorVector

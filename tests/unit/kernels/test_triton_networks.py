@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import SingleProcess
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.triton.ppo import TritonActorCritic, why_not

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor

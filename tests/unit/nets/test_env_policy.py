@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from runnel.core.batch import Batch
 from runnel.core.errors import DataError
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.envs.spaces import env_spec
 from runnel.nets.heads import make_head

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.layers import NetConfig
 from runnel.nets.q_nets import QNet

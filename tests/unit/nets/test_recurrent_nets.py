@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.actor_critic import ActorCritic, RecurrentBody, build_body
 from runnel.nets.layers import NetConfig

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient, RowPolicy
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Slot, StreamSpec
+from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec

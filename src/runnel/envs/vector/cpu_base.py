@@ -9,6 +9,7 @@ with a wrapper in between that may change it, or in an environment that may ask 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
 from typing import Any
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.errors import DataError, RunnelError
+from runnel.core.rng import seed_sequence
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
-from runnel.envs.spaces import MASK
+from runnel.envs.spaces import MASK, Array, ObsLeaf
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 from runnel.envs.vector.memory import check_memory
 
@@ -206,3 +208,65 @@ def _open(space: Any) -> Any:
 @cache
 def _open_class(kind: Any) -> Any:
     return type(f"Open{kind.__name__}", (kind,), {"contains": lambda self, x: True})
+
+
+def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[[int, Any], None]:
+    """A function `(row, raw observation)` that writes one row of `buffers`, held against its space; one plain Box costs three
+    comparisons and one numpy assignment."""
+    if len(leaves) == 1 and leaves[0].encode is None and not leaves[0].path:
+        return _box_writer(leaves[0], buffers[leaves[0].key])
+    parts = [(buffers[leaf.key], leaf.pick, leaf.checked, leaf.encode) for leaf in leaves]
+
+    def write(row: int, obs: Any) -> None:
+        for buffer, pick, checked, encode in parts:
+            raw = checked(pick(obs))
+            buffer[row] = raw if encode is None else encode(raw)
+
+    return write
+
+
+def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Any], None]:
+    kind, dtype, shape, checked = np.ndarray, leaf.dtype, leaf.shape, leaf.checked
+
+    def write(row: int, obs: Any) -> None:
+        # types of numpy are single objects, so `is` tells them apart; what it does not know is looked at more closely
+        if obs.__class__ is kind and obs.dtype is dtype and obs.shape == shape:
+            buffer[row] = obs
+        else:
+            buffer[row] = checked(obs)
+
+    return write
+
+
+class EpisodeSeeds:
+    """`episode_seed` of one environment, with the block in use kept at hand."""
+
+    def __init__(self, env: int) -> None:
+        self._env = env
+        self._block: tuple[int, int, list[int]] = (-1, -1, [])
+
+    def __call__(self, seed: int, episode: int) -> int:
+        block, offset = divmod(episode, _SEED_BLOCK)
+        if self._block[:2] != (seed, block):
+            self._block = (seed, block, seed_block(seed, self._env, block))
+        return self._block[2][offset]
+
+
+_SEED_BLOCK = 64
+
+
+def episode_seed(seed: int, env: int, episode: int) -> int:
+    """The seed that environment `env` is reset with for its `episode`; `env.reset(seed=...)` replays it anywhere.
+
+    Seeds are drawn in blocks, because making a seed sequence costs as much as a few environment steps.
+
+    >>> episode_seed(1, 0, 0) != episode_seed(1, 0, 1) != episode_seed(1, 1, 0)
+    True
+    """
+    return seed_block(seed, env, episode // _SEED_BLOCK)[episode % _SEED_BLOCK]
+
+
+def seed_block(seed: int, env: int, block: int) -> list[int]:
+    """The seeds of 64 episodes in a row."""
+    words = seed_sequence(seed, "env", env, block).generate_state(_SEED_BLOCK, np.uint32)
+    return [int(w) for w in words >> 1]

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.errors import DataError
+from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
 from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import StepOut

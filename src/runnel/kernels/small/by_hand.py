@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 
 from runnel.agents.sac import SACLearner
 from runnel.agents.td3 import TD3Learner
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.kernels.small.passes import GradientPasses
 from runnel.nets.continuous import LOG_STD_BOUNDS, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.layers import MLP, Torso

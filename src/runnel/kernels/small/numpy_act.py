@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
 from runnel.nets.actor_critic import ActorCritic, SeparateBody
 from runnel.nets.heads import ContinuousHead, DiscreteHead

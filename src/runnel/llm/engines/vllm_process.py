@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, EngineLost, RunnelError, WorkerFailure
-from runnel.core.progress import progressed
+from runnel.core.worker import progressed
 from runnel.llm.engines import vllm_server
 from runnel.llm.engines.vllm_server import Message, Wire
 

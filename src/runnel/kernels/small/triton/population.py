@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from runnel.agents.ppo import Numbers, PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Update
+from runnel.core.records import Batch
 from runnel.kernels.small.numba.ppo import METRICS
 from runnel.kernels.small.triton.ppo import TritonActorCritic
 from runnel.nets.actor_critic import ActorCritic
