@@ -25,9 +25,9 @@ from runnel.core.state import State
 from runnel.core.trajectories import CARRIED
 from runnel.losses.on_policy import approximate_kl, policy_gradient_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.layers import ReturnScale
 from runnel.nets.optim import Adam
-from runnel.ops.normalise import ReturnScale, explained_variance
-from runnel.ops.returns import gae
+from runnel.ops.returns import explained_variance, gae
 
 MEANS = ("explained_variance", "grad_norm")
 """Metrics that are the same on every rank; all others were divided by the count of the whole batch."""

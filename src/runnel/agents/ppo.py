@@ -26,9 +26,9 @@ from runnel.core.trajectories import CARRIED
 from runnel.losses.base import Loss
 from runnel.losses.on_policy import approximate_kl, clipped_policy_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.layers import ReturnScale
 from runnel.nets.optim import Adam
-from runnel.ops.normalise import ReturnScale, explained_variance, standardise
-from runnel.ops.returns import gae
+from runnel.ops.returns import explained_variance, gae, standardise
 
 SUMS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """Metrics that were divided by the count of the whole batch."""

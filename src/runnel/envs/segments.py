@@ -22,7 +22,7 @@ from runnel.core.state import State
 from runnel.core.trajectories import CARRIED
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
-from runnel.ops.normalise import returns_so_far
+from runnel.ops.returns import returns_so_far
 
 _OURS = ("terminated", "truncated")
 

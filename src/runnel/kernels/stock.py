@@ -30,9 +30,9 @@ from typing import Any
 from runnel.agents import appo, ddpg, dqn, ppo, ppo_population, sac, td3
 from runnel.agents import base as shared
 from runnel.losses import base, on_policy
-from runnel.nets import actor_critic, continuous, heads, layers, q_nets
+from runnel.nets import actor_critic, continuous, layers, q_nets
 from runnel.nets import optim as optimise
-from runnel.ops import distributions, normalise
+from runnel.ops import distributions
 
 Owner = ModuleType | type
 Place = tuple[Owner, str]
@@ -45,15 +45,15 @@ def _of(owner: Owner, names: str) -> tuple[Place, ...]:
 
 
 ADAM = (*_of(optimise.Adam, "step apply _step _step_on_host"), *_of(optimise, "_join"))
-NORMALISER = _of(normalise.RunningMeanStd, "forward")
+NORMALISER = _of(layers.RunningMeanStd, "forward")
 LAYERS = (
     *_of(layers.MLP, "__call__ forward _run one _found"),
     *_of(layers, "_affine _last"),
     *_of(layers.Torso, "__call__ forward"),
 )
 HEADS = (
-    *_of(heads.DiscreteHead, "evaluate"),
-    *_of(heads.ContinuousHead, "evaluate"),
+    *_of(distributions.DiscreteHead, "evaluate"),
+    *_of(distributions.ContinuousHead, "evaluate"),
     *_of(distributions, "mask_logits categorical_evaluate gaussian_evaluate _normal_logprob"),
 )
 ACTOR_CRITIC = (
@@ -68,8 +68,8 @@ ACTING = (
     *_of(actor_critic.SeparateBody, "policy"),
     *LAYERS,
     *NORMALISER,
-    *_of(heads.DiscreteHead, "sample mode"),
-    *_of(heads.ContinuousHead, "sample mode _shaped"),
+    *_of(distributions.DiscreteHead, "sample mode"),
+    *_of(distributions.ContinuousHead, "sample mode _shaped"),
     *_of(distributions, "mask_logits categorical_sample categorical_mode gaussian_sample gaussian_mode _normal_logprob"),
 )
 """What `ActorCritic.act` runs."""

@@ -29,10 +29,9 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.nets.heads import make_head
-from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, Torso
+from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, RunningMeanStd, Torso
 from runnel.nets.rnn import Core
-from runnel.ops.normalise import RunningMeanStd
+from runnel.ops.distributions import make_head
 
 Obs = Mapping[str, Tensor]
 GAINS = (0.01, 1.0)

@@ -1,12 +1,11 @@
-"""Layers that every network is made of: perceptrons, convolutions, and the torso that turns an observation into one vector.
+"""Layers that every network is made of: perceptrons, the torso that turns an observation into one vector, scales.
 
 For small networks most of a training step is spent between the operations, not in them. So networks of equal shape (actor and
 critic, twin critics) run as one stack of matrices on the CPU.
 
-Images are uint8 `[C, H, W]` (or `[H, W, C]`, turned), or small float boards such as MinAtar's `[C, 10, 10]`. The shape
-(`channel_axis`) or `net.channels` says where the channels are. On the CPU images are laid out channels last, and the first
-convolution of the Nature network (8 x 8, stride 4) runs as one of 2 x 2, stride 1, over blocks of 4 x 4 pixels: it then trains
-1.6 times as fast. Parameters keep their usual shapes.
+Running statistics (`RunningMeanStd`, `ReturnScale`) belong to the learner and travel with its parameters. Mean and variance are
+buffers, so they are published, checkpointed and restored like weights, and acting uses exactly the statistics that the learner
+had at that version.
 """
 
 from __future__ import annotations
@@ -19,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import OnResume, stays
 from runnel.core.rng import make_seed
-from runnel.core.spaces import ArraySpec, channel_axis
+from runnel.core.spaces import ArraySpec
+from runnel.nets.convolutions import Channels, Conv, Kind, is_image
+from runnel.ops.returns import returns_so_far
 
 Activation = Literal["tanh", "relu", "silu"]
 DEFAULT_HIDDEN = (64, 64)
@@ -40,9 +42,9 @@ class NetConfig:
     """Width of each hidden layer. None: 64, 64 for vectors; after convolutions one layer, 512 (nature) or 128 (small)."""
     activation: Activation = "tanh"
     """Nonlinearity between layers (convolutions always use relu)."""
-    conv: Literal["auto", "none", "nature", "small"] = "auto"
+    conv: Kind = "auto"
     """Convolutions for image leaves: `nature` (Mnih et al. 2015) for 84 x 84, `small` for 10 x 10 boards, by size if auto."""
-    channels: Literal["auto", "first", "last"] = "auto"
+    channels: Channels = "auto"
     """Which axis of an image leaf holds its channels: first is [C, H, W], last is [H, W, C]. auto goes by the shape (two equal
     neighbours are height and width, else the channels are by far the smallest); a shape that does not tell is refused."""
     core: Literal["none", "gru", "lstm"] = "none"
@@ -227,20 +229,6 @@ def _flat(x: Tensor, num_dims: int) -> Tensor:
     return x if x.dtype == torch.float32 else x.to(torch.float32)
 
 
-# output channels, kernel, stride
-LAYERS = {"nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)), "small": ((16, 3, 1),)}
-SMALLEST_NATURE = 36
-BLOCK = 4
-"""Stride of the first convolution that runs over blocks of pixels."""
-MANY_ROWS = 256
-"""Images that are scored at once on the CPU; more would not fit into its caches."""
-
-
-def is_image(leaf: ArraySpec) -> bool:
-    """Whether a leaf is convolved: three dimensions, of which two are at least 5 wide."""
-    return len(leaf.shape) == 3 and sorted(leaf.shape)[1] >= 5
-
-
 class Torso(nn.Module):
     """Observation leaves `[..., *shape]` -> `[..., width]`."""
 
@@ -251,7 +239,9 @@ class Torso(nn.Module):
         if config.channels != "auto" and not images:
             why = "no part of the observation is convolved, so none has channels"
             raise UnusedSettingError("net.channels", config.channels, f"{why}; leave it at 'auto'")
-        self.convs = nn.ModuleDict({k: Conv(x, config, key=k, seed=make_seed(seed, k)) for k, x in sorted(images.items())})
+        self.convs = nn.ModuleDict(
+            {k: Conv(x, config.conv, config.channels, key=k, seed=make_seed(seed, k)) for k, x in sorted(images.items())}
+        )
         self._convs: list[tuple[str, Conv]] = [(k, c) for k, c in self.convs.items() if isinstance(c, Conv)]
         self.width = leaves_width(dict(self._vectors)) + sum(c.width for _, c in self._convs)
 
@@ -279,84 +269,60 @@ class Torso(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-class Conv(nn.Module):
-    """Convolutions with relu over one image leaf, flattened. `[..., C, H, W] -> [..., width]`"""
+class RunningMeanStd(nn.Module):
+    """Mean and population variance over all rows seen; `forward` gives `clip((x - mean) / std)`. Before data: identity.
 
-    def __init__(self, leaf: ArraySpec, config: NetConfig, *, key: str, seed: int) -> None:
+    The merge of two sets (n, m, v) is that of Chan et al. 1983, in float64:
+    `m = m_a + d n_b / n`, `v n = v_a n_a + v_b n_b + d^2 n_a n_b / n` with `d = m_b - m_a`.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...], *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         super().__init__()
-        kind = config.conv
-        self._shape, self._bytes = leaf.shape, leaf.dtype == torch.uint8
-        self._channels_last_input = _has_channels_last(leaf, config, key)
-        channels, height, width = (leaf.shape[-1], *leaf.shape[:2]) if self._channels_last_input else leaf.shape
-        self.kind = kind if kind != "auto" else ("nature" if min(height, width) >= SMALLEST_NATURE else "small")
-        generator = torch.Generator().manual_seed(seed)
-        self.layers = nn.ModuleList()
-        for out, kernel, stride in LAYERS[self.kind]:
-            if min(height, width) < kernel:
-                raise ConfigError("net.conv", kind, f"images of {leaf.shape} are too small for it; use small, or none")
-            layer = nn.utils.skip_init(nn.Conv2d, channels, out, kernel, stride)  # type: ignore[no-untyped-call]
-            nn.init.orthogonal_(layer.weight, gain=2.0**0.5, generator=generator)
-            nn.init.zeros_(layer.bias)
-            self.layers.append(layer)
-            channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.width = channels * height * width
-        self._convolutions: list[nn.Conv2d] = [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
-        sizes = (*self._convolutions[0].kernel_size, *leaf.shape[1:])
-        fits = self._convolutions[0].stride == (BLOCK, BLOCK) and not any(size % BLOCK for size in sizes)
-        self._in_blocks = self._bytes and not self._channels_last_input and fits
+        self.clip, self.epsilon = clip, epsilon
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, image: Tensor) -> Tensor:
-        x = image.reshape(-1, *self._shape)
-        in_one = torch.is_grad_enabled() or x.is_cuda or torch.compiler.is_exporting() or len(x) <= MANY_ROWS
-        y = self._flat(x) if in_one else torch.cat([self._flat(part) for part in torch.split(x, MANY_ROWS)])
-        return y if image.dim() == 4 else y.reshape(*image.shape[: image.dim() - 3], self.width)
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., *shape] -> [..., *shape]`, in the type of `x`."""
+        scale = (self.var + self.epsilon).rsqrt().to(x.dtype)
+        return ((x - self.mean.to(x.dtype)) * scale).clamp(-self.clip, self.clip)
 
-    def _flat(self, x: Tensor) -> Tensor:
-        first, *rest = self._convolutions
-        x = self._first(x, first)
-        for layer in rest:
-            x = _convolve(F.relu(x, inplace=True), layer.weight, layer)
-        # flat before the last relu: its backward pass then reads memory in one order
-        return F.relu(x.flatten(1), inplace=True)
-
-    def _first(self, x: Tensor, layer: nn.Conv2d) -> Tensor:
-        """The first convolution, with the scale of bytes in its weights."""
-        weight = layer.weight * (1.0 / 255.0) if self._bytes else layer.weight
-        if self._in_blocks and not x.is_cuda and not torch.compiler.is_exporting():
-            return F.conv2d(_blocks(x), _block_weight(weight), layer.bias)
-        if self._channels_last_input:
-            x = x.permute(0, 3, 1, 2)
-        return _convolve(x.to(torch.float32, memory_format=torch.channels_last), weight, layer)
+    @torch.no_grad()
+    def update(self, x: Tensor, collective: Collective) -> None:
+        """Take in the rows of `x` of every rank. `[N, *shape]`. In place, so that published tensors keep their address."""
+        shift = x.to(torch.float64) - self.mean
+        rows = torch.full_like(self.mean, x.shape[0])
+        num_new, total, square = collective.all_reduce(torch.stack([rows, shift.sum(0), shift.square().sum(0)]))
+        delta = total / num_new
+        count = self.count + num_new
+        spread = self.var * self.count + (square - total * delta) + delta.square() * self.count * num_new / count
+        self.mean.add_(delta * num_new / count)
+        self.var.copy_(spread / count)
+        self.count.add_(x.shape[0] * collective.world_size)
 
 
-def _has_channels_last(leaf: ArraySpec, config: NetConfig, key: str) -> bool:
-    """Whether an image is `[H, W, C]`. Stacks of frames are always made `[C, H, W]`."""
-    if config.channels != "auto":
-        return config.channels == "last"
-    axis = 0 if leaf.stack else channel_axis(leaf.shape)
-    if axis is None:
-        fix = f"{key!r} of shape {leaf.shape} does not tell where its channels are; set net.channels to first or last"
-        raise ConfigError("net.channels", "auto", f"{fix}, or net.conv to none")
-    return axis == 2
+class ReturnScale(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return, so that values stay near 1.
 
+        G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t,  r'_t = clip(r_t / sqrt(Var G))
 
-def _convolve(x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
-    return F.conv2d(x, weight.contiguous(memory_format=torch.channels_last), layer.bias, layer.stride)
+    As Gymnasium's vector wrapper NormalizeReward and Stable-Baselines3's VecNormalize. The mean is not taken away: that would
+    change what is best. An episode goes on over segments, so a segment comes with the return that it begins in the middle of.
+    """
 
+    def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.gamma, self.clip = gamma, clip
+        self.statistics = RunningMeanStd(())
 
-def _blocks(x: Tensor) -> Tensor:
-    """Each block of 4 x 4 pixels as one float pixel with channels `(c, dy, dx)`; four bytes of a line move as one word.
-    `[N, C, H, W] -> [N, 16 C, H / 4, W / 4]`, channels last"""
-    n, c, h, w = x.shape
-    x = x.contiguous() if x.storage_offset() % BLOCK == 0 else x.clone(memory_format=torch.contiguous_format)
-    lines = x.view(torch.int32).view(n, c, h // BLOCK, w).transpose(1, 2).contiguous()
-    words = lines.view(n, h // BLOCK, BLOCK * c, w // BLOCK).transpose(2, 3).contiguous()
-    return words.view(torch.uint8).to(torch.float32).permute(0, 3, 1, 2)
-
-
-def _block_weight(weight: Tensor) -> Tensor:
-    """What does to `_blocks` as `weight` does to pixels. `[O, C, K, K] -> [O, 16 C, K / 4, K / 4]`, channels last"""
-    o, c, kernel, _ = weight.shape
-    k = kernel // BLOCK
-    parts = weight.reshape(o, c, k, BLOCK, k, BLOCK).permute(0, 2, 4, 1, 3, 5)
-    return parts.reshape(o, k, k, BLOCK * BLOCK * c).permute(0, 3, 1, 2)
+    def forward(self, rewards: Tensor, ended: Tensor, carried: Tensor, collective: Collective) -> Tensor:
+        """Take the rewards of a segment in, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`"""
+        returns = returns_so_far(rewards, ended, carried, gamma=self.gamma)
+        self.statistics.update(returns.flatten(), collective)
+        scale = (self.statistics.var + self.statistics.epsilon).rsqrt().to(rewards.dtype)
+        return (rewards * scale).clamp(-self.clip, self.clip)

@@ -14,8 +14,8 @@ from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.envs.spaces import env_spec
-from runnel.nets.heads import make_head
 from runnel.nets.policy import EnvPolicy
+from runnel.ops.distributions import make_head
 
 ACTIONS = spaces.Dict(
     {"buttons": spaces.MultiBinary(2), "move": spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(-0.5, 0.5, (2,))))}

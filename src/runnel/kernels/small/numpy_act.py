@@ -1,7 +1,8 @@
 """Acting on a few rows in numpy. At 8 rows a numpy call costs a quarter of a torch call, and acting is nothing but calls.
 
 The same weights (views of the same memory) and the same formulas as `nets/actor_critic.py`, `nets/q_nets.py` and
-`nets/heads.py`; results agree to float32 rounding. For networks of one plain float vector, without convolutions or a core.
+`ops/distributions.py`; results agree to float32 rounding. For networks of one plain float vector, without convolutions or a
+core.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from torch import Tensor
 from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
 from runnel.nets.actor_critic import ActorCritic, SeparateBody
-from runnel.nets.heads import ContinuousHead, DiscreteHead
-from runnel.nets.layers import MLP, Torso
+from runnel.nets.layers import MLP, RunningMeanStd, Torso
 from runnel.nets.q_nets import QNet
-from runnel.ops.distributions import HALF_LOG_TWO_PI, UNIFORM_MARGIN
-from runnel.ops.normalise import RunningMeanStd
+from runnel.ops.distributions import HALF_LOG_TWO_PI, UNIFORM_MARGIN, ContinuousHead, DiscreteHead
 
 Array = NDArray[Any]
 FEW_ROWS = 256

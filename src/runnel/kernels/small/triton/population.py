@@ -21,7 +21,7 @@ from runnel.kernels.small.triton.ppo import TritonActorCritic
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.optim import flat_view
 from runnel.nets.population import Population
-from runnel.ops.normalise import explained_variance
+from runnel.ops.returns import explained_variance
 
 
 class TritonPopulationLearner(PPOLearner):
