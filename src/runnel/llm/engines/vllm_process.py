@@ -28,7 +28,7 @@ from torch import Tensor
 from runnel.core.errors import ConfigError, EngineLost, RunnelError, WorkerFailure
 from runnel.core.framing import Message, MessageSocket, TruncatedFrame
 from runnel.core.process import ChildProgram, exit_text, last_text
-from runnel.core.progress import progressed
+from runnel.core.worker import progressed
 from runnel.llm.engines import vllm_server
 
 PYTHON = "RUNNEL_VLLM_PYTHON"
