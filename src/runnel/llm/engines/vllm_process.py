@@ -145,7 +145,7 @@ class VllmProcess:
         wrote = self.wrote()
         self.close()
         if "No module named 'vllm'" in wrote:
-            fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/engines.md)"
+            fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/guides/engines.md)"
             return ConfigError("engine.vllm.python", self._python, fix)
         lines = "" if code in FROM_OUTSIDE else worth_reading(wrote)  # it did not see that coming
         told = f"{what.rstrip('.')}{explained(what)}" + (f"\nIts last lines:\n{lines}" if lines else "")
