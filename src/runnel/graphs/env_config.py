@@ -32,8 +32,8 @@ from runnel.graphs.unused import OF_PRIORITIES, ON_ENVIRONMENTS
 from runnel.graphs.user_objects import resolve_live
 from runnel.kernels.select import Accelerator, Mode
 from runnel.kernels.small.numba.ppo import has_numba
-from runnel.nets.mlp import NetConfig
-from runnel.nets.torso import is_image
+from runnel.nets.convolutions import is_image
+from runnel.nets.layers import NetConfig
 
 
 def wrapped_target(env: str, wrappers: Sequence[str]) -> Target:

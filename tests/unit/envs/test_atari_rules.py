@@ -18,7 +18,7 @@ import torch
 from runnel.envs.fire import NO_FIRE
 from runnel.envs.preparation import describe_preparation
 from runnel.envs.registry import evaluation_kwargs, make_env, make_vector
-from runnel.envs.vector.contract import episode_seed
+from runnel.envs.vector.cpu_base import episode_seed
 from runnel.run import registry
 
 needs_atari = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import DataError
-from runnel.core.progress import progressed
+from runnel.core.worker import progressed
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.executors import InlineExecutor, RewardExecutor, ThreadExecutor
 from runnel.llm.rewards.judging import RewardJob, RewardOutcome, Verdict, joined, shown_prompt

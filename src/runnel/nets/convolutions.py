@@ -1,27 +1,25 @@
-"""Torso: from observation leaves to one vector. Vectors pass as they are, images go through convolutions.
+"""Convolutions over images: uint8 `[C, H, W]` (or `[H, W, C]`, turned), or small float boards such as MinAtar's `[C, 10, 10]`.
 
-Images are uint8 `[C, H, W]` (or `[H, W, C]`, turned), or small float boards such as MinAtar's `[C, 10, 10]`; where the channels
-are is said by the shape (`channel_axis`) or by `net.channels`. On the CPU they
-are laid out channels last, and the first convolution of the Nature network (8 x 8, stride 4) runs as one of 2 x 2, stride 1,
-over blocks of 4 x 4 pixels: it then trains 1.6 times as fast. Parameters keep their usual shapes.
+The shape (`channel_axis`) or `net.channels` says where the channels are. On the CPU images are laid out channels last, and the
+first convolution of the Nature network (8 x 8, stride 4) runs as one of 2 x 2, stride 1, over blocks of 4 x 4 pixels: it then
+trains 1.6 times as fast. Parameters keep their usual shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runnel.core.errors import ConfigError, UnusedSettingError
-from runnel.core.rng import make_seed
+from runnel.core.errors import ConfigError
 from runnel.core.spaces import ArraySpec, channel_axis
-from runnel.nets.mlp import DEFAULT_HIDDEN, NetConfig, flatten_leaves, leaves_width
 
-# output channels, kernel, stride
+Kind = Literal["auto", "none", "nature", "small"]
+Channels = Literal["auto", "first", "last"]
 LAYERS = {"nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)), "small": ((16, 3, 1),)}
+"""Output channels, kernel and stride of each convolution."""
 SMALLEST_NATURE = 36
 BLOCK = 4
 """Stride of the first convolution that runs over blocks of pixels."""
@@ -34,52 +32,13 @@ def is_image(leaf: ArraySpec) -> bool:
     return len(leaf.shape) == 3 and sorted(leaf.shape)[1] >= 5
 
 
-class Torso(nn.Module):
-    """Observation leaves `[..., *shape]` -> `[..., width]`."""
-
-    def __init__(self, obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int) -> None:
-        super().__init__()
-        images = {k: leaf for k, leaf in obs.items() if is_image(leaf)} if config.conv != "none" else {}
-        self._vectors = [(k, leaf) for k, leaf in sorted(obs.items()) if k not in images]
-        if config.channels != "auto" and not images:
-            why = "no part of the observation is convolved, so none has channels"
-            raise UnusedSettingError("net.channels", config.channels, f"{why}; leave it at 'auto'")
-        self.convs = nn.ModuleDict({k: Conv(x, config, key=k, seed=make_seed(seed, k)) for k, x in sorted(images.items())})
-        self._convs: list[tuple[str, Conv]] = [(k, c) for k, c in self.convs.items() if isinstance(c, Conv)]
-        self.width = leaves_width(dict(self._vectors)) + sum(c.width for _, c in self._convs)
-
-    @property
-    def convolves(self) -> bool:
-        """Whether there is an image among the leaves."""
-        return bool(self._convs)
-
-    def settle(self, config: NetConfig) -> NetConfig:
-        """`config` with the hidden layers that fit this torso, where it leaves them open."""
-        if config.hidden is not None:
-            return config
-        kinds = [c.kind for _, c in self._convs]
-        return replace(config, hidden=DEFAULT_HIDDEN if not kinds else ((512,) if "nature" in kinds else (128,)))
-
-    def __call__(self, obs: Mapping[str, Tensor]) -> Tensor:
-        return self.forward(obs)
-
-    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
-        if not self._convs:
-            return flatten_leaves(obs, self._vectors)
-        parts = [conv(obs[key]) for key, conv in self._convs]
-        if self._vectors:
-            parts.append(flatten_leaves(obs, self._vectors))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-
 class Conv(nn.Module):
     """Convolutions with relu over one image leaf, flattened. `[..., C, H, W] -> [..., width]`"""
 
-    def __init__(self, leaf: ArraySpec, config: NetConfig, *, key: str, seed: int) -> None:
+    def __init__(self, leaf: ArraySpec, kind: Kind = "auto", layout: Channels = "auto", *, key: str, seed: int) -> None:
         super().__init__()
-        kind = config.conv
         self._shape, self._bytes = leaf.shape, leaf.dtype == torch.uint8
-        self._channels_last_input = _has_channels_last(leaf, config, key)
+        self._channels_last_input = _has_channels_last(leaf, layout, key)
         channels, height, width = (leaf.shape[-1], *leaf.shape[:2]) if self._channels_last_input else leaf.shape
         self.kind = kind if kind != "auto" else ("nature" if min(height, width) >= SMALLEST_NATURE else "small")
         generator = torch.Generator().manual_seed(seed)
@@ -122,10 +81,10 @@ class Conv(nn.Module):
         return _convolve(x.to(torch.float32, memory_format=torch.channels_last), weight, layer)
 
 
-def _has_channels_last(leaf: ArraySpec, config: NetConfig, key: str) -> bool:
+def _has_channels_last(leaf: ArraySpec, layout: Channels, key: str) -> bool:
     """Whether an image is `[H, W, C]`. Stacks of frames are always made `[C, H, W]`."""
-    if config.channels != "auto":
-        return config.channels == "last"
+    if layout != "auto":
+        return layout == "last"
     axis = 0 if leaf.stack else channel_axis(leaf.shape)
     if axis is None:
         fix = f"{key!r} of shape {leaf.shape} does not tell where its channels are; set net.channels to first or last"

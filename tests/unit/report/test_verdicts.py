@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 from made_runs import made_group, made_run
-from test_track_report import Page
+from test_write import Page
 
 from runnel.cli.main import main
 from runnel.core.errors import ConfigError
@@ -14,14 +14,6 @@ from runnel.report.verdicts import judge, score_of
 from runnel.report.write import write_comparison
 from runnel.track.evals import append_eval, make_eval_row
 from runnel.track.history import load_history
-
-
-@pytest.fixture
-def tmp_path(tmp_path):
-    """Deep enough that a study of another test does not lie beside it."""
-    path = tmp_path / "project" / "runs"
-    path.mkdir(parents=True)
-    return path
 
 
 def cells(table):

@@ -1,23 +1,30 @@
-"""Perceptrons: fully connected layers, alone or several networks side by side.
+"""Layers that every network is made of: perceptrons, the torso that turns an observation into one vector, scales.
 
 For small networks most of a training step is spent between the operations, not in them. So networks of equal shape (actor and
 critic, twin critics) run as one stack of matrices on the CPU.
+
+Running statistics (`RunningMeanStd`, `ReturnScale`) belong to the learner and travel with its parameters. Mean and variance are
+buffers, so they are published, checkpointed and restored like weights, and acting uses exactly the statistics that the learner
+had at that version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runnel.core.errors import ConfigError
+from runnel.core.contracts.learning import Collective
+from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import OnResume, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
+from runnel.nets.convolutions import Channels, Conv, Kind, is_image
+from runnel.ops.returns import returns_so_far
 
 Activation = Literal["tanh", "relu", "silu"]
 DEFAULT_HIDDEN = (64, 64)
@@ -35,9 +42,9 @@ class NetConfig:
     """Width of each hidden layer. None: 64, 64 for vectors; after convolutions one layer, 512 (nature) or 128 (small)."""
     activation: Activation = "tanh"
     """Nonlinearity between layers (convolutions always use relu)."""
-    conv: Literal["auto", "none", "nature", "small"] = "auto"
+    conv: Kind = "auto"
     """Convolutions for image leaves: `nature` (Mnih et al. 2015) for 84 x 84, `small` for 10 x 10 boards, by size if auto."""
-    channels: Literal["auto", "first", "last"] = "auto"
+    channels: Channels = "auto"
     """Which axis of an image leaf holds its channels: first is [C, H, W], last is [H, W, C]. auto goes by the shape (two equal
     neighbours are height and width, else the channels are by far the smallest); a shape that does not tell is refused."""
     core: Literal["none", "gru", "lstm"] = "none"
@@ -220,3 +227,102 @@ def _flat(x: Tensor, num_dims: int) -> Tensor:
     if num_dims != 1:
         x = x.reshape(*x.shape[: x.dim() - num_dims], -1)
     return x if x.dtype == torch.float32 else x.to(torch.float32)
+
+
+class Torso(nn.Module):
+    """Observation leaves `[..., *shape]` -> `[..., width]`."""
+
+    def __init__(self, obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int) -> None:
+        super().__init__()
+        images = {k: leaf for k, leaf in obs.items() if is_image(leaf)} if config.conv != "none" else {}
+        self._vectors = [(k, leaf) for k, leaf in sorted(obs.items()) if k not in images]
+        if config.channels != "auto" and not images:
+            why = "no part of the observation is convolved, so none has channels"
+            raise UnusedSettingError("net.channels", config.channels, f"{why}; leave it at 'auto'")
+        self.convs = nn.ModuleDict(
+            {k: Conv(x, config.conv, config.channels, key=k, seed=make_seed(seed, k)) for k, x in sorted(images.items())}
+        )
+        self._convs: list[tuple[str, Conv]] = [(k, c) for k, c in self.convs.items() if isinstance(c, Conv)]
+        self.width = leaves_width(dict(self._vectors)) + sum(c.width for _, c in self._convs)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether there is an image among the leaves."""
+        return bool(self._convs)
+
+    def settle(self, config: NetConfig) -> NetConfig:
+        """`config` with the hidden layers that fit this torso, where it leaves them open."""
+        if config.hidden is not None:
+            return config
+        kinds = [c.kind for _, c in self._convs]
+        return replace(config, hidden=DEFAULT_HIDDEN if not kinds else ((512,) if "nature" in kinds else (128,)))
+
+    def __call__(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return self.forward(obs)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        if not self._convs:
+            return flatten_leaves(obs, self._vectors)
+        parts = [conv(obs[key]) for key, conv in self._convs]
+        if self._vectors:
+            parts.append(flatten_leaves(obs, self._vectors))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and population variance over all rows seen; `forward` gives `clip((x - mean) / std)`. Before data: identity.
+
+    The merge of two sets (n, m, v) is that of Chan et al. 1983, in float64:
+    `m = m_a + d n_b / n`, `v n = v_a n_a + v_b n_b + d^2 n_a n_b / n` with `d = m_b - m_a`.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...], *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.clip, self.epsilon = clip, epsilon
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., *shape] -> [..., *shape]`, in the type of `x`."""
+        scale = (self.var + self.epsilon).rsqrt().to(x.dtype)
+        return ((x - self.mean.to(x.dtype)) * scale).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, collective: Collective) -> None:
+        """Take in the rows of `x` of every rank. `[N, *shape]`. In place, so that published tensors keep their address."""
+        shift = x.to(torch.float64) - self.mean
+        rows = torch.full_like(self.mean, x.shape[0])
+        num_new, total, square = collective.all_reduce(torch.stack([rows, shift.sum(0), shift.square().sum(0)]))
+        delta = total / num_new
+        count = self.count + num_new
+        spread = self.var * self.count + (square - total * delta) + delta.square() * self.count * num_new / count
+        self.mean.add_(delta * num_new / count)
+        self.var.copy_(spread / count)
+        self.count.add_(x.shape[0] * collective.world_size)
+
+
+class ReturnScale(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return, so that values stay near 1.
+
+        G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t,  r'_t = clip(r_t / sqrt(Var G))
+
+    As Gymnasium's vector wrapper NormalizeReward and Stable-Baselines3's VecNormalize. The mean is not taken away: that would
+    change what is best. An episode goes on over segments, so a segment comes with the return that it begins in the middle of.
+    """
+
+    def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.gamma, self.clip = gamma, clip
+        self.statistics = RunningMeanStd(())
+
+    def forward(self, rewards: Tensor, ended: Tensor, carried: Tensor, collective: Collective) -> Tensor:
+        """Take the rewards of a segment in, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`"""
+        returns = returns_so_far(rewards, ended, carried, gamma=self.gamma)
+        self.statistics.update(returns.flatten(), collective)
+        scale = (self.statistics.var + self.statistics.epsilon).rsqrt().to(rewards.dtype)
+        return (rewards * scale).clamp(-self.clip, self.clip)
