@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from runnel.cli.train import COLLAPSED
 from runnel.core import errors
 from runnel.core.resolve import load_module
 from runnel.run import registry
+from runnel.run.ledger import What
 from runnel.track.folder import WRITTEN
 from runnel.track.sinks.make import SINKS
 
@@ -159,6 +161,12 @@ def test_every_file_of_a_run_is_documented() -> None:
     text = (DOCS / "reference/run-folder.md").read_text()
     missing = [name for name in WRITTEN if f"`{name}`" not in text]
     assert not missing, f"docs/reference/run-folder.md lacks {missing}"
+
+
+def test_every_kind_of_event_is_documented() -> None:
+    text = (DOCS / "guides/videos-and-completions.md").read_text()
+    listed = re.findall(r"^`what` is (.*)$", text, re.M)
+    assert set(CODE.findall(listed[0])) == set(typing.get_args(What))
 
 
 def test_pages_that_the_source_names_exist() -> None:
