@@ -35,7 +35,7 @@ from runnel.track.sinks.make import SINKS
 from runnel.track.status import STATUSES
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(?P<head><!-- table: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end -->)", re.S)
+BLOCK = re.compile(r"(?P<head><!-- table: (?!python )(?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end -->)", re.S)
 SHOWN_BOUNDS = ("bounds", "bound", "least", "most", "above", "below", "range")
 """Keys of a field's metadata that say which values it takes."""
 GUIDES = {
