@@ -23,7 +23,7 @@ from runnel.run.launchers.fork_server import ForkServer
 torch.set_num_threads(1)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="runnel-tests-")  # not where the user's own runs are noted
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
-for folder in ("system", "contract", "unit/llm"):
+for folder in ("system", "contract", "unit/llm", "unit/report"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 FIRST = (

@@ -18,10 +18,9 @@ from runnel.core.clock import ManualClock
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import DeadlockError, WorkerFailure
 from runnel.core.framing import Message
-from runnel.core.progress import num_progressed
+from runnel.core.worker import Worker, num_progressed
 from runnel.envs.vector.processes import ProcessVector
 from runnel.envs.vector.serial import SerialVector, look_at
-from runnel.flow.workers.base import Worker
 from runnel.nets.optim import Adam
 from runnel.run.launchers import supervisor as module
 from runnel.run.launchers.deadlines import FIRST_TIMES, Deadlines
