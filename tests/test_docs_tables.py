@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,8 @@ from runnel.cli.train import COLLAPSED
 from runnel.core import errors
 from runnel.core.resolve import load_module
 from runnel.run import registry
+from runnel.run.ledger import What
+from runnel.run.pipeline import PIPELINES, load_pipeline
 from runnel.track.folder import WRITTEN
 from runnel.track.sinks.make import SINKS
 
@@ -71,6 +74,22 @@ def test_every_algorithm_with_settings_of_its_own_has_a_table_of_them() -> None:
     own = {name for name in registry.RECIPES if name in registry.load_recipe(name).Config.__dataclass_fields__}
     known_by_another_name = {"ddpg": "td3", "impala": "appo", "rloo": "reinforce", "remax": "reinforce", "dr_grpo": "grpo"}
     assert {known_by_another_name.get(name, name) for name in own} <= marked
+
+
+def test_settings_that_are_named_in_the_text_exist(tables: ModuleType) -> None:
+    """`--ppo.num-epochs` and `ppo.num_epochs` anywhere on a page: some recipe or pipeline has that field."""
+    configs = [registry.load_recipe(name).Config() for name in registry.RECIPES]
+    configs += [load_pipeline(name).Config() for name in PIPELINES]
+    known = {name for config in configs for name, *_ in tables.fields(config)}
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    for page in tables.pages():
+        text = page.read_text()
+        if page.name == "coming-from.md":
+            text = re.sub(r"^\| .*? \|", "", text, flags=re.M)  # the first column is another library's
+        for flag, path in re.findall(r"`(--)?([a-z_]+(?:\.[a-z_-]+)+)`", text):
+            name = path.replace("-", "_").replace(".no_", ".")
+            if path.partition(".")[0] in groups and not path.endswith(".py"):
+                assert name in known or name in {k.rpartition(".")[0] for k in known}, f"{page.name}: {flag}{path}"
 
 
 # ----------------------------------------------------------------------------------------------------- tables of our own
@@ -159,6 +178,12 @@ def test_every_file_of_a_run_is_documented() -> None:
     text = (DOCS / "reference/run-folder.md").read_text()
     missing = [name for name in WRITTEN if f"`{name}`" not in text]
     assert not missing, f"docs/reference/run-folder.md lacks {missing}"
+
+
+def test_every_kind_of_event_is_documented() -> None:
+    text = (DOCS / "guides/videos-and-completions.md").read_text()
+    listed = re.findall(r"^`what` is (.*)$", text, re.M)
+    assert set(CODE.findall(listed[0])) == set(typing.get_args(What))
 
 
 def test_pages_that_the_source_names_exist() -> None:
