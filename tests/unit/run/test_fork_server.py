@@ -39,7 +39,7 @@ def live(parent: int, fds: list[int], held: list[int]) -> int:
 
 @pytest.fixture(scope="module")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    made = ForkServer(LIVE, tmp_path_factory.mktemp("nursery") / "log.txt", early=("wave", "no_such_module"))
+    made = ForkServer(LIVE, tmp_path_factory.mktemp("forks") / "log.txt", early=("wave", "no_such_module"))
     yield made
     made.close()
 
