@@ -9,8 +9,8 @@ its environments, the others step. An episode goes on across segments.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.vector.cpu_base import HostVector
 
 AGENT = "agent"
-T = TypeVar("T")
 _SMALLEST_NOISE = 2.0**-25
 _NAP_S, _PATIENCE_S = 5e-5, 1.0
 
@@ -308,7 +307,11 @@ class VecEnvSampler:
                 first = done
                 break
             time.sleep(_NAP_S)
-        self._guard(first, first.receive)
+        try:
+            first.receive()
+        except Exception:
+            self._check_finite(first)  # a NaN upstream is the cause, whatever broke on it later
+            raise
         return first.vector.num_envs
 
     def _reserve(self, group: EnvGroup, index: int, writer: SampleWriter) -> bool:
@@ -324,11 +327,8 @@ class VecEnvSampler:
         return True
 
     def _advance(self, group: EnvGroup, client: InferenceClient) -> int:
-        return self._guard(group, lambda: group.advance(client, one=len(self._groups) > 1))
-
-    def _guard(self, group: EnvGroup, work: Callable[[], T]) -> T:
         try:
-            return work()
+            return group.advance(client, one=len(self._groups) > 1)
         except Exception:
             self._check_finite(group)  # a NaN upstream is the cause, whatever broke on it later
             raise

@@ -20,8 +20,7 @@ from typing import Any
 
 from runnel.core.clock import Clock
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.executors import timed_out
-from runnel.llm.rewards.judging import RewardJob, RewardOutcome, checked
+from runnel.llm.rewards.judging import RewardJob, RewardOutcome, checked, timed_out
 from runnel.llm.rewards.wire import Frames, frame
 
 SCRIPT = Path(__file__).with_name("worker.py")
