@@ -1,7 +1,7 @@
 """What `atari:` does to a game, against the same rules written down on the bare emulator, and against Gymnasium's wrappers.
 
-The table is in docs/environments.md. Where it says that Stable-Baselines3 does the same (frames, lives, rewards), so does
-`Rules`; FIRE after a lost life differs on purpose.
+The table is in docs/guides/environments.md. Where it says that Stable-Baselines3 does the same (frames, lives, rewards), so
+does `Rules`; FIRE after a lost life differs on purpose.
 """
 
 from __future__ import annotations

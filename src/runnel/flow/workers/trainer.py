@@ -226,7 +226,7 @@ def check_learner(learner: Any) -> None:
     who = name_of(learner)
     missing = [m for m in ("prepare", "update", "params", "state_dict", "load_state_dict") if not hasattr(learner, m)]
     if missing:
-        raise DataError(f"learner {who} has no {', '.join(missing)}; see docs/add-an-algorithm.md")
+        raise DataError(f"learner {who} has no {', '.join(missing)}; see docs/guides/add-an-algorithm.md")
     if isinstance(learner, Sharded):  # ranks that keep parts of the parameters: nobody has the whole
         return
     params = learner.params()

@@ -106,7 +106,7 @@ class RewardPool:
         for ticket, outcome in outcomes.items() if name not in self._proved else ():
             if outcome.broken:
                 at = next(shown_prompt(job.prompts[0]) for job in self._jobs if self._tickets[job.key] == ticket)
-                raise DataError(f"reward {name!r}: {outcome.failure} {at}; see check_reward in docs/add-a-reward.md")
+                raise DataError(f"reward {name!r}: {outcome.failure} {at}; see check_reward in docs/guides/add-a-reward.md")
             if outcome.rewards is not None:
                 self._proved.add(name)
                 return
