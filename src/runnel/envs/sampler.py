@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.core.worker import progressed
 from runnel.envs.segments import CarriedReturns, SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
@@ -263,7 +262,7 @@ class VecEnvSampler:
         ]
         self._turn = 0
         self._num_steps = 0
-        self._events: list[dict[str, Any]] = []
+        self._events: list[WorkerEvent] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
         client, writer = clients[self._route.inference], writers[self._route.samples]
@@ -361,7 +360,7 @@ class VecEnvSampler:
         reasons = dict.fromkeys(group.waits for group in self._groups if group.waits)
         return ", ".join(reasons) or "nothing"
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[WorkerEvent]:
         events, self._events = self._events, []
         return events
 
