@@ -32,7 +32,7 @@ UPDATES = ("flow/workers/trainer.py", "TrainerWorker._update")
 ENDS = ("flow/workers/trainer.py", "TrainerWorker.poll")
 PLAIN: Mapping[str, Mapping[str, object]] = {
     "ppo": {"env": "CartPole-v1", "compiled": "off", "num_actors": 1, "num_envs": 4, "num_steps": 32, "eval": {"every": 0}},
-    "reverse": {"warmup_updates": 0, "num_prompts": 4, "eval": {"episodes": 0}},
+    "reverse": {"warmup_updates": 0, "num_prompts": 4, "eval": {"episodes": 0}, "record": {"groups_every": 0}},
 }
 """The runs that are looked at: PPO on CartPole-v1, and GRPO on the task of reversing words."""
 

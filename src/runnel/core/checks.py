@@ -8,7 +8,7 @@ start without numpy and torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
@@ -151,3 +151,20 @@ def check_output(net: Any, method: str, found: Any, shape: Sequence[int], *, fin
 
 
 # ------------------------------------------------------------------------------------------------------------ learners
+
+
+def check_text(value: Any, what: str) -> None:
+    """Refuse half a surrogate pair (`\\ud83d` alone), which JSON can write and no tokenizer can read."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(value[error.start]):04x}"
+            fix = "the text was cut inside of a character; write it again, or leave the row out"
+            raise DataError(f"{what} has half a character ({half}, a lone surrogate) at place {error.start}; {fix}") from error
+    elif isinstance(value, Mapping):
+        for part in (*value.keys(), *value.values()):
+            check_text(part, what)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            check_text(part, what)

@@ -15,6 +15,8 @@ State = dict[str, Any]
 """What `snapshot` and `state_dict` return: nested dicts and lists of tensors, arrays, numbers, texts and None."""
 Metrics = dict[str, float]
 """Numbers of an update, by name."""
+WorkerEvent = dict[str, Any]
+"""What a worker, a sampler or a client tells the run: plain data by field. `kind` says what it is (update, eval, ...)."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from runnel.core.clock import Clock
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.core.trace import TraceTrack
 
 
@@ -31,7 +30,7 @@ class Worker:
     def __init__(self, name: str, clock: Clock) -> None:
         self.name, self.clock = name, clock
         self.timer = StageTimer(clock)
-        self._events: list[dict[str, Any]] = []
+        self._events: list[WorkerEvent] = []
 
     def setup(self) -> None:
         """Called once, before the first poll and after a restore."""
@@ -44,11 +43,11 @@ class Worker:
         """In words, what the last poll that did nothing waited for."""
         return "nothing"
 
-    def emit(self, event: dict[str, Any]) -> None:
+    def emit(self, event: WorkerEvent) -> None:
         """Tell the run something: an update, an evaluation, an episode, a warning."""
         self._events.append(event)
 
-    def drain(self) -> list[dict[str, Any]]:
+    def drain(self) -> list[WorkerEvent]:
         """The events since the last call."""
         events, self._events = self._events, []
         return events

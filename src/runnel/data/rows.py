@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runnel.core.checks import check_text
 from runnel.core.errors import ConfigError, DataError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -69,23 +70,6 @@ def _row(columns: Any, place: str) -> Row:
     for name, value in columns.items():
         check_text(value, f"{place}: the column {name!r}")
     return Row(columns, place)
-
-
-def check_text(value: Any, what: str) -> None:
-    """Refuse half a surrogate pair (`\\ud83d` alone), which JSON can write and no tokenizer can read."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            half = f"\\u{ord(value[error.start]):04x}"
-            fix = "the text was cut inside of a character; write it again, or leave the row out"
-            raise DataError(f"{what} has half a character ({half}, a lone surrogate) at place {error.start}; {fix}") from error
-    elif isinstance(value, Mapping):
-        for part in (*value.keys(), *value.values()):
-            check_text(part, what)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            check_text(part, what)
 
 
 def _parquet(path: Path, setting: str) -> list[Row]:

@@ -9,8 +9,7 @@ its environments, the others step. An episode goes on across segments.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.core.worker import progressed
 from runnel.envs.segments import CarriedReturns, SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
@@ -31,7 +30,6 @@ from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.vector.cpu_base import HostVector
 
 AGENT = "agent"
-T = TypeVar("T")
 _SMALLEST_NOISE = 2.0**-25
 _NAP_S, _PATIENCE_S = 5e-5, 1.0
 
@@ -264,7 +262,7 @@ class VecEnvSampler:
         ]
         self._turn = 0
         self._num_steps = 0
-        self._events: list[dict[str, Any]] = []
+        self._events: list[WorkerEvent] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
         client, writer = clients[self._route.inference], writers[self._route.samples]
@@ -308,7 +306,11 @@ class VecEnvSampler:
                 first = done
                 break
             time.sleep(_NAP_S)
-        self._guard(first, first.receive)
+        try:
+            first.receive()
+        except Exception:
+            self._check_finite(first)  # a NaN upstream is the cause, whatever broke on it later
+            raise
         return first.vector.num_envs
 
     def _reserve(self, group: EnvGroup, index: int, writer: SampleWriter) -> bool:
@@ -324,11 +326,8 @@ class VecEnvSampler:
         return True
 
     def _advance(self, group: EnvGroup, client: InferenceClient) -> int:
-        return self._guard(group, lambda: group.advance(client, one=len(self._groups) > 1))
-
-    def _guard(self, group: EnvGroup, work: Callable[[], T]) -> T:
         try:
-            return work()
+            return group.advance(client, one=len(self._groups) > 1)
         except Exception:
             self._check_finite(group)  # a NaN upstream is the cause, whatever broke on it later
             raise
@@ -361,7 +360,7 @@ class VecEnvSampler:
         reasons = dict.fromkeys(group.waits for group in self._groups if group.waits)
         return ", ".join(reasons) or "nothing"
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[WorkerEvent]:
         events, self._events = self._events, []
         return events
 

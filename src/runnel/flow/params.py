@@ -13,7 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from runnel.core import weight_check as weight_check
 from runnel.core.contracts.inference import ChecksWeights, Inferencer
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 
 Kept = Mapping[str, Collection[int]]
 """By channel, the versions that a checkpoint holds."""
@@ -212,7 +212,7 @@ class ChannelSubscriber:
         return self.available(version) if kept is None else version in kept[self.channel]
 
 
-def load(inferencer: Inferencer, params: ParamSet) -> list[dict[str, Any]]:
+def load(inferencer: Inferencer, params: ParamSet) -> list[WorkerEvent]:
     """Load a version, and if it has a weight_check have it checked; returns what there is to tell of that (events).
 
     Raises a `RunnelError` if the inferencer does not compute what the learner computes.

@@ -23,10 +23,9 @@ from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.export import save_scorer
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.sharded import make_learner
-from runnel.llm.learning.trained import ScalarModel
-from runnel.llm.model.causal_lm import ModelConfig
+from runnel.llm.model.causal_lm import ModelConfig, ScalarModel
+from runnel.llm.sampling.groups import pair_stream
 from runnel.llm.sampling.pairs import PairSampler, fitting
-from runnel.llm.sampling.streams import pair_stream
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
 from runnel.llm.tasks import DataConfig, Example
 from runnel.llm.tasks.preferences import Pair, read_pairs, split_pairs

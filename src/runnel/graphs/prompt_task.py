@@ -39,8 +39,8 @@ from runnel.llm.policy import ChatPolicy
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.scorers import check_scorer
 from runnel.llm.sampling.demos import DemoSampler
+from runnel.llm.sampling.groups import demo_stream, rollout_stream
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.sampling.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
 from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
 

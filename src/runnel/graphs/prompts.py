@@ -19,8 +19,7 @@ from runnel.graphs.experiment import Experiment, InferenceStream
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
 from runnel.graphs.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, unused_by_learner
-from runnel.llm.algorithms.base import Algorithm
-from runnel.llm.algorithms.policy import PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig

@@ -128,11 +128,6 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def send(x: Tensor, device: str | torch.device) -> Tensor:
-    """A tensor of the host on `device`; the host goes on at once, even where the device is still at earlier work."""
-    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
-
-
 def _shared_pool(device: torch.device) -> Any:
     """Memory for the insides of all graphs of a device. A small graph keeps it: torch gives up a pool without graphs."""
     if device not in _pools:

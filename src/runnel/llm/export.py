@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.llm.learning.trained import ScalarModel
-from runnel.llm.model.causal_lm import load_model_params, save_model
+from runnel.llm.model.causal_lm import ScalarModel, load_model_params, save_model
 from runnel.llm.model.loading import no_progress_bars
 from runnel.llm.model.lora import Adapters, MergedModel, merged_params, save_adapters
 from runnel.llm.tokenize import PlainTokenizer, Tokenizer

@@ -13,9 +13,8 @@ from runnel.core.contracts.inference import InferenceClient, Reply, Request
 from runnel.core.records import Batch
 from runnel.llm.checks.sizes import check_room
 from runnel.llm.engines.one_pass import OnePassEngine
-from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.attention import PackedRows
-from runnel.llm.model.causal_lm import num_positions
+from runnel.llm.model.causal_lm import ScalarModel, num_positions
 from runnel.llm.model.token_model import TokenModel
 from runnel.llm.sampling.pairs import pair_rows
 from runnel.llm.tasks.preferences import Pair

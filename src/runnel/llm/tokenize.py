@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from runnel.core.checks import check_text
 from runnel.core.errors import ConfigError, DataError, RunnelError
-from runnel.data.rows import check_text
 from runnel.llm.model.pretrained import embedding_rows, generation_ends
 
 Message = Mapping[str, str]

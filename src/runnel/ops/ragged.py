@@ -61,3 +61,8 @@ def token_gae(
         found, _ = gae(rewards, values, following, never, never, gamma=gamma, lam=lam)
         advantage[places] = found[step, owner]
     return advantage, (advantage + value) * mask
+
+
+def send(x: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of the host on `device`; the host goes on at once, even where the device is still at earlier work."""
+    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)

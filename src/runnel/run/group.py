@@ -16,7 +16,7 @@ from runnel.core.contracts.learning import LoadsInitialParams, Sharded, StartsPa
 from runnel.core.errors import CheckpointError
 from runnel.core.records import Accounting
 from runnel.core.sharding.param_shards import has_pieces, join_pieces
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.core.trace import TraceWriter
 from runnel.core.weight_check import split
 from runnel.core.worker import Worker
@@ -45,7 +45,7 @@ class ProcessGroup:
         self.name, self.workers, self.tables, self.channels = name, workers, tables, channels
         self._writers = writers
         self._recorder, self._counts = recorder, None if recorder is None else UpdateCounts(recorder)
-        self._log: list[dict[str, Any]] = []
+        self._log: list[WorkerEvent] = []
         self._first: list[Worker] = []
         """Who goes first in the next round, beside its own turn."""
         self.polling: Worker | None = None
@@ -146,7 +146,7 @@ class ProcessGroup:
         self._note(self.evaluator)
         return not self.evaluator.owes
 
-    def collect(self) -> list[dict[str, Any]]:
+    def collect(self) -> list[WorkerEvent]:
         """What workers said since the last call."""
         log, self._log = self._log, []
         return log

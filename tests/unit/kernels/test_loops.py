@@ -13,7 +13,7 @@ from runnel.kernels.lm.numba import attention_loops, block_loops, cache_loops, t
 from runnel.kernels.lm.numba.loop_maths import exp, floats, take
 from runnel.kernels.lm.numba.loops import Loop, loops
 from runnel.llm.engines import slots
-from runnel.llm.model import attention, blocks, logprobs, sampling
+from runnel.llm.model import attention, blocks, logprobs
 from runnel.llm.model import cpu_blocks as block_host
 from runnel.llm.model.attention import PackedRows, packed_attention
 from runnel.llm.model.weights import Weight
@@ -36,7 +36,7 @@ def in_torch(monkeypatch):
 
     def without(function, *args, **kwargs):
         with monkeypatch.context() as patch:
-            for module in (attention, logprobs, sampling, slots):
+            for module in (attention, logprobs, slots):
                 patch.setattr(module, "loops", lambda *tensors: False)
             return function(*args, **kwargs)
 
@@ -163,8 +163,8 @@ def test_a_draw_is_the_one_of_torch(size, rows, in_torch):
     logits, heat, uniform = 3 * torch.randn(rows, size), torch.rand(rows) + 0.3, torch.rand(rows, dtype=torch.float64)
     heat[::5] = 0.0
     logits[:, 1::3] = -torch.inf
-    found = sampling.draw(logits, heat=heat, uniform=uniform)
-    torch.testing.assert_close(found, in_torch(sampling.draw, logits, heat=heat, uniform=uniform), atol=1e-5, rtol=1e-5)
+    found = logprobs.draw(logits, heat=heat, uniform=uniform)
+    torch.testing.assert_close(found, in_torch(logprobs.draw, logits, heat=heat, uniform=uniform), atol=1e-5, rtol=1e-5)
 
 
 def test_a_draw_at_the_end_has_a_probability_and_broken_logits_show():

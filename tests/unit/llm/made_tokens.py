@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runnel.core.records import Header, Segment, trim
-from runnel.llm.sampling.streams import demo_stream, pair_stream, rollout_stream, write_row
+from runnel.llm.sampling.groups import demo_stream, pair_stream, rollout_stream, write_row
 
 VOCAB = 20
 

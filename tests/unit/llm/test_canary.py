@@ -17,8 +17,8 @@ from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
+from runnel.llm.learning.drift import ENOUGH, Canary
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.learning.weight_check import ENOUGH, Canary
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.model.lora import LoraConfig
 

@@ -18,10 +18,9 @@ from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.graphs.run_config import EvalConfig
-from runnel.llm.learning.trained import ScalarModel
-from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
+from runnel.llm.sampling.groups import pair_stream
 from runnel.llm.sampling.pairs import PairSampler, PairWriter, fitting, pair_rows
-from runnel.llm.sampling.streams import pair_stream
 from runnel.llm.scoring import ScoreEngine, ScoringPolicy
 from runnel.llm.tasks import Example, TextTask, make_reverse
 from runnel.llm.tasks.preferences import Pair, append_pairs, read_pairs, split_pairs

@@ -18,9 +18,8 @@ from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.policy import ChatPolicy
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampling.demos import DemoSampler
-from runnel.llm.sampling.groups import token_at
+from runnel.llm.sampling.groups import demo_stream, rollout_stream, token_at
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.sampling.streams import demo_stream, rollout_stream
 from runnel.llm.tasks import Example, TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
 

@@ -23,8 +23,8 @@ from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.reference import ReferenceEngine, ReferencePlan, message_bytes, reference_rows
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.model.lora import LoraConfig
+from runnel.llm.sampling.groups import rollout_stream
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.sampling.streams import rollout_stream
 from runnel.llm.tasks import TextTask, make_reverse
 from runnel.llm.tokenize import CharTokenizer
 

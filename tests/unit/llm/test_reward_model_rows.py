@@ -11,13 +11,12 @@ from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.export import save_scorer
-from runnel.llm.learning.trained import ScalarModel
-from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.rewards import scorers
 from runnel.llm.rewards.components import RewardComponent
+from runnel.llm.sampling.groups import rollout_stream
 from runnel.llm.sampling.pairs import pair_rows
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.sampling.streams import rollout_stream
 from runnel.llm.scoring import ScoringPolicy
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tasks.preferences import Pair

@@ -9,7 +9,7 @@ import pytest
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.checks.sizes import MEASURED, Sizes, context_of, lost_texts, measure, some
 from runnel.llm.sampling.demos import DemoSampler
-from runnel.llm.sampling.streams import demo_stream
+from runnel.llm.sampling.groups import demo_stream
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
 

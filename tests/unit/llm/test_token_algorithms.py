@@ -31,11 +31,10 @@ from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.learning.batches import join_rows
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.learning.trained import ScalarModel
-from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.model.lora import LoraConfig
+from runnel.llm.sampling.groups import rollout_stream
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.sampling.streams import rollout_stream
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
 

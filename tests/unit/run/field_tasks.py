@@ -18,8 +18,7 @@ from gymnasium import spaces
 
 from runnel.core.spaces import EnvSpec
 from runnel.llm.export import save_policy, save_scorer
-from runnel.llm.learning.trained import ScalarModel
-from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
 from runnel.nets.actor_critic import build_body

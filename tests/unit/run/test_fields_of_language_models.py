@@ -17,7 +17,7 @@ from test_fields_of_environments import IN_FOLDERS
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.graphs.run_config import RunConfig
-from runnel.llm.algorithms.policy import PolicyConfig
+from runnel.llm.algorithms.base import PolicyConfig
 from runnel.run import registry
 from runnel.run.pipeline import PIPELINES, PipelineConfig, load_pipeline
 

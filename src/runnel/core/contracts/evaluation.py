@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from runnel.core.contracts.inference import InferenceClient
+from runnel.core.state import WorkerEvent
 
 
 class Evaluation(Protocol):
@@ -41,8 +42,8 @@ class EvalResult:
 
     returns: list[float]
     extra: dict[str, list[float]] = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    faults: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[WorkerEvent] = field(default_factory=list)
+    faults: list[WorkerEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

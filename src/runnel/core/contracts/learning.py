@@ -11,7 +11,7 @@ from torch import Tensor
 from runnel.core.contracts.params import ParamSet
 from runnel.core.records import Batch, Segment
 from runnel.core.sharding.param_shards import ParamShard
-from runnel.core.state import Metrics, State
+from runnel.core.state import Metrics, State, WorkerEvent
 from runnel.core.weight_check import WeightCheck
 
 
@@ -51,7 +51,7 @@ class Update:
 
     metrics: Metrics
     feedback: dict[str, list[Mapping[str, Tensor]]] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[WorkerEvent] = field(default_factory=list)
     """What else there is to tell the run (`kind`, and plain data); the leading rank's is told."""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.records import Accounting, Segment, Slot, StreamSpec
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 
 
 class SampleWriter(Protocol):
@@ -137,7 +137,7 @@ class Sampler(Protocol):
         """In words, what `step` last returned 0 for. Shown when nothing moves."""
         ...
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[WorkerEvent]:
         """Finished episodes and counted failures since the last call, as plain data (`{"kind": "episode", ...}`)."""
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -11,7 +10,7 @@ from runnel.core.contracts.inference import Closes, DirectInferencer, Inferencer
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import CheckpointError
 from runnel.core.records import Batch
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.flow.params import ChannelSubscriber, Kept, load
 
 
@@ -23,7 +22,7 @@ class InlineClient:
         self._replies: dict[int, Reply] = {}
         self._next = 0
         self._loaded: ParamSet | None = None
-        self._events: list[dict[str, Any]] = []
+        self._events: list[WorkerEvent] = []
         self._answer = inferencer.answer if isinstance(inferencer, DirectInferencer) else None
         self.version = -1
 
@@ -79,7 +78,7 @@ class InlineClient:
         """The parameters of the loaded version; shared ones move on with the learner's next update."""
         return {} if self._loaded is None else self._loaded.params
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[WorkerEvent]:
         """What there was to tell of loaded versions since the last call."""
         out, self._events = self._events, []
         return out

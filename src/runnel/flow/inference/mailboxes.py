@@ -17,7 +17,7 @@ import numpy as np
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.inference import Reply, Request, RowPolicy
 from runnel.core.records import Batch
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.flow.inference.codec import pack, unpack
 from runnel.flow.params import ChannelSubscriber, Kept
 
@@ -167,7 +167,7 @@ class Asker:
         self.version = max(self.version, found)
         return found >= max(version, 0)
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[WorkerEvent]:
         """The policy worker tells."""
         return []
 

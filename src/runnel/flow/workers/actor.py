@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Protocol
 
 from runnel.core.clock import Clock
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import Sampler, SampleWriter
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.core.worker import Worker
 from runnel.flow.params import Kept
 
@@ -17,7 +17,7 @@ from runnel.flow.params import Kept
 class SavedClient(InferenceClient, Protocol):
     """An inference client that can be part of a checkpoint, tells of the versions it loads, and lets go of its policy."""
 
-    def events(self) -> list[dict[str, Any]]: ...
+    def events(self) -> list[WorkerEvent]: ...
 
     def snapshot(self, kept: Kept | None = None) -> State:
         """For a checkpoint that holds `kept` of the parameter channels; None: what the client's own channel has."""

@@ -12,8 +12,7 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
-from runnel.llm.algorithms.base import Component, Part
-from runnel.llm.algorithms.policy import CLIP_METRICS, PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import CLIP_METRICS, Component, Part, PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import truncated_loss
 from runnel.ops.credit import leave_one_out

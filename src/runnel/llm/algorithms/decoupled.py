@@ -10,9 +10,8 @@ from torch import Tensor
 
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change
-from runnel.llm.algorithms.base import Aggregation, Component, Part
+from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, Component, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
-from runnel.llm.algorithms.policy import CLIP_METRICS
 from runnel.losses.base import Loss
 from runnel.losses.token import decoupled_policy_loss, log_linear_proximal
 

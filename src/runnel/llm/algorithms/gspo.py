@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runnel.llm.algorithms.base import Component, Part
+from runnel.llm.algorithms.base import CLIP_METRICS, Component, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
-from runnel.llm.algorithms.policy import CLIP_METRICS
 from runnel.losses.base import Loss
 from runnel.losses.token import sequence_policy_loss
 

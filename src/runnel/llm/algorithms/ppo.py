@@ -13,8 +13,7 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change, stays
-from runnel.llm.algorithms.base import Component, Part, aggregate
-from runnel.llm.algorithms.policy import ClipConfig, PolicyAlgorithm, clip_component
+from runnel.llm.algorithms.base import ClipConfig, Component, Part, PolicyAlgorithm, aggregate, clip_component
 from runnel.losses.base import Loss
 from runnel.losses.token import token_value_loss
 from runnel.ops.ragged import last_of_row, row_index, token_gae

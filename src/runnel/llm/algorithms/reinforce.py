@@ -10,8 +10,7 @@ from torch import Tensor
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import DataError
 from runnel.core.records import Batch
-from runnel.llm.algorithms.base import Aggregation, Component, Part
-from runnel.llm.algorithms.policy import PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import Aggregation, Component, Part, PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import reinforce_loss
 from runnel.ops.credit import against_baseline_row, group_sum, leave_one_out

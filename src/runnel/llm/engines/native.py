@@ -6,7 +6,7 @@ requests, and while paused for `resume`; a request for an exact version waits fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,9 +33,9 @@ from runnel.llm.engines.runners import DecoderRunner, PromptChunk, make_runner
 from runnel.llm.engines.slots import MAX_STOPS, Running, SlotRows
 from runnel.llm.engines.stops import completes, end_ids_of
 from runnel.llm.model.causal_lm import load_model_params
-from runnel.llm.model.lora import Adapters
+from runnel.llm.model.logprobs import draw_within
+from runnel.llm.model.lora import SCALE, Adapters
 from runnel.llm.model.pack import pack
-from runnel.llm.model.sampling import draw_within
 
 
 @dataclass(eq=False)
@@ -353,7 +353,7 @@ class NativeEngine:
         held = [r.request.id for r in self._running if r.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
-        plain, adapters = Adapters.split(params.params)
+        plain, adapters = Adapters.split(params.params) if SCALE in params.params else (params.params, None)
         bind = params.shared and self._same_kind(params)
         if plain:
             self._load(plain, bind=bind)
@@ -370,7 +370,7 @@ class NativeEngine:
         own, given = next(iter(self.model.parameters())), next(iter(params.params.values()))
         return (given.dtype, given.device) == (own.dtype, own.device)
 
-    def _load(self, plain: dict[str, Tensor], *, bind: bool) -> None:
+    def _load(self, plain: Mapping[str, Tensor], *, bind: bool) -> None:
         """The plain weights of a version; one of adapters alone has none, and stands beside those that the model was built
         with."""
         if not isinstance(self._runner, DecoderRunner):
@@ -380,7 +380,7 @@ class NativeEngine:
         else:
             self._copy(plain)
 
-    def _copy(self, params: dict[str, Tensor]) -> None:
+    def _copy(self, params: Mapping[str, Tensor]) -> None:
         """Take the values over into memory of its own."""
         if self._bound:
             pack(self.model)  # what it has now is the learner's
@@ -389,7 +389,7 @@ class NativeEngine:
             self._moved()
         self._bound = False
 
-    def _bind(self, params: dict[str, Tensor]) -> None:
+    def _bind(self, params: Mapping[str, Tensor]) -> None:
         """Read the learner's own tensors from now on."""
         own = dict(self.model.named_parameters())
         same = self._bound and own.keys() == params.keys()

@@ -16,7 +16,7 @@ from torch import Tensor
 from runnel.core.contracts.inference import Request
 from runnel.kernels.lm.numba.loops import loops
 from runnel.llm.engines.requests import SamplingConfig, sampling_of
-from runnel.llm.model.sampling import draw
+from runnel.llm.model.logprobs import draw
 
 MAX_STOPS = 16
 """Tokens that may end a row: those of the model, and those of its request."""

@@ -2,7 +2,7 @@
 
 `prepare` joins rows, computes what the algorithms need (log-probabilities of a reference, values), and has each algorithm
 annotate the rows of its reader. `update` sums the loss components with denominators of the whole global batch, and owns the
-optimisers. What touches a model is in `trained.py`. Read `update`, then `_gradient`, then `_backward`.
+optimisers. Models are `llm/model/token_model.py` and `sharded_model.py`. Read `update`, then `_gradient`, then `_backward`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
 from runnel.llm.algorithms.base import Algorithm, Component, Part
-from runnel.llm.learning.batches import MicroBatch, join_rows, merge, questions, sample_rows, split_tokens, split_units
-from runnel.llm.learning.drift import Drift, Mismatch, version_stats
+from runnel.llm.learning.batches import MicroBatch, Trained, join_rows, merge, questions, sample_rows, split_tokens, split_units
+from runnel.llm.learning.drift import Canary, Drift, Mismatch, version_stats
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan
-from runnel.llm.learning.trained import Trained, TrainedModel
-from runnel.llm.learning.weight_check import Canary
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.lora import LoraConfig
-from runnel.llm.model.token_model import Precision
+from runnel.llm.model.token_model import Precision, TokenModel
 from runnel.ops.ragged import row_index, row_sum
 
 DEMOS = "demos"
@@ -226,7 +224,7 @@ class TokenLearner:
                 progressed()  # whoever asks for the next one is done with it
 
     def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> Trained:
-        return TrainedModel(model, lora=lora, foreign=foreign, **self._model_settings())
+        return TokenModel(model, lora=lora, foreign=foreign, **self._model_settings())
 
     def _model_settings(self) -> dict[str, Any]:
         c = self.config

@@ -19,9 +19,8 @@ from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import whole
 from runnel.core.state import State
 from runnel.llm.engines.one_pass import OnePassEngine
-from runnel.llm.learning.batches import MicroBatch, questions
-from runnel.llm.learning.trained import Trained, TrainedModel
-from runnel.llm.model.token_model import Precision
+from runnel.llm.learning.batches import MicroBatch, Trained, questions
+from runnel.llm.model.token_model import Precision, TokenModel
 
 REFERENCE = "reference"
 """Its inference stream, and its parameter channel."""
@@ -113,7 +112,7 @@ class ReferenceEngine(OnePassEngine):
         apart: bool = False,
     ) -> None:
         super().__init__()
-        self.model: TrainedModel = TrainedModel(model, device=device, precision=precision, frozen=True)
+        self.model: TokenModel = TokenModel(model, device=device, precision=precision, frozen=True)
         self._temperature, self._device, self._max_tokens, self._apart = temperature, device, max_tokens, apart
 
     def step(self) -> list[Reply]:

@@ -22,8 +22,8 @@ from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import ReferencePlan
-from runnel.llm.learning.trained import ShardedTrainedModel
 from runnel.llm.model.lora import LoraConfig
+from runnel.llm.model.sharded_model import ShardedModel
 
 
 def make_learner(
@@ -49,9 +49,9 @@ class ShardedTokenLearner(TokenLearner):
 
     own_state = ("policy", "critic", "reference")
     _collective: MeshCollective
-    policy: ShardedTrainedModel
-    critic: ShardedTrainedModel | None
-    reference: ShardedTrainedModel | None
+    policy: ShardedModel
+    critic: ShardedModel | None
+    reference: ShardedModel | None
 
     def reseed(self, version: int) -> None:
         """Nothing is drawn by the rank itself."""
@@ -73,13 +73,13 @@ class ShardedTokenLearner(TokenLearner):
         return found
 
     # ------------------------------------------------------------------------------------------------------------ models
-    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedTrainedModel:
-        return ShardedTrainedModel(model, mesh=self._collective.mesh, **self._model_settings())
+    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedModel:
+        return ShardedModel(model, mesh=self._collective.mesh, **self._model_settings())
 
-    def _critic(self) -> ShardedTrainedModel:
+    def _critic(self) -> ShardedModel:
         fresh = self.critic is None
         critic = super()._critic()
-        assert isinstance(critic, ShardedTrainedModel)
+        assert isinstance(critic, ShardedModel)
         if fresh:
             critic.take(self.policy)
         return critic

@@ -58,7 +58,7 @@ class ModelConfig:
 def build_model(
     config: ModelConfig, vocab_size: int, *, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Any:
-    """A causal language model, in training mode with dropout off (a Hugging Face `PreTrainedModel`); in float32 where its
+    """A causal language model, in training mode with dropout off (a Hugging Face `PreTokenModel`); in float32 where its
     weights are trained, since what is trained is kept so.
 
     Same config, vocabulary and seed give the same weights; the global random state is left as it was.
@@ -237,3 +237,24 @@ def shared_copy(model: Any) -> Any:
 def save_model(model: Any, folder: str | Path) -> None:
     """A Hugging Face model folder (config.json and safetensors)."""
     model.save_pretrained(str(folder))
+
+
+class ScalarModel(nn.Module):
+    """The body of a causal language model under a head that gives one number a token: a critic, or a reward model.
+
+    Its weights have the names of transformers' sequence classification models (`score.weight`). It starts from the body of
+    `model`, which is taken over, not copied, and from scores of 0.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.base_model_prefix = body_name(model)
+        self.config = model.config
+        setattr(self, self.base_model_prefix, body_of(model))
+        weight = model.get_input_embeddings().weight
+        self.score = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype, device=weight.device)
+        nn.init.zeros_(self.score.weight)
+
+    @property
+    def base_model(self) -> Any:
+        return body_of(self)

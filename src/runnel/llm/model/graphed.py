@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.kernels.graphs import recording, send
+from runnel.kernels.graphs import recording
 from runnel.llm.model.attention import flash_rows
 from runnel.llm.model.blocks import anchor, run
 from runnel.llm.model.decoder import Decoder, Recompute
+from runnel.ops.ragged import send
 
 
 class Shape(NamedTuple):

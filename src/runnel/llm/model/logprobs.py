@@ -1,4 +1,9 @@
-"""Token log-probabilities and entropies from hidden states, in chunks: the logits of a whole batch never exist at once."""
+"""The distribution over next tokens: log-probabilities and entropies from hidden states, and drawing.
+
+Log-probabilities are computed in chunks: the logits of a whole batch never exist at once. A token is drawn with one uniform
+number, by the inverse of the cumulative distribution. So a row's token depends on its own logits and its own number alone,
+never on its neighbours, and can be drawn again from a seed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runnel.kernels.lm.numba.loops import loops
-from runnel.kernels.lm.triton import logprob_kernels
+from runnel.kernels.lm.triton import logprob_kernels, sampling_kernels
 from runnel.llm.model.blocks import run
 from runnel.llm.model.weights import Weight
 
@@ -127,3 +132,74 @@ def _differentiate(
     out = p * (-dlogprob - dentropy * (logp + entropy))
     out.scatter_add_(1, targets[:, None], dlogprob)
     return out.div_(temperature).to(dtype)
+
+
+BLOCK = 256
+
+
+def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """A token a row and its log-probability at temperature `heat` (0: the likeliest token, at 1). `[n, V], 2 x [n] -> 2 x [n]`
+
+    The token is the first whose cumulative probability exceeds `uniform`. Probabilities are summed in blocks, so that the
+    long sum is over blocks alone.
+    """
+    if logits.is_cuda:
+        return sampling_kernels.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
+    if loops(logits):
+        from runnel.kernels.lm.numba import token_loops
+
+        return token_loops.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
+    x = scaled(logits, heat)
+    logp = torch.log_softmax(x, dim=-1)
+    token = _inverse(logp.exp(), uniform)
+    if bool((heat <= 0).any()):
+        token = torch.where(heat > 0, token, logits.argmax(dim=-1))
+    return token, logp.gather(1, token[:, None]).squeeze(1)
+
+
+def draw_within(
+    logits: Tensor, allowed: Tensor, *, heat: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`draw` from what `allowed` (logits after hooks), top-k, top-p and min-p leave. Token, its log-probability in the whole
+    distribution of `logits`, and in the one that it was drawn from. `-> 3 x [n]`"""
+    whole = torch.log_softmax(scaled(logits, heat), dim=-1)
+    kept = torch.log_softmax(limited(scaled(allowed, heat), top_k=top_k, top_p=top_p, min_p=min_p), dim=-1)
+    token = torch.where(heat > 0, _inverse(kept.exp(), uniform), kept.argmax(dim=-1))
+    drawn = torch.where(heat > 0, kept.gather(1, token[:, None]).squeeze(1), torch.zeros_like(heat))
+    return token, whole.gather(1, token[:, None]).squeeze(1), drawn
+
+
+def scaled(logits: Tensor, heat: Tensor) -> Tensor:
+    """Logits over temperature, where that is above 0. `[n, V], [n] -> [n, V]`"""
+    return logits.float() / torch.where(heat > 0, heat, torch.ones_like(heat))[:, None]
+
+
+def limited(x: Tensor, *, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Logits with everything outside of top-k (0: all), then top-p (1: all), then min-p (0: all) at minus infinity. `[n, V]`
+
+    The likeliest token always stays; top-p keeps the tokens up to and including the one that reaches the probability
+    (Holtzman et al. 2020, arXiv:1904.09751), min-p those at least `min_p` as likely as the likeliest (arXiv:2407.01082).
+    """
+    ranked, order = x.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(x.shape[-1], device=x.device)
+    keep = (top_k[:, None] <= 0) | (rank < top_k[:, None])
+    p = torch.softmax(ranked.masked_fill(~keep, -torch.inf), dim=-1)
+    keep &= (p.cumsum(dim=-1) - p < top_p[:, None]) | (top_p[:, None] >= 1)
+    keep &= p >= min_p[:, None] * p[:, :1]
+    keep[:, 0] = True
+    return x.masked_fill(~torch.zeros_like(keep).scatter(1, order, keep), -torch.inf)
+
+
+def _inverse(p: Tensor, uniform: Tensor) -> Tensor:
+    """The token at which the cumulative sum of `p` passes `uniform` times its total. `[n, V], [n] -> [n]`"""
+    rows, size = p.shape
+    pad = -size % BLOCK
+    blocks = torch.nn.functional.pad(p, (0, pad)).view(rows, (size + pad) // BLOCK, BLOCK)
+    mass = blocks.sum(dim=-1, dtype=torch.float64)
+    edges = mass.cumsum(dim=-1)
+    target = uniform.double() * edges[:, -1]
+    block = torch.searchsorted(edges, target[:, None], right=True).clamp(max=edges.shape[1] - 1)
+    rest = target[:, None] - (edges - mass).gather(1, block)
+    inner = blocks[torch.arange(rows, device=p.device), block.squeeze(1)].double().cumsum(dim=-1)
+    place = torch.searchsorted(inner, rest, right=True).clamp(max=BLOCK - 1)
+    return (block * BLOCK + place).squeeze(1).clamp(max=size - 1)

@@ -21,9 +21,10 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import NonFiniteError, RunnelError
 from runnel.core.sharding.param_shards import ParamShard, ShardRows, rows_of_rank, whole
 from runnel.core.state import State
+from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.model.adamw import AdamW
 from runnel.llm.model.attention import PackedRows
-from runnel.llm.model.causal_lm import hidden_states, output_head
+from runnel.llm.model.causal_lm import ScalarModel, hidden_states, output_head
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.logprobs import head_logprobs
 from runnel.llm.model.token_model import DTYPES, Precision
@@ -123,6 +124,18 @@ class ShardedModel:
         """The number that a model with a scalar head gives each `position`. `[N], [M] -> [M]`"""
         scores: Tensor = self.root(tokens, lengths, position, None, 1.0)
         return scores
+
+    def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
+        return self.logprobs_at(part.tokens, part.lengths, part.position, part.target, temperature=temperature)
+
+    def scores(self, part: MicroBatch) -> Tensor:
+        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        return self.scores_at(part.tokens, part.lengths, part.position)
+
+    def scalar_model(self) -> ScalarModel:
+        """A `ScalarModel` whose body has no values yet (`take` brings them, to each rank its own)."""
+        return ScalarModel(self.empty_copy())
 
     def row_logprobs(self, row: Tensor, first: int) -> Tensor:
         """Log-probabilities at temperature 1 of the tokens of one row from `first` on. `[n] -> [n - first]`"""

@@ -18,9 +18,18 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.sharding.param_shards import whole
 from runnel.core.state import State
+from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.model.adamw import AdamW, on_host
-from runnel.llm.model.attention import PackedRows, packed_attention
-from runnel.llm.model.causal_lm import copy_model, hidden_states, load_model_params, model_params, output_head, shared_copy
+from runnel.llm.model.attention import PackedRows, fold, packed_attention
+from runnel.llm.model.causal_lm import (
+    ScalarModel,
+    copy_model,
+    hidden_states,
+    load_model_params,
+    model_params,
+    output_head,
+    shared_copy,
+)
 from runnel.llm.model.decoder import Decoder, Recompute, supported
 from runnel.llm.model.graphed import GraphedDecoder
 from runnel.llm.model.logprobs import head_logprobs, token_logprobs
@@ -169,6 +178,26 @@ class TokenModel:
             return packed_attention(turned, value, rows, scale=decoder.scale)
 
         return decoder(tokens, rows.positions, attend, recompute=self._recompute)
+
+    def hidden(self, part: MicroBatch) -> Tensor:
+        """Hidden states that stand for the trained tokens. `-> [M, width]`"""
+        if self.folds and len(part.position):
+            folded = fold(part.tokens, part.lengths, part.row, part.position)
+            return self.packed_hidden(part.tokens[folded.kept], folded.rows).index_select(0, folded.position)
+        return self.packed_hidden(part.tokens, PackedRows(part.lengths, device=part.tokens.device))[part.position]
+
+    def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
+        return self.target_logprobs(self.hidden(part), part.target, temperature=temperature)
+
+    def scores(self, part: MicroBatch) -> Tensor:
+        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        scores: Tensor = self.model.score(self.hidden(part)).squeeze(-1).float()
+        return scores
+
+    def scalar_model(self) -> ScalarModel:
+        """A `ScalarModel` that starts from a copy of this model's body."""
+        return ScalarModel(self.merged_copy())
 
     def row_logprobs(self, row: Tensor, first: int) -> Tensor:
         """Log-probabilities at temperature 1 of the tokens of one row from `first` on. `[n] -> [n - first]`"""

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
@@ -104,7 +105,7 @@ class RewardComponent:
         if isinstance(self.fn, str):
             self.target  # noqa: B018  (an unknown name fails here, and not in a worker)
 
-    @property
+    @cached_property
     def weights(self) -> dict[str, float]:
         """Weight by channel."""
         return dict(self.channels) or {self.name: self.weight}

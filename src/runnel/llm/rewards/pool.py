@@ -13,8 +13,16 @@ from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import DataError
 from runnel.core.worker import progressed
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.executors import InlineExecutor, RewardExecutor, ThreadExecutor
-from runnel.llm.rewards.judging import RewardJob, RewardOutcome, Verdict, joined, shown_prompt
+from runnel.llm.rewards.judging import (
+    InlineExecutor,
+    RewardExecutor,
+    RewardJob,
+    RewardOutcome,
+    ThreadExecutor,
+    Verdict,
+    joined,
+    shown_prompt,
+)
 from runnel.llm.rewards.processes import ProcessExecutor
 
 WAIT_S = 0.05

@@ -19,8 +19,7 @@ from runnel.core.clock import Clock
 from runnel.core.framing import Message, MessageSocket
 from runnel.core.process import ChildProgram
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.executors import timed_out
-from runnel.llm.rewards.judging import RewardJob, RewardOutcome, checked
+from runnel.llm.rewards.judging import RewardJob, RewardOutcome, checked, timed_out
 
 SCRIPT = Path(__file__).with_name("worker.py")
 START_S = 120.0

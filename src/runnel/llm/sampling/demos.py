@@ -19,8 +19,8 @@ from runnel.core.records import Slot
 from runnel.core.routes import route
 from runnel.core.state import State
 from runnel.llm.checks.sizes import CHECKED, some
+from runnel.llm.sampling.groups import write_row
 from runnel.llm.sampling.sampler import AGENT
-from runnel.llm.sampling.streams import write_row
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 

@@ -21,7 +21,7 @@ from runnel.core.state import Metrics, State
 from runnel.llm.algorithms.base import sum_channels
 from runnel.llm.learning.batches import join_rows
 from runnel.llm.model.causal_lm import model_params
-from runnel.llm.sampling.streams import write_row
+from runnel.llm.sampling.groups import write_row
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tasks.preferences import Pair, append_pairs
 from runnel.llm.tokenize import Tokenizer, messages_of

@@ -3,8 +3,7 @@
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.registry import TASKS, make_task
 from runnel.llm.tasks.reverse import make_reverse
-from runnel.llm.tasks.source import DifficultyConfig, DifficultySource, ExampleSource
-from runnel.llm.tasks.text import Example, TextTask
+from runnel.llm.tasks.text import DifficultyConfig, DifficultySource, Example, ExampleSource, TextTask
 
 __all__ = [
     "TASKS",

@@ -1,6 +1,7 @@
-"""Text tasks in plain Python: where prompts come from, what a demonstration looks like, and what a completion is worth.
+"""Text tasks in plain Python: what a prompt and a demonstration look like, what a completion is worth, what to play next.
 
-A user's own task is a function that returns a `TextTask`, named as `file.py:make_task`.
+A user's own task is a function that returns a `TextTask`, named as `file.py:make_task`. A source gives its examples in a seeded
+order without end: all of them, or those of the right difficulty.
 """
 
 from __future__ import annotations
@@ -8,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+from runnel.core.contracts.tasks import Task
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.state import State
 from runnel.llm.rewards.components import RewardComponent, RewardSpec, as_components
 from runnel.llm.rewards.judging import scalar
 
@@ -85,3 +92,122 @@ class TextTask:
         """The number that is maximised: the weighted sum of the channels that apply (those that are not None)."""
         pairs = zip(self.channels, self.weights, strict=True)
         return sum(w * scalar(rewards[c]) for c, w in pairs if rewards[c] is not None)
+
+
+class ExampleSource:
+    """A `TaskSource` that draws from a list without end: a new seeded order in every pass. A task's id is its place there.
+
+    `report` keeps the last outcome and the number of visits of each example (curricula build on them).
+    """
+
+    def __init__(self, examples: Sequence[Example], *, seed: int, name: str = "prompts") -> None:
+        self._examples = examples
+        self._rng = make_rng(seed, "tasks", name)
+        self._order: np.ndarray = np.empty(0, dtype=np.int64)
+        self._next = 0
+        self.num_visits = np.zeros(len(examples), dtype=np.int64)
+        self.last_reward = np.full(len(examples), np.nan)
+
+    def next(self, n: int) -> list[Task]:
+        ids = [self._draw() for _ in range(n)]
+        return [Task(i, {"example": self._examples[i]}) for i in ids]
+
+    def report(self, task_id: int, outcome: Mapping[str, float]) -> None:
+        self.num_visits[task_id] += 1
+        self.last_reward[task_id] = outcome["reward"]
+
+    def snapshot(self) -> State:
+        return {
+            "rng": rng_state(self._rng),
+            "order": self._order.copy(),
+            "next": self._next,
+            "num_visits": self.num_visits.copy(),
+            "last_reward": self.last_reward.copy(),
+        }
+
+    def restore(self, state: State) -> None:
+        set_rng_state(self._rng, state["rng"])
+        self._order, self._next = np.array(state["order"]), int(state["next"])
+        self.num_visits, self.last_reward = np.array(state["num_visits"]), np.array(state["last_reward"])
+
+    def _draw(self) -> int:
+        if self._next == len(self._order):
+            self._order, self._next = self._rng.permutation(len(self._examples)), 0
+        self._next += 1
+        return int(self._order[self._next - 1])
+
+
+@dataclass(frozen=True)
+class DifficultyConfig:
+    """The online difficulty filter: prompts that are always or never solved teach nothing, so they rest for a while."""
+
+    on_resume: ClassVar[OnResume] = may_change(
+        "low", "high", "momentum", "retry_after", then="counts from the next prompt on"
+    ) | stays("on", why="the accuracy of prompts is known from the start, or not at all")
+
+    on: bool = False
+    """Play prompts of intermediate accuracy, and new ones; others only now and then."""
+    low: float = 0.1
+    """Lowest mean reward of a prompt that is played in every pass."""
+    high: float = 0.9
+    """Highest mean reward of such a prompt."""
+    momentum: float = 0.5
+    """How much of a prompt's mean reward each new visit keeps of the visits before."""
+    retry_after: int = 1000
+    """A prompt outside of the band is tried again after so many other prompts."""
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ConfigError("filter.low", self.low, f"must not be above filter.high = {self.high}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError("filter.momentum", self.momentum, "use 0 (the last visit alone) to below 1")
+        if self.retry_after < 1:
+            raise ConfigError("filter.retry_after", self.retry_after, "use at least 1")
+
+
+class DifficultySource(ExampleSource):
+    """An `ExampleSource` that passes over prompts outside of a band of mean reward (the batch is filled with others).
+
+    `success` is each prompt's running mean reward, `last_drawn` the count of draws when it was last played; both are part of a
+    checkpoint. Where no prompt of a whole pass may be played, the one that has rested longest is.
+    """
+
+    def __init__(self, examples: Sequence[Example], config: DifficultyConfig, *, seed: int, name: str = "prompts") -> None:
+        super().__init__(examples, seed=seed, name=name)
+        self._config = config
+        self.success = np.full(len(examples), np.nan)
+        self.last_drawn = np.full(len(examples), -1, dtype=np.int64)
+        self.num_drawn = 0
+        self.num_skipped = 0
+
+    def report(self, task_id: int, outcome: Mapping[str, float]) -> None:
+        super().report(task_id, outcome)
+        before, keep = self.success[task_id], self._config.momentum
+        self.success[task_id] = outcome["reward"] if np.isnan(before) else keep * before + (1 - keep) * outcome["reward"]
+
+    def snapshot(self) -> State:
+        counts = {"num_drawn": self.num_drawn, "num_skipped": self.num_skipped}
+        return {**super().snapshot(), **counts, "success": self.success.copy(), "last_drawn": self.last_drawn.copy()}
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self.success, self.last_drawn = np.array(state["success"]), np.array(state["last_drawn"])
+        self.num_drawn, self.num_skipped = int(state["num_drawn"]), int(state["num_skipped"])
+
+    def _draw(self) -> int:
+        for _ in range(len(self.success)):
+            i = super()._draw()
+            if self._may_play(i):
+                return self._drawn(i)
+            self.num_skipped += 1
+        return self._drawn(int(self.last_drawn.argmin()))
+
+    def _may_play(self, i: int) -> bool:
+        c, mean = self._config, self.success[i]
+        rested = self.num_drawn - self.last_drawn[i] >= c.retry_after
+        return bool(np.isnan(mean) or c.low <= mean <= c.high or rested)
+
+    def _drawn(self, i: int) -> int:
+        self.last_drawn[i] = self.num_drawn
+        self.num_drawn += 1
+        return i

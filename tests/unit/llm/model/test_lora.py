@@ -19,9 +19,8 @@ from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request
 from runnel.llm.engines.vllm import VllmEngine
-from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.attention import PackedRows
-from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params, shared_copy
+from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params, shared_copy
 from runnel.llm.model.lora import SCALE, Adapters, LoraConfig, MergedModel, make_adapters, save_adapters
 from runnel.llm.model.token_model import TokenModel
 

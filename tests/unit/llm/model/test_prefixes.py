@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnel.llm.model.prefixes import FAMILY, fold
+from runnel.llm.model.attention import FAMILY, fold
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,8 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.llm.model import blocks
 from runnel.llm.model.attention import PackedRows, packed_attention
-from runnel.llm.model.logprobs import head_logprobs, logprobs_from_logits, token_logprobs
-from runnel.llm.model.sampling import draw
+from runnel.llm.model.logprobs import draw, head_logprobs, logprobs_from_logits, token_logprobs
 from runnel.llm.model.weights import Weight
 
 CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels behind `llm/model/sampling.py: draw`: logits are read once, block by block, and one block a second time."""
+"""Triton kernels behind `llm/model/logprobs.py: draw`: logits are read once, block by block, and one block a second time."""
 
 import torch
 
