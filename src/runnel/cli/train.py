@@ -19,6 +19,7 @@ from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.report.write import write_report
 from runnel.run import api, registry
 from runnel.run.launchers import check_ray
+from runnel.run.names import list_recipes
 from runnel.run.trust import check_run, recipe_of
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
@@ -60,7 +61,7 @@ class ResumeOptions:
 def train(args: list[str]) -> int:
     """Train a recipe."""
     if not args or args[0].startswith("-"):
-        names = "\n".join(f"  {name:10} {registry.load_recipe(name).summary}" for name in registry.RECIPES)
+        names = "\n".join(f"  {name:10} {line}" for name, line in list_recipes().items())
         print(TRAIN_HELP + names)
         return 0 if args and args[0] in ("-h", "--help") else 2
     recipe = registry.load_recipe(args[0])

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runnel.core.accounting import Accounting
 from runnel.core.errors import ConfigError, DeadlockError
-from runnel.core.records import Accounting, StreamSpec
+from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
 from runnel.flow.slots import SlotMemory, SlotTable
 from runnel.flow.staleness import LagRule, StalenessConfig
