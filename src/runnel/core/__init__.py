@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from runnel.core.bounds import bounded as bounded, scheduled as scheduled
     from runnel.core.config import refuse_unused as refuse_unused, to_data as to_data
     from runnel.core.contracts.evaluation import (
         AgentRoute as AgentRoute,

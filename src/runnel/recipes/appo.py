@@ -23,7 +23,7 @@ class Config(rl.EnvConfig):
     """Actors that play at the same time; each has its own environments."""
     num_envs: int = 4
     """Environments of each actor."""
-    num_segments: int = 2
+    num_segments: int = rl.core.bounded(2, at_least=1)
     """Segments in one update, from whichever actors have finished theirs."""
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
@@ -39,8 +39,6 @@ class Config(rl.EnvConfig):
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
-        if self.num_segments < 1:
-            raise rl.ConfigError("num_segments", self.num_segments, "use at least 1")
         rows = self.num_segments * self.num_envs // self.num_env_groups
         self.appo.check(rows if self.net.core != "none" else rows * self.num_steps)
 

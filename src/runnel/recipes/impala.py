@@ -25,7 +25,7 @@ class Config(rl.EnvConfig):
     """Environments of each actor."""
     num_steps: int = 8
     """Steps of each environment in one segment."""
-    num_segments: int = 2
+    num_segments: int = rl.core.bounded(2, at_least=1)
     """Segments in one update, from whichever actors have finished theirs."""
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
@@ -40,8 +40,6 @@ class Config(rl.EnvConfig):
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
         self.impala.check()
-        if self.num_segments < 1:
-            raise rl.ConfigError("num_segments", self.num_segments, "use at least 1")
 
 
 def build(c: Config) -> rl.Experiment:

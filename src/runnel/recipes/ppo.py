@@ -23,9 +23,9 @@ class Config(rl.EnvConfig):
 
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
-    population: int = 1
+    population: int = rl.core.bounded(1, at_least=1)
     """Independent learners side by side, with seeds seed, seed + 1, ... and `num_envs` environments each."""
-    member: int = -1
+    member: int = rl.core.bounded(-1, at_least=-1)
     """Which member of a population `rl.load` gives; -1 for the one with the highest return in training."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
@@ -45,9 +45,7 @@ class Config(rl.EnvConfig):
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
-        if self.population < 1:
-            raise rl.ConfigError("population", self.population, "use at least 1")
-        if not -1 <= self.member < self.population:
+        if self.member >= self.population:
             raise rl.ConfigError("member", self.member, f"use 0 to {self.population - 1}, or -1 for the best")
 
 

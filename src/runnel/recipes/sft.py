@@ -26,9 +26,9 @@ class Config(rl.RunConfig):
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
     model: str = ""
     """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
-    demo_rows: int = 128
+    demo_rows: int = rl.core.bounded(128, at_least=1)
     """Demonstrations in a batch."""
-    max_tokens: int = 0
+    max_tokens: int = rl.core.bounded(0, at_least=0)
     """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
@@ -42,14 +42,6 @@ class Config(rl.RunConfig):
         learner = rl.graphs.unused_by_learner(self.learner, needs=())
         recording = {"record.groups_every": "demonstrations are no groups of completions"}
         return {**super().unused(), **rl.graphs.unused_on_data(self), **learner, **recording}
-
-    def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
-        super().check()
-        if self.demo_rows < 1:
-            raise rl.ConfigError("demo_rows", self.demo_rows, "use at least 1")
-        if self.max_tokens < 0:
-            raise rl.ConfigError("max_tokens", self.max_tokens, "use 0 for what the task says, or a number of tokens")
 
 
 def build(c: Config) -> rl.Experiment:
