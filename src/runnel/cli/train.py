@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from runnel.cli.help import print_help
 from runnel.cli.overlay import budgets_named, read_overlay
 from runnel.core.config import override, to_data, whole_number
 from runnel.core.errors import ConfigError
@@ -110,6 +111,9 @@ def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[O
 
 def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Own, RunConfig]:
     """`parse` for a command that has options of its own, as a dataclass."""
+    if {"-h", "--help"} & {*args}:
+        print_help(options(), base, prog=prog, about=about)
+        raise SystemExit(0)
     import tyro
 
     args = _joined(args, ("--env-wrapper", "--wrappers"))
