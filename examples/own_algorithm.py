@@ -38,7 +38,7 @@ class A2C:
         self.optimiser = rl.nets.Adam(net.parameters(), lr=config.lr)
 
     def prepare(self, segments, *, progress):
-        return rl.core.merge_segments(segments["trajectories"])
+        return rl.agents.merge_segments(segments["trajectories"])
 
     def update(self, batch):
         """L = -log pi(a|s) A + (V - R)^2 / 4 - 0.01 H"""

@@ -206,10 +206,6 @@ def is_package(name: str) -> bool:
     return (SRC / name / "__init__.py").exists()
 
 
-TWO_OF_ONE_NAME = {"LocalHost", "LocalProcess", "RayHost", "RayProcess"}
-"""Classes that are still defined twice. The list only ever gets shorter."""
-
-
 def test_no_two_classes_have_one_name() -> None:
     """A reader who searches for a class finds one. Each recipe has a `Config`."""
     homes: dict[str, list[str]] = {}
@@ -217,9 +213,7 @@ def test_no_two_classes_have_one_name() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not (node.name == "Config" and package_of(path) == "recipes"):
                 homes.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
-    twice = {name: found for name, found in homes.items() if len(found) > 1}
-    assert not {name: found for name, found in twice.items() if name not in TWO_OF_ONE_NAME}
-    assert set(twice) >= TWO_OF_ONE_NAME, "take what is mended off the list"
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
 
 
 BARE = """

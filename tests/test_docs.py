@@ -121,13 +121,13 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_public_name_is_documented() -> None:
-    """docs/python-api.md names each public name of the package and of its subpackages."""
-    text = (ROOT / "docs/python-api.md").read_text()
+    """docs/reference/python.md names each public name of the package and of its subpackages."""
+    text = (ROOT / "docs/reference/python.md").read_text()
     packages = [found.name for found in pkgutil.iter_modules(rl.__path__) if found.ispkg and found.name != "tune"]
     below = {package: getattr(importlib.import_module(f"runnel.{package}"), "__all__", []) for package in packages}
     names = [*rl.__all__, *(f"{package}.{name}" for package, found in below.items() for name in found)]
     missing = [n for n in names if not re.search(rf"\brl\.{re.escape(n)}\b", text)]
-    assert not missing, f"document {', '.join(missing)} in docs/python-api.md"
+    assert not missing, f"document {', '.join(missing)} in docs/reference/python.md"
 
 
 def test_the_installed_command_works() -> None:

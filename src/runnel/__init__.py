@@ -7,7 +7,7 @@
     action = policy.act(obs)
 
 These are the names that most programs need. What a recipe or a file of your own builds on is in the subpackages, such as
-`rl.agents.PPOLearner`, `rl.nets.ActorCritic` or `rl.ops.gae` (docs/python-api.md has the list).
+`rl.agents.PPOLearner`, `rl.nets.ActorCritic` or `rl.ops.gae` (docs/reference/python.md has the list).
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         run as run,
         testing as testing,
     )
-    from runnel.core.batch import Batch as Batch
+    from runnel.core.records import Batch as Batch
     from runnel.core.contracts.learning import Collective as Collective, Learner as Learner, Update as Update
     from runnel.core.errors import ConfigError as ConfigError, RunnelError as RunnelError
     from runnel.data.store import ReplayConfig as ReplayConfig
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from runnel.graphs.user_objects import make_network as make_network
     from runnel.llm.tasks.text import Example as Example, TextTask as TextTask
-    from runnel.nets.mlp import NetConfig as NetConfig
+    from runnel.nets.layers import NetConfig as NetConfig
     from runnel.run.api import (
         Run as Run,
         export as export,

@@ -7,6 +7,7 @@ from runnel.core.lazy import lazy_names
 if TYPE_CHECKING:
     from runnel.agents.a2c import A2CConfig as A2CConfig, A2CLearner as A2CLearner
     from runnel.agents.appo import APPOConfig as APPOConfig, APPOLearner as APPOLearner
+    from runnel.agents.base import merge_segments as merge_segments
     from runnel.agents.ddpg import DDPGConfig as DDPGConfig, DDPGLearner as DDPGLearner
     from runnel.agents.dqn import DQNConfig as DQNConfig, DQNLearner as DQNLearner
     from runnel.agents.impala import IMPALAConfig as IMPALAConfig, IMPALALearner as IMPALALearner

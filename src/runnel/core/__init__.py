@@ -34,6 +34,6 @@ if TYPE_CHECKING:
     from runnel.core.resuming import OnResume as OnResume, may_change as may_change, stays as stays
     from runnel.core.rng import make_rng as make_rng, make_seed as make_seed
     from runnel.core.spaces import ActionSpec as ActionSpec, ArraySpec as ArraySpec, EnvSpec as EnvSpec
-    from runnel.core.trajectories import merge_segments as merge_segments, trajectory_stream as trajectory_stream
+    from runnel.core.trajectories import trajectory_stream as trajectory_stream
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
         soft_actor_loss_discrete as soft_actor_loss_discrete,
         temperature_loss as temperature_loss,
     )
-    from runnel.losses.base import Loss as Loss
-    from runnel.losses.policy import (
+    from runnel.losses.base import Loss as Loss, masked_mean as masked_mean, masked_sum as masked_sum
+    from runnel.losses.on_policy import (
         approximate_kl as approximate_kl,
         clipped_policy_loss as clipped_policy_loss,
         policy_gradient_loss as policy_gradient_loss,
+        value_loss as value_loss,
     )
     from runnel.losses.preference import bradley_terry_loss as bradley_terry_loss, dpo_loss as dpo_loss
     from runnel.losses.td import categorical_td_loss as categorical_td_loss, huber_td_loss as huber_td_loss
@@ -32,6 +33,5 @@ if TYPE_CHECKING:
         token_value_loss as token_value_loss,
         truncated_loss as truncated_loss,
     )
-    from runnel.losses.value import value_loss as value_loss
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

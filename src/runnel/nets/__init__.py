@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from runnel.nets.actor_critic import ActorCritic as ActorCritic
-    from runnel.nets.bodies import build_body as build_body
+    from runnel.nets.actor_critic import ActorCritic as ActorCritic, build_body as build_body
     from runnel.nets.continuous import (
         CategoricalActor as CategoricalActor,
         DeterministicActor as DeterministicActor,
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
         SquashedGaussianActor as SquashedGaussianActor,
     )
     from runnel.nets.inferencer import TorchInferencer as TorchInferencer
+    from runnel.nets.layers import ReturnScale as ReturnScale, RunningMeanStd as RunningMeanStd
     from runnel.nets.optim import Adam as Adam
     from runnel.nets.population import Population as Population
     from runnel.nets.q_nets import QNet as QNet

@@ -24,18 +24,13 @@ if TYPE_CHECKING:
         mask_logits as mask_logits,
         squashed_gaussian as squashed_gaussian,
     )
-    from runnel.ops.masked import masked_mean as masked_mean, masked_sum as masked_sum
-    from runnel.ops.normalise import (
-        ReturnScale as ReturnScale,
-        RunningMeanStd as RunningMeanStd,
-        explained_variance as explained_variance,
-        standardise as standardise,
-    )
     from runnel.ops.ragged import last_of_row as last_of_row, row_index as row_index, row_sum as row_sum, token_gae as token_gae
     from runnel.ops.returns import (
         VTrace as VTrace,
         discounted_suffix_sum as discounted_suffix_sum,
+        explained_variance as explained_variance,
         gae as gae,
+        standardise as standardise,
         vtrace as vtrace,
     )
     from runnel.ops.targets import (

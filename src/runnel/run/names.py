@@ -89,6 +89,7 @@ def list_tasks() -> dict[str, str]:
     """Built-in text tasks, with the first line of what they say of themselves."""
     from runnel.llm.tasks import TASKS
 
+    page = "docs/guides/tasks-and-data.md"
     found = {name: (make.__doc__ or "").strip().partition("\n")[0] for name, make in TASKS.items()}
-    found["reasoning_gym:NAME"] = "Any task of reasoning-gym, such as reasoning_gym:leg_counting (docs/tasks-and-data.md)."
-    return found | {"FILE": "Prompts of a .jsonl or .parquet file, or of a saved data set (docs/tasks-and-data.md)."}
+    found["reasoning_gym:NAME"] = f"Any task of reasoning-gym, such as reasoning_gym:leg_counting ({page})."
+    return found | {"FILE": f"Prompts of a .jsonl or .parquet file, or of a saved data set ({page})."}

@@ -52,7 +52,7 @@ def load_recipe(name: str | Path) -> Recipe:
         raise ConfigError("recipe", name, fix)
     for part in ("Config", "build"):
         if not hasattr(module, part):
-            raise ConfigError("recipe", name, f"the file defines no {part}; see docs/add-an-algorithm.md")
+            raise ConfigError("recipe", name, f"the file defines no {part}; see docs/guides/add-an-algorithm.md")
     if not (isinstance(module.Config, type) and issubclass(module.Config, RunConfig) and is_dataclass(module.Config)):
         fix = "its Config must be a frozen dataclass that derives from rl.RunConfig (rl.EnvConfig, ...)"
         raise ConfigError("recipe", name, fix)

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"train holds a str; give rl.Example",
     ),
     "another recipe's config": (
-        lambda p: rl.train_config("dqn", rl.core.resolve.load_object("runnel.recipes.ppo:Config", "x")(out=str(p / "out"))),
+        lambda p: rl.train_config("dqn", rl.graphs.resolve.load_object("runnel.recipes.ppo:Config", "x")(out=str(p / "out"))),
         r"config = 'runnel.recipes.ppo.Config': is no config of the recipe 'dqn'",
     ),
 }
