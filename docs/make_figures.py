@@ -93,7 +93,7 @@ def reverse(out: str) -> None:
     run = rl.train("reverse", out=out, eval={"every": 10})
     tell(run)
     rows = run.rows("eval")
-    config = rl.resolve("runnel.recipes.reverse:Config", "recipe")()
+    config = rl.graphs.resolve("runnel.recipes.reverse:Config", "recipe")()
     parts = {
         "imitation": [row for row in rows if row["version"] <= config.warmup_updates],
         "GRPO": [row for row in rows if row["version"] >= config.warmup_updates],

@@ -46,7 +46,7 @@ def main(total_steps: int = 30_000, target: float = 400.0, out: str = "runs") ->
 
     policy = rl.load(run.path)
     result = rl.evaluate(policy, "CartPole-v1", episodes=10)
-    summary = rl.summarise(result.returns)
+    summary = rl.eval.summarise(result.returns)
     print(f"{run.status} after {run.steps:,} steps; 10 fresh episodes: {summary.mean:.1f}")
 
     env = gym.make("CartPole-v1")

@@ -19,10 +19,10 @@ NUM_ACTIONS = 4
 
 
 @dataclass(frozen=True)
-class ConservativeConfig(rl.SACConfig):
+class ConservativeConfig(rl.agents.SACConfig):
     """Hyperparameters of SAC, and the weight of the penalty."""
 
-    on_resume: ClassVar[rl.OnResume] = rl.may_change("conservative_coef")
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.may_change("conservative_coef")
     conservative_coef: float = 0.1
     """Weight of the penalty; 0 is SAC."""
 
@@ -34,10 +34,10 @@ class Config(sac.Config):
     sac: ConservativeConfig = field(default_factory=ConservativeConfig)
 
 
-class ConservativeSAC(rl.SACLearner):
+class ConservativeSAC(rl.agents.SACLearner):
     """SAC with `coef sum_i (log sum_a exp Q_i(s, a) - Q_i(s, a_data))` added to the loss of the critics."""
 
-    def critic_loss(self, batch: rl.Batch, temperature: torch.Tensor) -> rl.Loss:
+    def critic_loss(self, batch: rl.Batch, temperature: torch.Tensor) -> rl.losses.Loss:
         loss = super().critic_loss(batch, temperature)
         penalty = self.penalty(batch)
         coef = self.config.conservative_coef  # type: ignore[attr-defined]

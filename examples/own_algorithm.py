@@ -17,7 +17,7 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """A2C: one gradient step on each batch, then new data."""
 
-    on_resume = rl.may_change("lr", "gamma")
+    on_resume = rl.core.may_change("lr", "gamma")
     num_envs: int = 16
     """Environments of each actor."""
     num_steps: int = 8
@@ -35,17 +35,17 @@ class A2C:
 
     def __init__(self, config, net, ranks):
         self.config, self.net, self.ranks = config, net, ranks
-        self.optimiser = rl.Adam(net.parameters(), lr=config.lr)
+        self.optimiser = rl.nets.Adam(net.parameters(), lr=config.lr)
 
     def prepare(self, segments, *, progress):
-        return rl.merge_segments(segments["trajectories"])
+        return rl.agents.merge_segments(segments["trajectories"])
 
     def update(self, batch):
         """L = -log pi(a|s) A + (V - R)^2 / 4 - 0.01 H"""
         scores, values, after = self.net.unroll(batch)  # after: V of what followed each step
         logprob, entropy = self.net.evaluate_scores(scores, batch["action"])
         ends = batch["terminated"], batch["truncated"]  # the first ends the task, the second only the clock
-        advantage, returns = rl.gae(batch["rewards/env"], values.detach(), after, *ends, gamma=self.config.gamma, lam=0.95)
+        advantage, returns = rl.ops.gae(batch["rewards/env"], values.detach(), after, *ends, gamma=self.config.gamma, lam=0.95)
         policy, value = -(logprob * advantage).mean(), (values - returns).square().mean() / 2
         loss = policy + 0.5 * value - 0.01 * entropy.mean()
         # of several ranks each has a part of the batch: the sum of these gradients is that of the whole
@@ -70,6 +70,6 @@ def build(c):
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
     def network():
-        return rl.ActorCritic(task.spec, rl.build_body(task.spec, c.net, seed=c.seed))
+        return rl.nets.ActorCritic(task.spec, rl.nets.build_body(task.spec, c.net, seed=c.seed))
 
     return rl.on_policy_graph(c, task, network=network, learner=lambda ranks: A2C(c, network(), ranks))

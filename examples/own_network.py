@@ -17,7 +17,7 @@ import runnel as rl
 class SharedTrunk(nn.Module):
     """One trunk under both heads. `obs` holds the leaves of `env_spec.obs`, each `[..., *shape]`."""
 
-    def __init__(self, env_spec: rl.EnvSpec, width: int = 64) -> None:
+    def __init__(self, env_spec: rl.core.EnvSpec, width: int = 64) -> None:
         super().__init__()
         self.keys = sorted(env_spec.obs)
         num_inputs = sum(torch.Size(leaf.shape).numel() for leaf in env_spec.obs.values())
@@ -38,7 +38,7 @@ class SharedTrunk(nn.Module):
         return self.critic(self.features(obs)).squeeze(-1)
 
 
-def make(env_spec: rl.EnvSpec, seed: int) -> nn.Module:
+def make(env_spec: rl.core.EnvSpec, seed: int) -> nn.Module:
     """The same weights for the same seed, whatever else drew random numbers before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

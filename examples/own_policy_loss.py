@@ -9,13 +9,13 @@ from runnel.recipes import ppo
 Config = ppo.Config
 
 
-class SPO(rl.PPOLearner):
+class SPO(rl.agents.PPOLearner):
     """Simple policy optimisation (Xie et al. 2024, arXiv:2401.16025): a penalty on the ratio instead of PPO's clip."""
 
     def policy_loss(self, logprob, rows, count):
         ratio, advantage = (logprob - rows["logprob"]).exp(), rows["advantage"]
         penalty = advantage.abs() * (ratio - 1).square() / (2 * self.config.clip_range)
-        return rl.Loss((penalty - ratio * advantage).sum() / count)
+        return rl.losses.Loss((penalty - ratio * advantage).sum() / count)
 
 
 def build(c):

@@ -19,7 +19,7 @@ from runnel.recipes import ppo
 class Config(ppo.Config):
     """PPO that pushes a point to the origin: continuous actions, normalised observations."""
 
-    on_resume: ClassVar[rl.OnResume] = rl.stays("dims", why="a run is of one task")
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("dims", why="a run is of one task")
     env: str = "runnel.envs.toy:PointMass"
     """The environment."""
     dims: int = 2
@@ -30,7 +30,9 @@ class Config(ppo.Config):
     """Steps of each environment in one segment: two episodes."""
     total_steps: int | None = 20_000
     """Budget in steps of the environment."""
-    ppo: rl.PPOConfig = field(default_factory=lambda: rl.PPOConfig(gamma=0.9, num_minibatches=4, normalise_obs=True))
+    ppo: rl.agents.PPOConfig = field(
+        default_factory=lambda: rl.agents.PPOConfig(gamma=0.9, num_minibatches=4, normalise_obs=True)
+    )
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=8, episodes=20))
 
     def check(self) -> None:

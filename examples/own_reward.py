@@ -32,7 +32,7 @@ def share(completion: str, wanted: str) -> float:
 
 def make_task() -> rl.TextTask:
     """1000 random words of three letters; every tenth is kept for the evaluation."""
-    rng = rl.make_rng(0, "capitals")
+    rng = rl.core.make_rng(0, "capitals")
     words = sorted({"".join(rng.choice(list("abcdefgh"), 3)) for _ in range(1000)})
     examples = [rl.Example(word, answer=word.upper(), columns={"wanted": word.upper()}) for word in words]
     return rl.TextTask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -186,10 +187,33 @@ def test_recipes_use_public_names_only(path: Path) -> None:
     for line, dotted in imports_of(path):
         if dotted.split(".")[0] == "runnel":
             assert dotted == "runnel" or dotted.startswith("runnel.recipes"), f"{name_of(path)}:{line} imports {dotted}"
-    used = {
-        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "rl"
-    }
-    assert not {name for name in used if name.startswith("_") or not hasattr(rl, name)}
+    for used in names_below(tree, "rl"):
+        home, name = (importlib.import_module(f"runnel.{used[0]}"), used[1]) if is_package(used[0]) else (rl, used[0])
+        assert name in home.__all__, f"{name_of(path)} uses rl.{'.'.join(used)}, which is no public name"
+
+
+def names_below(tree: ast.AST, root: str) -> Iterator[list[str]]:
+    """`["agents", "PPOConfig", "gamma"]` for `rl.agents.PPOConfig.gamma`: every whole chain of attributes of `root`."""
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            chain = ast.unparse(node).split(".")
+            if chain[0] == root:
+                yield [part.partition("(")[0] for part in chain[1:]]
+
+
+def is_package(name: str) -> bool:
+    return (SRC / name / "__init__.py").exists()
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A reader who searches for a class finds one. Each recipe has a `Config`."""
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not (node.name == "Config" and package_of(path) == "recipes"):
+                homes.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
 
 
 BARE = """

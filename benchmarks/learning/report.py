@@ -55,7 +55,7 @@ def judge(score: Score, runs: Sequence[Row]) -> Row:
     if not values:
         failed = None if score.reference is None or not runs else False
         return {**row, "mean": None, "low": None, "high": None, "iqm": None, "reached": failed}
-    s = rl.summarise(values)
+    s = rl.eval.summarise(values)
     reached = None
     if score.reference is not None:
         reached = len(values) == len(runs) and s.high >= score.reference - score.spread

@@ -142,11 +142,11 @@ def report(out: Path) -> None:
         gaps = [b - a for a, b in zip(final["naive", lag], final["decoupled", lag], strict=True)]
         lost = [[b - a for a, b in zip(final[loss, 0], final[loss, lag], strict=True)] for loss in LOSSES]
         parts = [final["naive", lag], final["decoupled", lag], gaps, *(lost if lag else [])]
-        said = [f"{p.mean:.3f} ({p.low:.3f} to {p.high:.3f})" for p in map(rl.summarise, parts)]
+        said = [f"{p.mean:.3f} ({p.low:.3f} to {p.high:.3f})" for p in map(rl.eval.summarise, parts)]
         lines.append(f"| {lag} | {' | '.join(said + [''] * (5 - len(said)))} | {len(seeds)} |")
         for loss in LOSSES:
             steps = [version for version, _ in evals[loss, lag, seeds[0]]]
-            means = [rl.summarise([evals[loss, lag, s][i][1] for s in seeds]).mean for i in range(len(steps))]
+            means = [rl.eval.summarise([evals[loss, lag, s][i][1] for s in seeds]).mean for i in range(len(steps))]
             series.append(Series(f"{loss}, lag {lag}", steps, means, marks=True))
     (out / "table.md").write_text("\n".join(lines) + "\n")
     title = "Unseen words reversed, mean over seeds, by loss and largest lag of a sample"

@@ -6,258 +6,69 @@
     policy = rl.load(run.path)
     action = policy.act(obs)
 
-Everything a recipe, an example or your own file needs is a name of this module.
+These are the names that most programs need. What a recipe or a file of your own builds on is in the subpackages, such as
+`rl.agents.PPOLearner`, `rl.nets.ActorCritic` or `rl.ops.gae` (docs/reference/python.md has the list).
 """
 
-from runnel.agents.a2c import A2CConfig, A2CLearner
-from runnel.agents.appo import APPOConfig, APPOLearner
-from runnel.agents.base import merge_segments
-from runnel.agents.ddpg import DDPGConfig, DDPGLearner
-from runnel.agents.dqn import DQNConfig, DQNLearner
-from runnel.agents.impala import IMPALAConfig, IMPALALearner
-from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.agents.ppo_population import PopulationLearner
-from runnel.agents.sac import SACConfig, SACLearner
-from runnel.agents.td3 import TD3Config, TD3Learner
-from runnel.core.config import refuse_unused, to_data
-from runnel.core.contracts.evaluation import AgentRoute, EvalResult, Evaluation, Policy
-from runnel.core.contracts.inference import Inferencer, Reply, Request
-from runnel.core.contracts.learning import Collective, Learner, SingleProcess, Update
-from runnel.core.contracts.params import ParamSet
-from runnel.core.contracts.samples import Sampler
-from runnel.core.contracts.tasks import Task, TaskSource
-from runnel.core.errors import (
-    CheckpointError,
-    ClusterLost,
-    ConfigError,
-    DataError,
-    DeadlockError,
-    NonFiniteError,
-    RunnelError,
-    WorkerFailure,
-)
-from runnel.core.records import Batch, FieldSpec, Segment, StreamSpec
-from runnel.core.resuming import OnResume, may_change, stays
-from runnel.core.rng import make_rng, make_seed
-from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import trajectory_stream
-from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
-from runnel.envs.registry import make_env
-from runnel.envs.sampler import VecEnvSampler
-from runnel.envs.vector.config import VectorConfig
-from runnel.eval.aggregates import aggregate
-from runnel.eval.compare import compare
-from runnel.eval.profiles import performance_profile
-from runnel.eval.runner import EnvEvaluation
-from runnel.eval.statistics import summarise
-from runnel.flow.staleness import AdmissionRule, LagRule, ReplayRatioRule, StalenessConfig
-from runnel.flow.workers.trainer import Phase
-from runnel.graphs.env_config import EnvConfig, ReplayEnvConfig
-from runnel.graphs.env_task import EnvTask
-from runnel.graphs.experiment import ActorSpec, BufferSpec, EvaluationSpec, Experiment, InferenceStream
-from runnel.graphs.on_policy import on_policy_graph
-from runnel.graphs.pairs import PairConfig, pair_graph
-from runnel.graphs.population import population_graph
-from runnel.graphs.prompt_task import PromptTask
-from runnel.graphs.prompts import PromptConfig, prompt_graph
-from runnel.graphs.record_config import RecordConfig
-from runnel.graphs.replay import replay_graph
-from runnel.graphs.run_config import CheckpointConfig, EvalConfig, PlacementConfig, RunConfig
-from runnel.graphs.unused import unused_by_learner, unused_on_data
-from runnel.graphs.user_objects import make_network, resolve
-from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
-from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
-from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
-from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
-from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
-from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
-from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
-from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
-from runnel.llm.algorithms.reward_model import RewardModelling
-from runnel.llm.algorithms.sft import SupervisedFineTuning
-from runnel.llm.engines.choose import EngineConfig
-from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.model.causal_lm import ModelConfig
-from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.sampling.pairs import PairWriter
-from runnel.llm.tasks import DataConfig, DifficultyConfig, Example, TextTask
-from runnel.losses.base import Loss
-from runnel.nets.actor_critic import ActorCritic, build_body
-from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.inferencer import TorchInferencer
-from runnel.nets.layers import NetConfig
-from runnel.nets.optim import Adam
-from runnel.nets.population import Population
-from runnel.nets.q_nets import QNet
-from runnel.ops.returns import gae
-from runnel.report.write import write_report
-from runnel.run.api import Run, export, load, record, resume, train, train_config
-from runnel.run.evaluating import evaluate
-from runnel.run.events import Event
-from runnel.run.pipeline import PipelineConfig, Stage, learner_settings, run_pipeline
-from runnel.testing.envs import check_env
-from runnel.testing.rewards import check_reward
+from typing import TYPE_CHECKING
+
+from runnel.core.lazy import lazy_names
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AIPO",
-    "DAPO",
-    "DPO",
-    "GRPO",
-    "GSPO",
-    "RLOO",
-    "A2CConfig",
-    "A2CLearner",
-    "AIPOConfig",
-    "APPOConfig",
-    "APPOLearner",
-    "ActionSpec",
-    "ActorCritic",
-    "ActorSpec",
-    "Adam",
-    "AdmissionRule",
-    "AgentRoute",
-    "ArraySpec",
-    "Batch",
-    "BufferSpec",
-    "CategoricalActor",
-    "CheckpointConfig",
-    "CheckpointError",
-    "ClusterLost",
-    "Collective",
-    "ConfigError",
-    "DAPOConfig",
-    "DDPGConfig",
-    "DDPGLearner",
-    "DPOConfig",
-    "DQNConfig",
-    "DQNLearner",
-    "DataConfig",
-    "DataError",
-    "DeadlockError",
-    "DecoupledConfig",
-    "DecoupledPPO",
-    "DeterministicActor",
-    "DifficultyConfig",
-    "DrGRPO",
-    "EngineConfig",
-    "EnvConfig",
-    "EnvEvaluation",
-    "EnvSpec",
-    "EnvTask",
-    "EvalConfig",
-    "EvalResult",
-    "Evaluation",
-    "EvaluationSpec",
-    "Event",
-    "Example",
-    "Experiment",
-    "FieldSpec",
-    "GRPOConfig",
-    "GSPOConfig",
-    "IMPALAConfig",
-    "IMPALALearner",
-    "InferenceStream",
-    "Inferencer",
-    "LagRule",
-    "Learner",
-    "Loss",
-    "ModelConfig",
-    "NetConfig",
-    "NonFiniteError",
-    "OnResume",
-    "OnlineDPO",
-    "PPOConfig",
-    "PPOLearner",
-    "PairConfig",
-    "PairWriter",
-    "ParamSet",
-    "Phase",
-    "PipelineConfig",
-    "PlacementConfig",
-    "Policy",
-    "Population",
-    "PopulationLearner",
-    "PromptConfig",
-    "PromptTask",
-    "QEnsemble",
-    "QNet",
-    "ReMax",
-    "RecordConfig",
-    "Reinforce",
-    "ReinforceConfig",
-    "ReplayConfig",
-    "ReplayEnvConfig",
-    "ReplayRatioRule",
-    "ReplayStore",
-    "Reply",
-    "Request",
-    "RewardComponent",
-    "RewardModelling",
-    "Run",
-    "RunConfig",
-    "RunnelError",
-    "SACConfig",
-    "SACLearner",
-    "Sampler",
-    "Segment",
-    "SingleProcess",
-    "SquashedGaussianActor",
-    "Stage",
-    "StalenessConfig",
-    "StreamSpec",
-    "SupervisedFineTuning",
-    "TD3Config",
-    "TD3Learner",
-    "Task",
-    "TaskSource",
-    "TextTask",
-    "TokenLearner",
-    "TokenLearnerConfig",
-    "TokenPPO",
-    "TokenPPOConfig",
-    "TorchInferencer",
-    "Update",
-    "VecEnvSampler",
-    "VectorConfig",
-    "WorkerFailure",
-    "__version__",
-    "aggregate",
-    "build_body",
-    "check_env",
-    "check_reward",
-    "compare",
-    "evaluate",
-    "export",
-    "gae",
-    "learner_settings",
-    "load",
-    "make_env",
-    "make_network",
-    "make_rng",
-    "make_seed",
-    "may_change",
-    "merge_segments",
-    "on_policy_graph",
-    "pair_graph",
-    "performance_profile",
-    "population_graph",
-    "prompt_graph",
-    "record",
-    "refuse_unused",
-    "replay_graph",
-    "replay_stream",
-    "resolve",
-    "resume",
-    "run_pipeline",
-    "stays",
-    "summarise",
-    "to_data",
-    "train",
-    "train_config",
-    "trajectory_stream",
-    "unused_by_learner",
-    "unused_on_data",
-    "write_report",
-]
+if TYPE_CHECKING:
+    from runnel import (
+        agents as agents,
+        core as core,
+        data as data,
+        envs as envs,
+        eval as eval,
+        flow as flow,
+        graphs as graphs,
+        llm as llm,
+        losses as losses,
+        nets as nets,
+        ops as ops,
+        report as report,
+        run as run,
+        testing as testing,
+    )
+    from runnel.core.records import Batch as Batch
+    from runnel.core.contracts.learning import Collective as Collective, Learner as Learner, Update as Update
+    from runnel.core.errors import ConfigError as ConfigError, RunnelError as RunnelError
+    from runnel.data.store import ReplayConfig as ReplayConfig
+    from runnel.envs.registry import make_env as make_env
+    from runnel.flow.staleness import StalenessConfig as StalenessConfig
+    from runnel.graphs.env_config import EnvConfig as EnvConfig, ReplayEnvConfig as ReplayEnvConfig
+    from runnel.graphs.env_task import EnvTask as EnvTask
+    from runnel.graphs.experiment import Experiment as Experiment
+    from runnel.graphs.on_policy import on_policy_graph as on_policy_graph
+    from runnel.graphs.pairs import PairConfig as PairConfig, pair_graph as pair_graph
+    from runnel.graphs.prompt_task import PromptTask as PromptTask
+    from runnel.graphs.prompts import PromptConfig as PromptConfig, prompt_graph as prompt_graph
+    from runnel.graphs.replay import replay_graph as replay_graph
+    from runnel.graphs.run_config import (
+        CheckpointConfig as CheckpointConfig,
+        EvalConfig as EvalConfig,
+        PlacementConfig as PlacementConfig,
+        RunConfig as RunConfig,
+    )
+    from runnel.graphs.user_objects import make_network as make_network
+    from runnel.llm.tasks.text import Example as Example, TextTask as TextTask
+    from runnel.nets.layers import NetConfig as NetConfig
+    from runnel.run.api import (
+        Run as Run,
+        export as export,
+        load as load,
+        record as record,
+        resume as resume,
+        train as train,
+        train_config as train_config,
+    )
+    from runnel.run.evaluating import evaluate as evaluate
+    from runnel.run.events import Event as Event
+    from runnel.run.pipeline import Stage as Stage, run_pipeline as run_pipeline
+    from runnel.testing.envs import check_env as check_env
+    from runnel.testing.rewards import check_reward as check_reward
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -23,10 +23,10 @@ class Config(rl.EnvConfig):
     """The version at which it does."""
     slow_s: float = 0.0
     """Seconds that rank 1 sleeps in each `prepare`."""
-    ppo: rl.PPOConfig = field(default_factory=lambda: rl.PPOConfig(num_epochs=1, num_minibatches=1))
+    ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(num_epochs=1, num_minibatches=1))
 
 
-class Faulty(rl.PPOLearner):
+class Faulty(rl.agents.PPOLearner):
     """Rank 1 is late, and at last does not come."""
 
     settings: Config
@@ -55,8 +55,8 @@ def build(c: Config) -> rl.Experiment:
     """As the recipe `ppo`."""
     task = rl.EnvTask(c.env, c)
 
-    def network() -> rl.ActorCritic:
-        return rl.ActorCritic(task.spec, rl.build_body(task.spec, c.net, seed=c.seed))
+    def network() -> rl.nets.ActorCritic:
+        return rl.nets.ActorCritic(task.spec, rl.nets.build_body(task.spec, c.net, seed=c.seed))
 
     def learner(ranks: rl.Collective) -> Faulty:
         made = Faulty(c.ppo, network(), seed=c.seed, collective=ranks)

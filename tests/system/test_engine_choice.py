@@ -100,7 +100,7 @@ def test_an_engine_by_configuration() -> None:
 
     found = []
     for kind in ("native", "hf"):
-        config = rl.EngineConfig(kind=kind, num_slots=3)  # type: ignore[arg-type]
+        config = rl.llm.EngineConfig(kind=kind, num_slots=3)  # type: ignore[arg-type]
         engine = make_engine(config, model, num_slots=8, max_length=32, eos_id=2)
         assert engine.num_slots == 3  # type: ignore[attr-defined]
         engine.load_params(ParamSet(0, model_params(model())))
@@ -110,9 +110,9 @@ def test_an_engine_by_configuration() -> None:
 
 def test_bad_settings_are_refused_with_the_fix() -> None:
     with pytest.raises(ConfigError, match="native, hf or vllm"):
-        rl.EngineConfig(kind="sglang")  # type: ignore[arg-type]
+        rl.llm.EngineConfig(kind="sglang")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="num_slots"):
-        rl.EngineConfig(num_slots=-1)
+        rl.llm.EngineConfig(num_slots=-1)
 
 
 WINDOW: dict[str, Any] = {

@@ -86,7 +86,7 @@ def last_row(run: Path) -> dict[str, Any]:
     [("Dies", "killed by signal SIGKILL"), ("Exits", "exited with code 7"), ("Raises", "the simulator lost its mind")],
 )
 def test_a_lost_actor_is_named_and_the_rest_is_saved(fault: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(rl.WorkerFailure, match=message) as caught:
+    with pytest.raises(rl.core.WorkerFailure, match=message) as caught:
         rl.train("ppo", env=f"{ENVS}:{fault}", launcher="local", out=str(tmp_path), **TINY)
     assert caught.value.worker == "actor-0"
     manifest = newest(tmp_path / "run")
@@ -102,7 +102,7 @@ def test_a_lost_actor_is_named_and_the_rest_is_saved(fault: str, message: str, t
 def test_the_run_goes_on_after_a_lost_actor(tmp_path: Path) -> None:
     envs, own = Path(ENVS).read_text(), tmp_path / "mine.py"
     own.write_text(f"{envs}\n\nclass Mine(Dies): ...\n")
-    with pytest.raises(rl.WorkerFailure):
+    with pytest.raises(rl.core.WorkerFailure):
         rl.train("ppo", env=f"{own}:Mine", launcher="local", out=str(tmp_path), **TINY)
     version = newest(tmp_path / "run")["version"]
     own.write_text(f"{envs}\n\nclass Mine(Base): ...\n")  # the user has mended it
@@ -113,7 +113,7 @@ def test_the_run_goes_on_after_a_lost_actor(tmp_path: Path) -> None:
 def test_a_hung_actor_is_named_with_its_stack_within_its_deadline(tmp_path: Path) -> None:
     settings = {**TINY, "placement": {"stage_timeout_s": 3.0, "max_restarts": 0}}
     start = time.monotonic()
-    with pytest.raises(rl.WorkerFailure, match="hung in stage 'sample'") as caught:
+    with pytest.raises(rl.core.WorkerFailure, match="hung in stage 'sample'") as caught:
         rl.train("ppo", env=f"{ENVS}:Hangs", launcher="local", out=str(tmp_path), **settings)
     assert caught.value.worker == "actor-0"
     assert "fault_envs.py" in str(caught.value), "the stack shows where it hangs"
@@ -132,7 +132,7 @@ def test_a_slow_actor_whose_steps_come_back_is_not_hung(tmp_path: Path) -> None:
 
 
 def test_an_error_in_process_names_the_worker_and_saves_the_rest(tmp_path: Path) -> None:
-    with pytest.raises(rl.DataError, match="Raises") as caught:
+    with pytest.raises(rl.core.DataError, match="Raises") as caught:
         rl.train("ppo", env=f"{ENVS}:Raises", out=str(tmp_path), **TINY)
     assert any("actor-0" in note for note in caught.value.__notes__)
     assert newest(tmp_path / "run")["left_out"] == ["actor-0"]
@@ -144,7 +144,7 @@ def test_bad_numbers_stop_the_run_and_leave_the_last_good_checkpoint(
     fault: str, tensor: str, launcher: str, tmp_path: Path
 ) -> None:
     settings = {**TINY, "checkpoint": {"every": 1}, "env_kwargs": {"fault": fault, "at": 150}}
-    with pytest.raises(rl.NonFiniteError) as caught:
+    with pytest.raises(rl.core.NonFiniteError) as caught:
         rl.train("ppo", env="runnel.envs.toy:BadEnv", launcher=launcher, out=str(tmp_path), **settings)
     assert caught.value.tensor == tensor
     assert caught.value.step > 0
@@ -154,7 +154,7 @@ def test_bad_numbers_stop_the_run_and_leave_the_last_good_checkpoint(
 
 
 def test_an_infinite_loss_stops_the_run_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(rl.NonFiniteError, match="loss"):
+    with pytest.raises(rl.core.NonFiniteError, match="loss"):
         rl.train("ppo", out=str(tmp_path), **{**TINY, "ppo": {"num_minibatches": 1, "num_epochs": 3, "lr": 1e30}})
 
 

@@ -66,7 +66,7 @@ def test_a_run_with_adapters_stops_goes_on_and_leaves_what_it_trained(tmp_path: 
 
     folder = Path(whole.path) / "model"
     merged = AutoModelForCausalLM.from_pretrained(folder)
-    prompts = rl.PromptTask("reverse", rl.RunConfig(seed=1), model="", lm=rl.ModelConfig(**SMALL["lm"]))
+    prompts = rl.PromptTask("reverse", rl.RunConfig(seed=1), model="", lm=rl.llm.ModelConfig(**SMALL["lm"]))
     beside = PeftModel.from_pretrained(prompts.model(), str(folder / "adapter"))
     tokens = torch.tensor([[5, 9, 11, 3]])
     with torch.no_grad():

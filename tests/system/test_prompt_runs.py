@@ -53,7 +53,7 @@ def too_long():
     return make(length, long=40)
 
 def bad_moods():
-    return make(rl.RewardComponent("moody", __file__ + ":moody", timeout_s=0.5), moods=("good", "raise", "nan", "hang"))
+    return make(rl.llm.RewardComponent("moody", __file__ + ":moody", timeout_s=0.5), moods=("good", "raise", "nan", "hang"))
 """
 
 
@@ -190,7 +190,7 @@ def test_a_base_model_takes_plain_prompts(task_file, tmp_path, base_model):
 def test_a_damaged_weight_file_is_named(task_file, tmp_path, base_model):
     weights = base_model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(rl.DataError, match=r"model\.safetensors .* is damaged"):
+    with pytest.raises(rl.core.DataError, match=r"model\.safetensors .* is damaged"):
         train(f"{task_file}:good", tmp_path, total_updates=1, model=str(base_model), data={"plain": True})
 
 

@@ -58,7 +58,7 @@ def test_a_run_whose_head_is_killed_is_saved_and_says_how_to_go_on(tmp_path: Pat
             (head,) = [pid for pid in started if Path(f"/proc/{pid}/comm").read_text().strip() == "gcs_server"]
             os.kill(head, signal.SIGKILL)
 
-    with pytest.raises(rl.ClusterLost, match=r"the head of the Ray cluster \(127\.0\.0\.2:\d+\) is gone") as caught:
+    with pytest.raises(rl.core.ClusterLost, match=r"the head of the Ray cluster \(127\.0\.0\.2:\d+\) is gone") as caught:
         rl.train("ppo", out=str(tmp_path), on_update=on_update, **TINY)
     path = tmp_path / "run"
     version = newest(path)["version"]

@@ -135,7 +135,7 @@ def test_a_replay_run_survives_its_buffer_and_an_actor(tmp_path: Path) -> None:
 
 def test_who_dies_too_often_ends_the_run(tmp_path: Path) -> None:
     settings = {**TINY, **PPO, "env": f"{Path(__file__).parent / 'fault_envs.py'}:Dies", "placement": {"max_restarts": 1}}
-    with pytest.raises(rl.WorkerFailure, match="killed by signal SIGKILL"):
+    with pytest.raises(rl.core.WorkerFailure, match="killed by signal SIGKILL"):
         rl.train("ppo", out=str(tmp_path), **settings)
 
 

@@ -99,7 +99,7 @@ def test_code_that_no_longer_fits_the_checkpoint_leaves_the_run_as_it_was(launch
     run = rl.train("ppo", out=str(tmp_path), env=f"{tmp_path}/mine.py:Mine", launcher=launcher, **TINY)
     before = contents(run.path)
     (tmp_path / "size.txt").write_text("4")
-    with pytest.raises((rl.CheckpointError, rl.WorkerFailure), match=r"is not what it was|size mismatch"):
+    with pytest.raises((rl.core.CheckpointError, rl.core.WorkerFailure), match=r"is not what it was|size mismatch"):
         rl.resume(run.path, total_updates=8)
     assert contents(run.path) == before
     (tmp_path / "size.txt").write_text("3")
@@ -170,7 +170,7 @@ def test_parameters_that_are_not_finite_are_neither_published_nor_saved(
         step(self, grad * (float("nan") if self.num_steps == 2 else 1.0))
 
     monkeypatch.setattr(Adam, "_step_on_host", overflow)
-    with pytest.raises(rl.NonFiniteError, match="params/"):
+    with pytest.raises(rl.core.NonFiniteError, match="params/"):
         rl.train("ppo", out=str(tmp_path), **{**TINY, "checkpoint": {"every": 1}})
     newest = Checkpoints(tmp_path / "run" / "checkpoints").newest_params()
     assert newest.version == 2

@@ -84,7 +84,7 @@ def test_two_ranks_give_the_parameters_that_one_gives(tmp_path: Path) -> None:
 
 def test_a_slow_rank_is_named_and_one_that_dies_too(tmp_path: Path) -> None:
     settings = {**PPO, "total_updates": 1000, "out": str(tmp_path), "placement": {"trainers": 2, "max_restarts": 0}}
-    with pytest.raises(rl.WorkerFailure, match=r"trainer-1") as caught:
+    with pytest.raises(rl.core.WorkerFailure, match=r"trainer-1") as caught:
         rl.train(FAULTY, fault="dies", at=10, slow_s=0.15, **settings)
     assert "SIGKILL" in str(caught.value) or "rank 1 (worker trainer-1) is gone" in str(caught.value)
     log = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -97,7 +97,7 @@ def test_a_slow_rank_is_named_and_one_that_dies_too(tmp_path: Path) -> None:
 def test_a_rank_that_hangs_or_raises_is_named(fault: str, said: str, tmp_path: Path) -> None:
     placement = {"trainers": 2, "stage_timeout_s": 3.0, "max_restarts": 0}
     settings = {**PPO, "total_updates": 1000, "out": str(tmp_path), "placement": placement}
-    with pytest.raises(rl.WorkerFailure, match=said) as caught:
+    with pytest.raises(rl.core.WorkerFailure, match=said) as caught:
         rl.train(FAULTY, fault=fault, at=2, **settings)
     assert caught.value.worker == "trainer-1"
 

@@ -25,7 +25,7 @@ START = 1e4
 class Config(rl.EnvConfig):
     """Descent with a rate."""
 
-    on_resume: ClassVar[rl.OnResume] = rl.may_change("rate", "ill")
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.may_change("rate", "ill")
     env: str = "runnel.envs.toy:TruncationTrap"
     """Plays no part."""
     num_envs: int = 1
@@ -46,12 +46,12 @@ class Config(rl.EnvConfig):
 class Descent:
     """w <- w - rate (w + noise) in 64 directions at once; its loss is the mean square of w."""
 
-    def __init__(self, config: Config, net: rl.ActorCritic) -> None:
+    def __init__(self, config: Config, net: rl.nets.ActorCritic) -> None:
         self.config, self.net, self.version = config, net, 0
         self.w = torch.full((64,), START)
         self.noise = torch.Generator().manual_seed(config.seed)
 
-    def prepare(self, segments: Mapping[str, Sequence[rl.Segment]], *, progress: float) -> rl.Batch:
+    def prepare(self, segments: Mapping[str, Sequence[rl.core.Segment]], *, progress: float) -> rl.Batch:
         return rl.Batch({"progress": torch.tensor([progress])})
 
     def update(self, batch: rl.Batch) -> rl.Update:
@@ -84,7 +84,7 @@ class Descent:
 def build(c: Config) -> rl.Experiment:
     task = rl.EnvTask(c.env, c)
 
-    def network() -> rl.ActorCritic:
-        return rl.ActorCritic(task.spec, rl.build_body(task.spec, rl.NetConfig(hidden=(4,)), seed=c.seed))
+    def network() -> rl.nets.ActorCritic:
+        return rl.nets.ActorCritic(task.spec, rl.nets.build_body(task.spec, rl.NetConfig(hidden=(4,)), seed=c.seed))
 
     return rl.on_policy_graph(c, task, network=network, learner=lambda ranks: Descent(c, network()))

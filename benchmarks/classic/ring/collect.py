@@ -27,10 +27,10 @@ class Config(rl.EnvConfig):
 class Idle:
     """A learner that learns nothing."""
 
-    def __init__(self, net: rl.ActorCritic) -> None:
+    def __init__(self, net: rl.nets.ActorCritic) -> None:
         self._params = dict(net.state_dict())
 
-    def prepare(self, segments: Mapping[str, Sequence[rl.Segment]], *, progress: float) -> rl.Batch:
+    def prepare(self, segments: Mapping[str, Sequence[rl.core.Segment]], *, progress: float) -> rl.Batch:
         return rl.Batch()
 
     def update(self, batch: rl.Batch) -> rl.Update:
@@ -50,8 +50,8 @@ def build(c: Config) -> rl.Experiment:
     """Actors write `trajectories`; the learner takes one segment of each group of environments and forgets it."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
-    def network() -> rl.ActorCritic:
-        return rl.ActorCritic(task.spec, rl.build_body(task.spec, c.net, seed=c.seed))
+    def network() -> rl.nets.ActorCritic:
+        return rl.nets.ActorCritic(task.spec, rl.nets.build_body(task.spec, c.net, seed=c.seed))
 
     graph = rl.on_policy_graph(c, task, network=network, learner=lambda ranks: Idle(network()))
     # every group of the ring may have a request under way

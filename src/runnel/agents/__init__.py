@@ -1,1 +1,19 @@
 """One file per classical algorithm: its Config and its Learner."""
+
+from typing import TYPE_CHECKING
+
+from runnel.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from runnel.agents.a2c import A2CConfig as A2CConfig, A2CLearner as A2CLearner
+    from runnel.agents.appo import APPOConfig as APPOConfig, APPOLearner as APPOLearner
+    from runnel.agents.base import merge_segments as merge_segments
+    from runnel.agents.ddpg import DDPGConfig as DDPGConfig, DDPGLearner as DDPGLearner
+    from runnel.agents.dqn import DQNConfig as DQNConfig, DQNLearner as DQNLearner
+    from runnel.agents.impala import IMPALAConfig as IMPALAConfig, IMPALALearner as IMPALALearner
+    from runnel.agents.ppo import PPOConfig as PPOConfig, PPOLearner as PPOLearner
+    from runnel.agents.ppo_population import PopulationLearner as PopulationLearner
+    from runnel.agents.sac import SACConfig as SACConfig, SACLearner as SACLearner
+    from runnel.agents.td3 import TD3Config as TD3Config, TD3Learner as TD3Learner
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from runnel.agents.base import merge_segments, of_whole_batch
 from runnel.core import schedule
+from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.records import Batch, Segment
@@ -41,17 +42,17 @@ class A2CConfig:
         "lr", "gamma", "gae_lambda", "entropy_coef", "value_coef", "max_grad_norm"
     ) | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
 
-    lr: float | str = "linear(2e-3, 0)"
+    lr: float | str = scheduled("linear(2e-3, 0)")
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
-    gamma: float = 0.99
+    gamma: float = bounded(0.99, at_least=0, at_most=1)
     """Discount of future rewards."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = bounded(0.95, at_least=0, at_most=1)
     """Lambda of the return: 0 trusts the critic, 1 the observed rewards up to the end of the segment."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = bounded(0.0, finite=True)
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
+    value_coef: float = bounded(0.5, finite=True)
     """Weight of the critic's loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = bounded(0.5, above=0)
     """Gradients are scaled down to this global norm."""
     normalise_obs: bool = False
     """Normalise observations by running statistics that are published with the parameters."""
@@ -65,15 +66,7 @@ class A2CConfig:
 
     def check(self, name: str = "a2c") -> None:
         """Raise a `ConfigError` for settings that cannot train; `name` is the field that holds this config."""
-        schedule.parse(self.lr, f"{name}.lr")
-        for field in ("gamma", "gae_lambda"):
-            if not 0.0 <= (value := getattr(self, field)) <= 1.0:
-                raise ConfigError(f"{name}.{field}", value, "must be in [0, 1]")
-        for field in ("entropy_coef", "value_coef"):
-            if not math.isfinite(value := getattr(self, field)):
-                raise ConfigError(f"{name}.{field}", value, "must be a finite number")
-        if not self.max_grad_norm > 0.0:
-            raise ConfigError(f"{name}.max_grad_norm", self.max_grad_norm, "must be above 0")
+        check_bounds(self, f"{name}.")
 
 
 class A2CLearner:

@@ -17,6 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
@@ -29,10 +30,10 @@ class APPOConfig(PPOConfig):
 
     on_resume: ClassVar[OnResume] = may_change("rho_bar", "c_bar")
 
-    rho_bar: float = 1.0
+    rho_bar: float = bounded(1.0, above=0)
     """Importance weights in the critic's targets are cut at this: 1 learns the value of a policy between the actors' and the
     learner's; more, one nearer to the learner's, with more variance."""
-    c_bar: float = 1.0
+    c_bar: float = bounded(1.0, above=0)
     """Weights by which later errors count for earlier steps are cut at this: less variance, slower correction."""
 
     def check(self, batch_size: int) -> None:
@@ -41,8 +42,6 @@ class APPOConfig(PPOConfig):
             super().check(batch_size)
         except ConfigError as error:
             raise ConfigError(error.field.replace("ppo.", "appo.", 1), error.value, error.fix) from None
-        if not self.c_bar > 0.0:
-            raise ConfigError("appo.c_bar", self.c_bar, "must be above 0")
         if not self.rho_bar >= self.c_bar:
             raise ConfigError("appo.rho_bar", self.rho_bar, f"must be at least c_bar ({self.c_bar:g})")
 

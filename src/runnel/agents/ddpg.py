@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runnel.agents.td3 import TD3Config, TD3Learner
+from runnel.core.bounds import bounded, scheduled
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
@@ -30,19 +31,19 @@ class DDPGConfig:
         | stays("batch_size", why="batches of that size are on their way")
     )
 
-    actor_lr: float | str = 3e-4
+    actor_lr: float | str = scheduled(3e-4)
     """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""
-    critic_lr: float | str = 3e-4
+    critic_lr: float | str = scheduled(3e-4)
     """Learning rate of the critic."""
-    gamma: float = 0.99
+    gamma: float = bounded(0.99, at_least=0, at_most=1)
     """Discount of future rewards; the replay buffer applies it."""
-    batch_size: int = 256
+    batch_size: int = bounded(256, at_least=1)
     """Transitions in one update."""
-    tau: float = 0.005
+    tau: float = bounded(0.005, above=0, at_most=1)
     """How far the target networks move to the online ones after each update."""
-    exploration_noise: float | str = 0.1
+    exploration_noise: float | str = scheduled(0.1)
     """Standard deviation of the noise on actions played, where the action's range is (-1, 1): a number or a schedule."""
-    metrics_every: int = 1
+    metrics_every: int = bounded(1, at_least=1)
     """Read the metrics of each this many updates; on a GPU, reading them waits for the update."""
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from runnel.agents.base import Sizes, of_whole_batch, split_errors
 from runnel.core import schedule
+from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.records import Batch, Segment
@@ -49,13 +50,13 @@ class DQNConfig:
         | stays("dueling", "head", "num_atoms", "v_min", "v_max", why="what was learned is of that network")
     )
 
-    lr: float | str = 2.5e-4
+    lr: float | str = scheduled(2.5e-4)
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
-    gamma: float = 0.99
+    gamma: float = bounded(0.99, at_least=0, at_most=1)
     """Discount of future rewards."""
-    batch_size: int = 128
+    batch_size: int = bounded(128, at_least=1)
     """Transitions in one update; for a recurrent network, sequences of `num_steps` steps."""
-    epsilon: float | str = "linear(1, 0.05, 0.2)"
+    epsilon: float | str = scheduled("linear(1, 0.05, 0.2)")
     """Share of random actions: a number, or a schedule over the run."""
     double: bool = True
     """Choose the target's action by the online network (double Q-learning), not by the target network."""
@@ -63,25 +64,25 @@ class DQNConfig:
     """Two networks, for the value of a state and for the advantages of actions (Wang et al. 2016, arXiv:1511.06581)."""
     head: Literal["value", "c51", "hl_gauss"] = "value"
     """value: Q and a Huber loss. c51, hl_gauss: a distribution over `num_atoms` values and a cross-entropy loss."""
-    num_atoms: int = 101
+    num_atoms: int = bounded(101, at_least=2)
     """c51, hl_gauss: values of the distribution."""
-    v_min: float = -100.0
+    v_min: float = bounded(-100.0, finite=True)
     """c51, hl_gauss: the lowest of them; returns below it cannot be told apart."""
-    v_max: float = 100.0
+    v_max: float = bounded(100.0, finite=True)
     """c51, hl_gauss: the highest of them; returns above it cannot be told apart."""
-    sigma: float = 0.75
+    sigma: float = bounded(0.75, above=0)
     """hl_gauss: width of a target's Gaussian, in steps between two values."""
-    burn_in: int = 0
+    burn_in: int = bounded(0, at_least=0)
     """Recurrent: first steps of a sequence that only bring the state up to date, and are not learned from."""
-    eta: float = 0.9
+    eta: float = bounded(0.9, at_least=0, at_most=1)
     """Recurrent: a sequence's priority is eta times the largest error of its steps plus 1 - eta times their mean."""
-    target_every: int = 125
+    target_every: int = bounded(125, at_least=1)
     """Move the target network each this many updates."""
-    target_tau: float = 1.0
+    target_tau: float = bounded(1.0, above=0, at_most=1)
     """How far the target network then moves to the online one: 1 copies it."""
-    max_grad_norm: float = 10.0
+    max_grad_norm: float = bounded(10.0, above=0)
     """Gradients are scaled down to this global norm."""
-    huber: float | None = None
+    huber: float | None = bounded(None, above=0)
     """Errors beyond this count linearly (Huber loss); None: all are squared. With uniform replay and values much larger than
     this, a linear loss can run away: the few transitions that end an episode weigh no more than the many that do not."""
 
@@ -94,24 +95,9 @@ class DQNConfig:
 
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot train."""
-        schedule.parse(self.lr, "dqn.lr")
-        schedule.parse(self.epsilon, "dqn.epsilon")
-        for name, least in (("batch_size", 1), ("target_every", 1), ("num_atoms", 2), ("burn_in", 0)):
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"dqn.{name}", value, f"must be at least {least}")
-        if not 0.0 < self.target_tau <= 1.0:
-            raise ConfigError("dqn.target_tau", self.target_tau, "must be above 0 and at most 1")
-        for name in ("gamma", "eta"):
-            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
-                raise ConfigError(f"dqn.{name}", share, "must be in [0, 1]")
-        if not self.max_grad_norm > 0.0:
-            raise ConfigError("dqn.max_grad_norm", self.max_grad_norm, "must be above 0")
-        if not -math.inf < self.v_min < self.v_max < math.inf:
-            raise ConfigError("dqn.v_max", self.v_max, f"must be finite and above v_min ({self.v_min})")
-        if not self.sigma > 0.0:
-            raise ConfigError("dqn.sigma", self.sigma, "must be above 0")
-        if self.huber is not None and not self.huber > 0.0:
-            raise ConfigError("dqn.huber", self.huber, "must be above 0, or None for squared errors")
+        check_bounds(self, "dqn.")
+        if not self.v_min < self.v_max:
+            raise ConfigError("dqn.v_max", self.v_max, f"must be above v_min ({self.v_min})")
 
 
 class DQNLearner:

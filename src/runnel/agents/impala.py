@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
+from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
@@ -24,17 +25,15 @@ class IMPALAConfig(A2CConfig):
 
     on_resume: ClassVar[OnResume] = may_change("rho_bar", "c_bar")
 
-    rho_bar: float = 1.0
+    rho_bar: float = bounded(1.0, above=0)
     """Importance weights are cut at this: 1 learns the value of a policy between the actors' and the learner's; more, one
     nearer to the learner's, with more variance."""
-    c_bar: float = 1.0
+    c_bar: float = bounded(1.0, above=0)
     """Weights by which later errors count for earlier steps are cut at this: less variance, slower correction."""
 
     def check(self, name: str = "impala") -> None:
         """Raise a `ConfigError` for settings that cannot train; `name` is the field that holds this config."""
         super().check(name)
-        if not self.c_bar > 0.0:
-            raise ConfigError(f"{name}.c_bar", self.c_bar, "must be above 0")
         if not self.rho_bar >= self.c_bar:
             raise ConfigError(f"{name}.rho_bar", self.rho_bar, f"must be at least c_bar ({self.c_bar:g})")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runnel.agents.base import Shuffle, merge_segments, of_whole_batch
 from runnel.core import schedule
+from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.records import Batch, Segment
@@ -45,25 +46,25 @@ class PPOConfig:
         *("max_grad_norm", "normalise_advantage", "dual_clip", "target_kl"),
     ) | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
 
-    lr: float | str = "linear(1e-3, 1e-4)"
+    lr: float | str = scheduled("linear(1e-3, 1e-4)")
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
-    gamma: float = 0.99
+    gamma: float = bounded(0.99, at_least=0, at_most=1)
     """Discount of future rewards."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = bounded(0.95, at_least=0, at_most=1)
     """Lambda of generalised advantage estimation: 0 trusts the critic, 1 the observed returns."""
-    clip_range: float = 0.2
+    clip_range: float = bounded(0.2, above=0)
     """Half width of the interval around 1 in which the probability ratio earns gradient."""
-    num_epochs: int = 8
+    num_epochs: int = bounded(8, at_least=1)
     """Passes over each batch."""
-    num_minibatches: int = 4
+    num_minibatches: int = bounded(4, at_least=1)
     """Optimiser steps per pass; must divide the batch."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = bounded(0.0, finite=True)
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
+    value_coef: float = bounded(0.5, finite=True)
     """Weight of the critic's loss."""
-    value_clip: float | None = None
+    value_clip: float | None = bounded(None, above=0)
     """Keep the critic within this distance of its value before the update; None does not clip."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = bounded(0.5, above=0)
     """Gradients are scaled down to this global norm."""
     normalise_advantage: bool = True
     """Shift and scale advantages to mean 0 and standard deviation 1 over the batch."""
@@ -71,9 +72,9 @@ class PPOConfig:
     """Normalise observations by running statistics that are published with the parameters."""
     normalise_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return, which goes on over segments."""
-    dual_clip: float | None = None
+    dual_clip: float | None = bounded(None, above=1)
     """Bound the ratio at entries of negative advantage by this (above 1); None does not."""
-    target_kl: float | None = None
+    target_kl: float | None = bounded(None, above=0)
     """End the update early once a minibatch's KL exceeds this; None never does."""
 
     def unused(self, group: str, *, fresh: bool) -> dict[str, str]:
@@ -86,21 +87,7 @@ class PPOConfig:
 
     def check(self, batch_size: int) -> None:
         """Raise a `ConfigError` for settings that cannot train on `batch_size` rows (steps; environments if recurrent)."""
-        schedule.parse(self.lr, "ppo.lr")
-        for name in ("num_epochs", "num_minibatches"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"ppo.{name}", value, "must be at least 1")
-        for name in ("gamma", "gae_lambda"):
-            if not 0.0 <= (value := getattr(self, name)) <= 1.0:
-                raise ConfigError(f"ppo.{name}", value, "must be in [0, 1]")
-        if self.dual_clip is not None and not self.dual_clip > 1.0:
-            raise ConfigError("ppo.dual_clip", self.dual_clip, "must be above 1, or None")
-        for name in ("clip_range", "max_grad_norm", "value_clip", "target_kl"):
-            if (value := getattr(self, name)) is not None and not value > 0.0:
-                raise ConfigError(f"ppo.{name}", value, "must be above 0")
-        for name in ("entropy_coef", "value_coef"):
-            if not math.isfinite(value := getattr(self, name)):
-                raise ConfigError(f"ppo.{name}", value, "must be a finite number")
+        check_bounds(self, "ppo.")
         if batch_size % self.num_minibatches:
             divisors = [n for n in range(1, min(batch_size, 64) + 1) if batch_size % n == 0]
             near = min(divisors, key=lambda n: abs(n - self.num_minibatches))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from runnel.agents.base import BEFORE_UPDATES, Sizes, merge_transitions, read_metrics, split_errors
 from runnel.core import schedule
+from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch, Segment
@@ -48,44 +49,31 @@ class SACConfig:
         | stays("temperature", why="it is where the temperature started; the checkpoint has what it is now")
     )
 
-    actor_lr: float | str = 3e-4
+    actor_lr: float | str = scheduled(3e-4)
     """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""
-    critic_lr: float | str = 1e-3
+    critic_lr: float | str = scheduled(1e-3)
     """Learning rate of the critics and of the temperature."""
-    gamma: float = 0.99
+    gamma: float = bounded(0.99, at_least=0, at_most=1)
     """Discount of future rewards; the replay buffer applies it."""
-    batch_size: int = 256
+    batch_size: int = bounded(256, at_least=1)
     """Transitions in one update."""
-    tau: float = 0.005
+    tau: float = bounded(0.005, above=0, at_most=1)
     """How far the target critics move to the online ones after each update."""
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, above=0, finite=True, note="use ddpg or td3 to learn without entropy")
     """Weight of the entropy; the value to start from where it is automatic."""
     auto_temperature: bool = True
     """Move the temperature until the policy has its target entropy."""
-    target_entropy: float | None = None
+    target_entropy: float | None = bounded(None, finite=True)
     """Entropy to hold, in nats. None: minus the number of action coordinates, or `entropy_share` of the most there can be.
     Where an action mask leaves fewer actions, no state is asked for more than that share of its own most."""
-    entropy_share: float = 0.3
+    entropy_share: float = bounded(0.3, above=0, at_most=1)
     """Discrete actions: the target entropy of a state as a share of log(number of actions that are open there)."""
-    metrics_every: int = 1
+    metrics_every: int = bounded(1, at_least=1)
     """Read the metrics of each this many updates; on a GPU, reading them waits for the update."""
 
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot train."""
-        schedule.parse(self.actor_lr, "sac.actor_lr")
-        schedule.parse(self.critic_lr, "sac.critic_lr")
-        for name in ("batch_size", "metrics_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"sac.{name}", value, "must be at least 1")
-        for name in ("tau", "entropy_share"):
-            if not 0.0 < (value := getattr(self, name)) <= 1.0:
-                raise ConfigError(f"sac.{name}", value, "must be above 0 and at most 1")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError("sac.gamma", self.gamma, "must be in [0, 1]")
-        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
-            raise ConfigError("sac.target_entropy", self.target_entropy, "must be a finite number, or None")
-        if not 0.0 < self.temperature < math.inf:
-            raise ConfigError("sac.temperature", self.temperature, "must be above 0; use ddpg or td3 to learn without entropy")
+        check_bounds(self, "sac.")
 
     def entropy_for(self, action: ActionSpec) -> float:
         """The entropy that the automatic temperature holds for `action` where all of it is open."""

@@ -8,7 +8,6 @@ the target's action, and an actor that moves less often than its critics. Losses
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from runnel.agents.base import BEFORE_UPDATES, Sizes, merge_transitions, read_metrics, split_errors
 from runnel.core import schedule
+from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
-from runnel.core.errors import ConfigError
 from runnel.core.records import Batch, Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
@@ -45,41 +44,30 @@ class TD3Config:
         | stays("batch_size", why="batches of that size are on their way")
     )
 
-    actor_lr: float | str = 3e-4
+    actor_lr: float | str = scheduled(3e-4)
     """Learning rate of the actor: a number, or a schedule such as "linear(3e-4, 0)"."""
-    critic_lr: float | str = 3e-4
+    critic_lr: float | str = scheduled(3e-4)
     """Learning rate of the critics."""
-    gamma: float = 0.99
+    gamma: float = bounded(0.99, at_least=0, at_most=1)
     """Discount of future rewards; the replay buffer applies it."""
-    batch_size: int = 256
+    batch_size: int = bounded(256, at_least=1)
     """Transitions in one update."""
-    tau: float = 0.005
+    tau: float = bounded(0.005, above=0, at_most=1)
     """How far the target networks move to the online ones when they move."""
-    exploration_noise: float | str = 0.1
+    exploration_noise: float | str = scheduled(0.1)
     """Standard deviation of the noise on actions played, where the action's range is (-1, 1): a number or a schedule."""
-    target_noise: float = 0.2
+    target_noise: float = bounded(0.2, at_least=0, finite=True)
     """Standard deviation of the noise on the target's action; 0 adds none."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: float = bounded(0.5, at_least=0, finite=True)
     """The most by which that noise changes an action."""
-    actor_delay: int = 2
+    actor_delay: int = bounded(2, at_least=1)
     """Move actor and targets once in so many updates of the critics."""
-    metrics_every: int = 1
+    metrics_every: int = bounded(1, at_least=1)
     """Read the metrics of each this many updates; on a GPU, reading them waits for the update."""
 
     def check(self, name: str = "td3") -> None:
         """Raise a `ConfigError` for settings that cannot train; `name` is that of the algorithm."""
-        for field in ("actor_lr", "critic_lr", "exploration_noise"):
-            schedule.parse(getattr(self, field), f"{name}.{field}")
-        for field in ("batch_size", "actor_delay", "metrics_every"):
-            if (value := getattr(self, field)) < 1:
-                raise ConfigError(f"{name}.{field}", value, "must be at least 1")
-        for field in ("target_noise", "target_noise_clip"):
-            if not 0.0 <= (value := getattr(self, field)) < math.inf:
-                raise ConfigError(f"{name}.{field}", value, "must be 0 or above")
-        if not 0.0 < self.tau <= 1.0:
-            raise ConfigError(f"{name}.tau", self.tau, "must be above 0 and at most 1")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError(f"{name}.gamma", self.gamma, "must be in [0, 1]")
+        check_bounds(self, f"{name}.")
 
 
 class TD3Learner:

@@ -1,4 +1,4 @@
-"""`runnel record`, `runnel list` and `runnel check-env`."""
+"""`runnel record` and `runnel check-env`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.cli.trusting import add_trust
-from runnel.envs.registry import list_envs
-from runnel.run import api, registry
-from runnel.run.pipeline import PIPELINES, load_pipeline
+from runnel.run import api
 from runnel.testing.envs import check_env
 
 
@@ -59,23 +57,3 @@ def check_environment(args: list[str]) -> int:
     found = check_env(parsed.env, kwargs=parsed.env_kwargs, wrappers=parsed.env_wrapper)
     print(found)
     return 1 if found else 0
-
-
-def list_all(args: list[str]) -> int:
-    """Everything that has a name, with a line each."""
-    parser = argparse.ArgumentParser(prog="runnel list", description="Recipes, algorithms, environments, tasks, engines.")
-    parser.parse_args(args)
-    sections = {
-        "recipes (runnel train NAME)": {name: registry.load_recipe(name).summary for name in registry.RECIPES},
-        "pipelines (runnel pipeline NAME)": {name: load_pipeline(name).summary for name in PIPELINES},
-        "algorithms": registry.ALGORITHMS,
-        "environments (--env)": list_envs(),
-        "tasks (--task)": registry.list_tasks(),
-        "engines": registry.ENGINES,
-    }
-    for title, entries in sections.items():
-        print(title)
-        width = max(len(name) for name in entries)
-        for name, line in entries.items():
-            print(f"  {name:{width}}  {line}")
-    return 0

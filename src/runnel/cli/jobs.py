@@ -18,7 +18,7 @@ from typing import Any
 from runnel.board.library import run_folders
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
-from runnel.run.session import JOB_RUN
+from runnel.run.names import JOB_RUN
 from runnel.track.files import NotRegularError, open_regular, read_regular, size_of
 from runnel.track.folder import Row, RunFolder
 from runnel.track.live import LiveView

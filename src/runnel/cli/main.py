@@ -5,6 +5,7 @@ And a run as a job: submit, ps, logs, stop, scale, attach.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -54,6 +55,33 @@ examples:
   runnel train ppo --env my_env.py:MyEnv --launcher local --num-actors 2 --staleness.mode window
   runnel train grpo --task reverse --dry-run
 """
+
+COMMANDS = {
+    "train": "train:train",
+    "resume": "train:resume",
+    "pipeline": "pipeline:pipeline",
+    "eval": "evaluating:evaluate",
+    "record": "commands:record",
+    "export": "export:export",
+    "trace": "trace:trace",
+    "report": "reports:report",
+    "card": "reports:card",
+    "board": "board:board",
+    "list": "listing:list_all",
+    "doctor": "doctor:doctor",
+    "check-env": "commands:check_environment",
+    "bench": "bench:bench",
+    "plan": "plan:plan",
+    "simulate": "simulate:simulate",
+    "tune": "tune:tune",
+    "submit": "jobs:submit",
+    "ps": "jobs:ps",
+    "logs": "jobs:logs",
+    "attach": "jobs:attach",
+    "scale": "jobs:scale",
+    "stop": "jobs:stop",
+}
+"""Each command: the module of `runnel.cli` and the function in it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,33 +136,9 @@ def _told(message: Warning | str, category: type[Warning], filename: str, lineno
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from runnel.cli import bench, board, commands, doctor, export, jobs, pipeline, plan, reports, simulate, trace, train, tune
-
-    known: dict[str, Callable[[list[str]], int]] = {
-        "train": train.train,
-        "resume": train.resume,
-        "pipeline": pipeline.pipeline,
-        "eval": reports.evaluate,
-        "record": commands.record,
-        "export": export.export,
-        "trace": trace.trace,
-        "report": reports.report,
-        "card": reports.card,
-        "board": board.board,
-        "list": commands.list_all,
-        "doctor": doctor.doctor,
-        "check-env": commands.check_environment,
-        "bench": bench.bench,
-        "plan": plan.plan,
-        "simulate": simulate.simulate,
-        "tune": tune.tune,
-        "submit": jobs.submit,
-        "ps": jobs.ps,
-        "logs": jobs.logs,
-        "attach": jobs.attach,
-        "scale": jobs.scale,
-        "stop": jobs.stop,
-    }
-    if name not in known:
-        raise ConfigError("command", name, f"unknown; use one of {', '.join(known)}")
-    return known[name]
+    """The function of a command. Only the module of that command is imported: most of them need torch."""
+    if name not in COMMANDS:
+        raise ConfigError("command", name, f"unknown; use one of {', '.join(COMMANDS)}")
+    module, _, function = COMMANDS[name].partition(":")
+    found: Callable[[list[str]], int] = getattr(importlib.import_module(f"runnel.cli.{module}"), function)
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from runnel.cli.train import COLLAPSED
-from runnel.run.pipeline import PIPELINES, is_done, load_pipeline, run_pipeline
+from runnel.run.names import list_pipelines
+from runnel.run.pipeline import is_done, load_pipeline, run_pipeline
 
 HELP = """usage: runnel pipeline NAME [--field value ...]
 
@@ -18,7 +19,7 @@ def pipeline(args: list[str]) -> int:
     import tyro
 
     if not args or args[0].startswith("-"):
-        print(HELP + "\n".join(f"  {name:14} {load_pipeline(name).summary}" for name in PIPELINES))
+        print(HELP + "\n".join(f"  {name:14} {line}" for name, line in list_pipelines().items()))
         return 0 if args and args[0] in ("-h", "--help") else 2
     found = load_pipeline(args[0])
     config: Any = tyro.cli(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from runnel.cli.help import print_help
 from runnel.cli.overlay import budgets_named, read_overlay
 from runnel.core.config import override, to_data, whole_number
 from runnel.core.errors import ConfigError
@@ -19,6 +20,7 @@ from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.report.write import write_report
 from runnel.run import api, registry
 from runnel.run.launchers import check_ray
+from runnel.run.names import list_recipes
 from runnel.run.trust import check_run, recipe_of
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
@@ -60,7 +62,7 @@ class ResumeOptions:
 def train(args: list[str]) -> int:
     """Train a recipe."""
     if not args or args[0].startswith("-"):
-        names = "\n".join(f"  {name:10} {registry.load_recipe(name).summary}" for name in registry.RECIPES)
+        names = "\n".join(f"  {name:10} {line}" for name, line in list_recipes().items())
         print(TRAIN_HELP + names)
         return 0 if args and args[0] in ("-h", "--help") else 2
     recipe = registry.load_recipe(args[0])
@@ -109,6 +111,9 @@ def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[O
 
 def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Own, RunConfig]:
     """`parse` for a command that has options of its own, as a dataclass."""
+    if {"-h", "--help"} & {*args}:
+        print_help(options(), base, prog=prog, about=about)
+        raise SystemExit(0)
     import tyro
 
     args = _joined(args, ("--env-wrapper", "--wrappers"))

@@ -106,23 +106,6 @@ def _both(name: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]
         yield name, value, default
 
 
-def check_least(path: str, config: Any, **least: float) -> None:
-    """Raise a `ConfigError` for the first field of `config` that is below the least value it may have (None is left alone);
-    `path` stands before its name.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class A:
-    ...     layers: int = -3
-    >>> check_least("lm.", A(), layers=1)
-    Traceback (most recent call last):
-    runnel.core.errors.ConfigError: lm.layers = -3: use at least 1
-    """
-    for name, bound in least.items():
-        value = getattr(config, name)
-        if value is not None and not value >= bound:
-            raise ConfigError(f"{path}{name}", value, f"use at least {bound}" if bound else "use 0 or more")
-
-
 def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
     """A copy of `config` with `changes` applied: nested mappings, or dotted keys. Unknown keys and wrong types raise.
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # reports and the board read states, and start without torch
+    from torch import Tensor
 
 State = dict[str, Any]
 """What `snapshot` and `state_dict` return: nested dicts and lists of tensors, arrays, numbers, texts and None."""

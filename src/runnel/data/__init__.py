@@ -1,1 +1,10 @@
 """Replay memory and data sets."""
+
+from typing import TYPE_CHECKING
+
+from runnel.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from runnel.data.replay import ReplayStore as ReplayStore, replay_stream as replay_stream
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from runnel.core import schedule
+from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Segment, Slot, StreamSpec
@@ -47,37 +48,31 @@ class ReplayConfig:
         | stays("prioritised", "alpha", "min_priority", why="the priorities in the replay memory were made that way")
     )
 
-    capacity: int = 50_000
+    capacity: int = bounded(50_000, at_least=1)
     """Transitions kept; the oldest go first."""
-    n_step: int = 1
+    n_step: int = bounded(1, at_least=1)
     """Rewards that are summed before the target bootstraps (fewer at the end of an episode or of a segment, so keep `num_steps`
     several times as large)."""
     prioritised: bool = True
     """Draw by temporal-difference error (Schaul et al. 2016, arXiv:1511.05952); otherwise uniformly."""
-    alpha: float = 0.6
+    alpha: float = bounded(0.6, at_least=0)
     """How much priorities matter: 0 is uniform, 1 proportional to the error."""
-    beta: float | str = 0.4
+    beta: float | str = scheduled(0.4)
     """How much importance weights undo the bias of prioritised draws: 0 not at all, 1 fully; or a schedule over the run, such
     as "linear(0.4, 1)"."""
-    min_priority: float = 1e-3
+    min_priority: float = bounded(1e-3, at_least=0)
     """Added to every error, so that no transition is never drawn again."""
     compress_frames: bool = True
     """Keep each frame of a stack once, where frames are stacked by vector.frame_stack, atari:, envpool: or Gymnasium's
     FrameStackObservation; what is drawn is bit for bit the same."""
-    mmap_bytes: int = 4 << 30
+    mmap_bytes: int = bounded(4 << 30, at_least=0)
     """From this size on, the memory is a file without a name, mapped into memory."""
     mmap_dir: str = ""
     """Folder on whose disk that file lies; empty: the system's folder for temporary files."""
 
     def check(self) -> None:
         """Raise a `ConfigError` for a memory that cannot work."""
-        schedule.parse(self.beta, "replay.beta")
-        for name in ("capacity", "n_step"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"replay.{name}", value, "use at least 1")
-        for name in ("alpha", "min_priority", "mmap_bytes"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"replay.{name}", value, "use 0 or more")
+        check_bounds(self, "replay.")
         if self.mmap_dir and not Path(self.mmap_dir).is_dir():
             raise ConfigError("replay.mmap_dir", self.mmap_dir, "there is no such folder; make it, or leave it empty")
 

@@ -19,6 +19,7 @@ from runnel.core.resolve import is_reference, load_object, own_name
 from runnel.core.spaces import EnvSpec
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
 from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
+from runnel.envs.known import KNOWN
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.vector import VectorConfig, VectorEnv, look_at
 from runnel.envs.vector.build import build_vector
@@ -44,32 +45,6 @@ _MUJOCO = (
     "Swimmer",
     "Walker2d",
 )
-_KNOWN = {
-    "CartPole-v1": "balance a pole on a cart; discrete, solved at 475",
-    "Acrobot-v1": "swing a two-link arm up; discrete, sparse",
-    "MountainCar-v0": "drive out of a valley; discrete, hard to explore",
-    "Pendulum-v1": "swing a pendulum up and hold it; continuous",
-    "MountainCarContinuous-v0": "drive out of a valley; continuous",
-    "FrozenLake-v1": "cross the ice without falling in; discrete observation",
-    "HalfCheetah-v5": 'run forward; continuous (pip install "runnel[mujoco]")',
-    "atari:Breakout": 'Atari from pixels, 84 x 84 x 4 (pip install "runnel[atari]")',
-    "MinAtar/Breakout-v1": "a small Breakout on a 10 x 10 board (pip install minatar)",
-    "envpool:HalfCheetah-v4": "run forward, in C++ on threads (pip install envpool)",
-    "tensor:CartPole-v1": "CartPole as tensors on any device, thousands at once",
-    "tensor:Pendulum-v1": "as tensors; so are Acrobot-v1, MountainCar-v0 and MountainCarContinuous-v0",
-    "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",
-    "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",
-    "runnel.envs.toy:Composite": "one decision of several parts: MultiDiscrete, MultiBinary, Tuple, Dict",
-    "runnel.envs.toy:TruncationTrap": "constant reward, truncated only: tests bootstrapping",
-    "runnel.envs.toy:MaskedBandit": "one decision with action masks",
-    "runnel.envs.toy:DictGoal": "walk to a goal; Dict observation",
-    "runnel.envs.toy:PointMass": "push a point to the origin; continuous, learned in seconds",
-}
-
-
-def list_envs() -> dict[str, str]:
-    """Environments worth a first try, with one line each."""
-    return dict(_KNOWN)
 
 
 def is_tensor_env(target: Target) -> bool:
@@ -256,7 +231,7 @@ def _advice(target: str, error: Exception) -> str:
         return "a file needs the name of what to make: path/to/file.py:factory"
     if "deprecated" in problem or isinstance(error, ImportError):
         return problem
-    close = difflib.get_close_matches(target, {**gym.registry, **_KNOWN}, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(target, {**gym.registry, **KNOWN}, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "run `runnel list` for a start."
     return f"no such environment; {hint} Or give module:Class, path/to/file.py:factory, a class or a function"
 

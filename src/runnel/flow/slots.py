@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.core.accounting import Accounting
 from runnel.core.contracts.samples import Feedback
-from runnel.core.records import Accounting, Batch, Header, Segment, Slot, StreamSpec, check_used, trim
+from runnel.core.records import Batch, Header, Segment, Slot, StreamSpec, check_used, trim
 from runnel.core.sharding.batch_split import cut
 from runnel.core.state import State
 from runnel.flow.staleness import AdmissionRule, Counters

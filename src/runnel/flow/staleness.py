@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.records import Header, StreamSpec
 from runnel.core.resuming import OnResume, stays
@@ -26,9 +27,9 @@ class StalenessConfig:
     mode: Literal["sync", "one_step", "window"] = "sync"
     """sync: each batch comes from the newest version. one_step: the next batch is made while this one trains. window: fully
     asynchronous, at most `max_lag` versions behind."""
-    max_lag: int = 4
+    max_lag: int = bounded(4, at_least=0)
     """window: the most versions that a trained sample may be behind the learner."""
-    max_concurrent: int = 0
+    max_concurrent: int = bounded(0, at_least=0)
     """Segments in the making at once, at most; 0 leaves it to the mode."""
 
     @property
@@ -36,12 +37,9 @@ class StalenessConfig:
         return {"sync": 0, "one_step": 1, "window": self.max_lag}[self.mode]
 
     def check(self) -> None:
+        check_bounds(self, "staleness.")
         if self.mode == "window" and self.max_lag < 1:
             raise ConfigError("staleness.max_lag", self.max_lag, "a window needs at least 1; use mode sync for 0")
-        if self.max_lag < 0:
-            raise ConfigError("staleness.max_lag", self.max_lag, "use 0 or more")
-        if self.max_concurrent < 0:
-            raise ConfigError("staleness.max_concurrent", self.max_concurrent, "use 0 for no limit, or a number of segments")
 
 
 @dataclass(frozen=True)

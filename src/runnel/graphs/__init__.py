@@ -1,1 +1,19 @@
 """Experiments: configs, tasks, and the graphs of workers and streams that recipes build."""
+
+from typing import TYPE_CHECKING
+
+from runnel.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from runnel.graphs.experiment import (
+        ActorSpec as ActorSpec,
+        BufferSpec as BufferSpec,
+        EvaluationSpec as EvaluationSpec,
+        InferenceStream as InferenceStream,
+    )
+    from runnel.graphs.population import population_graph as population_graph
+    from runnel.graphs.record_config import RecordConfig as RecordConfig
+    from runnel.graphs.unused import unused_by_learner as unused_by_learner, unused_on_data as unused_on_data
+    from runnel.graphs.user_objects import resolve as resolve
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
@@ -92,11 +93,11 @@ class EnvConfig(RunConfig):
     zoo: bool = True
     """Begin with the settings that were measured on this environment, where there are some (docs/reference/zoo.md); what you
     set wins. False: begin with the recipe's own defaults."""
-    num_envs: int = 8
+    num_envs: int = bounded(8, at_least=1)
     """Environments of each actor."""
-    num_steps: int = 128
+    num_steps: int = bounded(128, at_least=1)
     """Steps of each environment in one segment."""
-    num_env_groups: int = 1
+    num_env_groups: int = bounded(1, at_least=1)
     """Groups that an actor's environments are split into; while one group waits for the policy, another steps."""
     vector: VectorConfig = field(default_factory=VectorConfig)
     net: NetConfig = field(default_factory=NetConfig)
@@ -176,9 +177,6 @@ class EnvConfig(RunConfig):
         if self.wrappers and self.vector.backend in ("gymnasium", "envpool"):
             fix = "it steps all copies at once, and none of them in wrappers; use serial, processes or auto"
             raise ConfigError("vector.backend", self.vector.backend, fix)
-        for name in ("num_envs", "num_steps", "num_env_groups"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(name, value, "use at least 1")
         if self.num_envs % self.num_env_groups:
             raise ConfigError("num_env_groups", self.num_env_groups, f"use a divisor of num_envs ({self.num_envs})")
         if self.compiled == "on" and self.device == "cpu" and not has_numba():
@@ -219,9 +217,9 @@ class ReplayEnvConfig(EnvConfig):
     """Environments of each actor."""
     num_steps: int = 32
     """Steps of each environment in one segment."""
-    update_ratio: float = 1.0
+    update_ratio: float = bounded(1.0, above=0, finite=True)
     """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
-    min_fill: int = 1_000
+    min_fill: int = bounded(1_000, at_least=0)
     """Environment steps in the buffer before the first update."""
     log_every: int = 50
     """Write a row of metrics for each this many updates, with the means of their numbers."""
@@ -260,8 +258,6 @@ class ReplayEnvConfig(EnvConfig):
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
         self.replay.check()
-        if not 0 < self.update_ratio < math.inf:
-            raise ConfigError("update_ratio", self.update_ratio, "must be above 0, and finite")
         if self.replay.capacity < self.min_fill:
             raise ConfigError("replay.capacity", self.replay.capacity, f"must hold min_fill; use at least {self.min_fill}")
         if self.replay.n_step > self.num_steps:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from runnel.core.config import check_least, refuse_unused
+from runnel.core.bounds import bounded
+from runnel.core.config import refuse_unused
 from runnel.core.contracts.evaluation import Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import Collective
@@ -57,9 +58,9 @@ class PairConfig(RunConfig):
     """JSON lines with prompt, chosen and rejected. Empty: the task's own answers, each against the answer to another prompt."""
     model: str = ""
     """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
-    num_pairs: int = 32
+    num_pairs: int = bounded(32, at_least=1)
     """Pairs in a batch."""
-    max_tokens: int = 0
+    max_tokens: int = bounded(0, at_least=0)
     """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
@@ -71,11 +72,6 @@ class PairConfig(RunConfig):
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
         return super().unused() | unused_on_data(self)
-
-    def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
-        super().check()
-        check_least("", self, num_pairs=1, max_tokens=0)
 
 
 @contextmanager

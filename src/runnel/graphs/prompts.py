@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from runnel.core.config import check_least, refuse_unused
+from runnel.core.bounds import bounded
+from runnel.core.config import refuse_unused
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
@@ -48,29 +49,29 @@ class PromptConfig(RunConfig):
     model: str = ""
     """Folder of a Hugging Face model and its tokenizer, a hub id, or smollm2; empty starts a new, small one of the sizes in
     `lm`."""
-    num_prompts: int = 8
+    num_prompts: int = bounded(8, at_least=1)
     """Prompts in a batch."""
-    group_size: int = 8
+    group_size: int = bounded(8, at_least=2, note="a group needs 2 completions to compare")
     """Completions of each prompt."""
     reward_model: str = ""
     """Folder of a trained reward model (recipe `reward_model`) that judges in place of the task's reward, which is then only
     logged and evaluated."""
-    max_refills: int = 0
+    max_refills: int = bounded(0, at_least=0)
     """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another, at most so many times in a
     row; 0 trains on all."""
-    max_tokens: int = 0
+    max_tokens: int = bounded(0, at_least=0)
     """Longest completion in tokens; 0 takes what the task says."""
-    top_k: int = 0
+    top_k: int = bounded(0, at_least=0)
     """Sample from the k likeliest tokens; 0 is all. Log-probabilities are those before any such cut."""
-    top_p: float = 1.0
+    top_p: float = bounded(1.0, above=0, at_most=1)
     """Sample from the likeliest tokens that together have this probability."""
-    min_p: float = 0.0
+    min_p: float = bounded(0.0, at_least=0, below=1)
     """Sample from tokens that are at least this fraction as likely as the likeliest."""
     stop: tuple[str, ...] = ()
     """A completion ends behind any of these texts."""
-    warmup_updates: int = 0
+    warmup_updates: int = bounded(0, at_least=0)
     """Supervised updates on the task's demonstrations before the first update on rollouts."""
-    demo_rows: int = 128
+    demo_rows: int = bounded(128, at_least=1)
     """Demonstrations in a supervised batch."""
     total_updates: int | None = 300
     """Budget in updates of the learner, the warm-up included."""
@@ -97,10 +98,6 @@ class PromptConfig(RunConfig):
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
         self.sampling  # noqa: B018  (it checks itself)
-        for name in ("num_prompts", "group_size", "demo_rows"):
-            if getattr(self, name) < (2 if name == "group_size" else 1):
-                raise ConfigError(name, getattr(self, name), "too small; a group needs 2 completions to compare")
-        check_least("", self, max_tokens=0, max_refills=0, warmup_updates=0)
         if self.total_updates is not None and self.warmup_updates >= self.total_updates:
             raise ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
         if self.num_prompts % self.num_actors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from runnel.core.errors import ConfigError
+from runnel.core.bounds import bounded
 from runnel.core.resuming import OnResume, may_change
 
 MOST_GROUPS = 200
@@ -20,26 +20,19 @@ class RecordConfig:
         "videos", "every", "fps", "max_steps", "keep", "groups_every", then="counts from the next recording on"
     )
 
-    videos: int = 0
+    videos: int = bounded(0, at_least=0)
     """Episodes that each evaluation records as video, beside those that it measures (environments that render)."""
-    every: int = 1
+    every: int = bounded(1, at_least=1)
     """Record at each so many evaluations."""
-    fps: float = 0.0
+    fps: float = bounded(0.0, at_least=0)
     """Frames a second; 0 takes what the environment says."""
-    max_steps: int = 2_000
+    max_steps: int = bounded(2_000, at_least=1)
     """Longest recorded episode in steps; a longer one is cut."""
-    keep: int = 50
+    keep: int = bounded(50, at_least=1)
     """Videos kept; those of the first recorded version stay, then the oldest go."""
-    groups_every: int | None = None
+    groups_every: int | None = bounded(None, at_least=0)
     """Write a group of completions, as the learner sees it, at each so many updates (language models); 0 is never. Default:
     so that a run has at most 200."""
-
-    def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work."""
-        for name, least in (("videos", 0), ("every", 1), ("fps", 0), ("max_steps", 1), ("keep", 1), ("groups_every", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"record.{name}", value, f"use at least {least}")
 
     def group_every(self, total_updates: int | None) -> int:
         """Updates from one recorded group to the next; 0 is never."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
@@ -28,20 +29,20 @@ class EvalConfig:
         then="counts from the next evaluation on",
     )
 
-    every: int = 0
+    every: int = bounded(0, at_least=0)
     """Evaluate every so many updates; 0 evaluates only at the end."""
-    episodes: int = 100
+    episodes: int = bounded(100, at_least=0)
     """Episodes (or prompts) of one evaluation; 0 turns evaluation off."""
-    max_steps: int = MAX_STEPS
+    max_steps: int = bounded(MAX_STEPS, at_least=1)
     """Steps after which an episode of an evaluation is cut, which is counted and told: some environments have no limit of their
     own. The default is Atari's limit, the longest in common use."""
     stop_return: float | None = None
     """Stop the run when an evaluation's mean reaches this."""
-    samples: int = 0
+    samples: int = bounded(0, at_least=0)
     """Completions of each prompt that are sampled for pass@k, beside the greedy one (language models)."""
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, at_least=0)
     """Temperature of those samples."""
-    pass_k: tuple[int, ...] = (1,)
+    pass_k: tuple[int, ...] = bounded((1,), at_least=1)
     """The k of pass@k, each at most `samples`."""
     pass_reward: float = 1.0
     """A sample passes with at least this reward."""
@@ -55,10 +56,10 @@ class CheckpointConfig:
         "best", then="counts from the next evaluation on"
     )
 
-    every: int | Literal["never"] = 50
+    every: int | Literal["never"] = bounded(50, at_least=0)
     """Save every so many updates; 0 saves only at the end. never: no checkpoint, only the parameters of the end. They can be
     loaded, evaluated, exported and started from (init_from), but the run cannot be resumed."""
-    keep: int = 3
+    keep: int = bounded(3, at_least=1)
     """Checkpoints kept; a damaged newest one falls back to the one before. A replay memory lies there twice, or with 1 once."""
     best: bool = True
     """Keep the parameters of the version with the best evaluation too, for `rl.load(run, best=True)` and `--best`."""
@@ -90,28 +91,28 @@ class PlacementConfig:
     groups: tuple[str, ...] = ()
     """Process groups, each a list of worker names or patterns ("actor-*", "trainer evaluator"). Default: each actor and
     each policy worker alone, all the rest with the trainer."""
-    trainers: int = 1
+    trainers: int = bounded(1, at_least=1)
     """Ranks that share each training batch (data parallel), each in a process of its own; together they take the very step
     that one would take."""
-    policy_workers: int = 0
+    policy_workers: int = bounded(0, at_least=0)
     """Policy workers that serve inference for all actors; 0 keeps inference inline in each actor."""
-    reference_workers: int = 0
+    reference_workers: int = bounded(0, at_least=0)
     """Workers that hold the reference model of a language-model algorithm, and answer for it while others decode; 0 computes
     it in the trainer."""
-    max_actors: int = 0
+    max_actors: int = bounded(0, at_least=0)
     """Actors that `runnel scale` may bring the run to while it goes on; 0 keeps their number."""
-    max_policy_workers: int = 0
+    max_policy_workers: int = bounded(0, at_least=0)
     """Likewise for policy workers."""
-    threads: int = 1
+    threads: int = bounded(1, at_least=1)
     """Torch threads of each process."""
-    stage_timeout_s: float = 120.0
+    stage_timeout_s: float = bounded(120.0, above=0)
     """A worker in whose stage nothing comes back for longer (no step of an environment, no micro-batch, no part of an
     evaluation) is taken for hung: it is named, with its stack, and the run ends. The first time in a stage has two and a half
     times as long, since kernels may be compiled. A single step, or call of your code, that takes longer needs more here."""
-    max_restarts: int = 5
+    max_restarts: int = bounded(5, at_least=0)
     """Times that one process may be started again within ten minutes after it died or fell silent; what has no state (actors,
     policy workers) starts afresh beside the others, else the whole run goes on from its newest checkpoint. 0 ends the run."""
-    stall_timeout_s: float = 60.0
+    stall_timeout_s: float = bounded(60.0, above=0)
     """If nothing at all moves for longer, the run ends and says who waits for what."""
 
 
@@ -147,7 +148,7 @@ class RunConfig:
         | stays("init_from", why="it is for the start of a run")
     )
 
-    seed: int = 1
+    seed: int = bounded(1, at_least=0)
     """Seed of everything random in the run."""
     device: str = "cpu"
     """Where networks live: cpu, cuda, cuda:1."""
@@ -160,13 +161,13 @@ class RunConfig:
     """Name of the run's folder; made from recipe, task, seed and time if empty."""
     tags: tuple[str, ...] = ()
     """Words to find the run by. `tuning`: its score was used to choose settings, so reports keep it out of comparisons."""
-    total_steps: int | None = None
+    total_steps: int | None = bounded(None, at_least=1)
     """Budget in steps of the environment."""
-    total_updates: int | None = None
+    total_updates: int | None = bounded(None, at_least=1)
     """Budget in updates of the learner (versions)."""
-    total_tokens: int | None = None
+    total_tokens: int | None = bounded(None, at_least=1)
     """Budget in tokens trained on."""
-    num_actors: int = 1
+    num_actors: int = bounded(1, at_least=1)
     """Actors that play at the same time; each has its own environments."""
     deterministic: bool = False
     """Refuse settings under which two runs of one seed could differ. `inproc` never differs; across processes this excludes
@@ -177,7 +178,7 @@ class RunConfig:
     stop_on: Literal["nothing", "collapse"] = "nothing"
     """collapse: end the run, with a checkpoint, as soon as a collapse is told (docs/guides/collapse.md); its status is then
     `collapsed`. nothing: a collapse is told, and the run goes on."""
-    log_every: int = 1
+    log_every: int = bounded(1, at_least=1)
     """Write a row of metrics for each this many updates, with the means of their numbers."""
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline, mlflow, trackio, csv, parquet, or your own as
@@ -185,7 +186,7 @@ class RunConfig:
     sinks: SinksConfig = field(default_factory=SinksConfig)
     trace: bool = False
     """Record what every worker does when, and the path of every sample; `runnel trace RUN` makes a picture of it."""
-    trace_mb: int = 64
+    trace_mb: int = bounded(64, at_least=1)
     """Megabytes after which a process stops recording."""
     control: bool = False
     """Let the board stop this run and save checkpoints, with the token that it prints when it starts."""
@@ -258,56 +259,18 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
+        check_bounds(self)
         refuse_unused(self, self.unused())
         if self.name:
             check_run_name(self.name)
         self.staleness.check()
-        self.record.check()
         if self.total_steps is None and self.total_updates is None and self.total_tokens is None:
             raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")
-        positive = (
-            "total_steps",
-            "total_updates",
-            "total_tokens",
-            "num_actors",
-            "log_every",
-            "trace_mb",
-            "eval.max_steps",
-            "placement.threads",
-            "placement.trainers",
-        )
-        for name in positive:
-            value: Any = self
-            for part in name.split("."):
-                value = getattr(value, part)
-            if value is not None and value < 1:
-                raise ConfigError(name, value, "use at least 1")
-        for name, value in (("eval.every", self.eval.every), ("checkpoint.every", self.checkpoint.every)):
-            if value != "never" and value < 0:
-                raise ConfigError(name, value, "use 0 (at the end only), or a number of updates")
-        for name, value in (
-            ("eval.episodes", self.eval.episodes),
-            ("eval.samples", self.eval.samples),
-            ("placement.policy_workers", self.placement.policy_workers),
-            ("placement.reference_workers", self.placement.reference_workers),
-            ("placement.max_restarts", self.placement.max_restarts),
-            ("placement.max_actors", self.placement.max_actors),
-            ("placement.max_policy_workers", self.placement.max_policy_workers),
-        ):
-            if value < 0:
-                raise ConfigError(name, value, "use 0 for none, or a number")
         if self.eval.samples and not all(1 <= k <= self.eval.samples for k in self.eval.pass_k):
             raise ConfigError("eval.pass_k", self.eval.pass_k, f"each k must be from 1 to eval.samples = {self.eval.samples}")
-        if self.seed < 0:
-            raise ConfigError("seed", self.seed, "use 0 or more")
-        for name in ("stage_timeout_s", "stall_timeout_s"):
-            if not (seconds := getattr(self.placement, name)) > 0:
-                raise ConfigError(f"placement.{name}", seconds, "use a number of seconds above 0")
         if self.placement.trainers > 1 and self.launcher == "inproc":
             raise ConfigError("placement.trainers", self.placement.trainers, "ranks are processes; use launcher local, or 1")
         _check_device(self.device, self.placement.trainers, here=self.launcher != "ray")
-        if self.checkpoint.keep < 1:
-            raise ConfigError("checkpoint.keep", self.checkpoint.keep, "keep at least 1")
         if self.deterministic and self.most_actors > self.num_actors:
             raise ConfigError("placement.max_actors", self.placement.max_actors, "a deterministic run keeps its actors; use 0")
         if self.most_policy_workers and not self.placement.policy_workers:

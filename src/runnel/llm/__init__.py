@@ -1,1 +1,30 @@
 """Language models: tokenizer, engine, tasks, rewards, sampler, learner and algorithms."""
+
+from typing import TYPE_CHECKING
+
+from runnel.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from runnel.llm.algorithms.aipo import AIPO as AIPO, AIPOConfig as AIPOConfig
+    from runnel.llm.algorithms.dapo import DAPO as DAPO, DAPOConfig as DAPOConfig
+    from runnel.llm.algorithms.decoupled import DecoupledConfig as DecoupledConfig, DecoupledPPO as DecoupledPPO
+    from runnel.llm.algorithms.dpo import DPO as DPO, DPOConfig as DPOConfig, OnlineDPO as OnlineDPO
+    from runnel.llm.algorithms.grpo import GRPO as GRPO, DrGRPO as DrGRPO, GRPOConfig as GRPOConfig
+    from runnel.llm.algorithms.gspo import GSPO as GSPO, GSPOConfig as GSPOConfig
+    from runnel.llm.algorithms.ppo import TokenPPO as TokenPPO, TokenPPOConfig as TokenPPOConfig
+    from runnel.llm.algorithms.reinforce import (
+        RLOO as RLOO,
+        ReMax as ReMax,
+        Reinforce as Reinforce,
+        ReinforceConfig as ReinforceConfig,
+    )
+    from runnel.llm.algorithms.reward_model import RewardModelling as RewardModelling
+    from runnel.llm.algorithms.sft import SupervisedFineTuning as SupervisedFineTuning
+    from runnel.llm.engines.choose import EngineConfig as EngineConfig
+    from runnel.llm.learning.learner import TokenLearner as TokenLearner, TokenLearnerConfig as TokenLearnerConfig
+    from runnel.llm.model.causal_lm import ModelConfig as ModelConfig
+    from runnel.llm.rewards.components import RewardComponent as RewardComponent
+    from runnel.llm.sampling.pairs import PairWriter as PairWriter
+    from runnel.llm.tasks import DataConfig as DataConfig, DifficultyConfig as DifficultyConfig
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -1,1 +1,21 @@
 """Torch modules, and the inferencer that serves them."""
+
+from typing import TYPE_CHECKING
+
+from runnel.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from runnel.nets.actor_critic import ActorCritic as ActorCritic, build_body as build_body
+    from runnel.nets.continuous import (
+        CategoricalActor as CategoricalActor,
+        DeterministicActor as DeterministicActor,
+        QEnsemble as QEnsemble,
+        SquashedGaussianActor as SquashedGaussianActor,
+    )
+    from runnel.nets.inferencer import TorchInferencer as TorchInferencer
+    from runnel.nets.layers import ReturnScale as ReturnScale, RunningMeanStd as RunningMeanStd
+    from runnel.nets.optim import Adam as Adam
+    from runnel.nets.population import Population as Population
+    from runnel.nets.q_nets import QNet as QNet
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

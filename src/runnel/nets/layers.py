@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import OnResume, stays
@@ -38,7 +39,7 @@ class NetConfig:
         "hidden", "activation", "conv", "channels", "core", "core_size", "shared", why="what was learned is of that network"
     )
 
-    hidden: tuple[int, ...] | None = None
+    hidden: tuple[int, ...] | None = bounded(None, at_least=1)
     """Width of each hidden layer. None: 64, 64 for vectors; after convolutions one layer, 512 (nature) or 128 (small)."""
     activation: Activation = "tanh"
     """Nonlinearity between layers (convolutions always use relu)."""
@@ -49,17 +50,14 @@ class NetConfig:
     neighbours are height and width, else the channels are by far the smallest); a shape that does not tell is refused."""
     core: Literal["none", "gru", "lstm"] = "none"
     """Recurrent core after the hidden layers; actor and critic then share all layers but the last."""
-    core_size: int = 64
+    core_size: int = bounded(64, at_least=1)
     """Width of the recurrent core."""
     shared: bool | None = None
     """Actor and critic share their layers. None: only where there are convolutions or a core."""
 
     def check(self) -> None:
         """Raise a `ConfigError` for a network that cannot be built."""
-        if any(width < 1 for width in self.hidden or ()):
-            raise ConfigError("net.hidden", self.hidden, "each layer needs a width of at least 1")
-        if self.core_size < 1:
-            raise ConfigError("net.core_size", self.core_size, "use at least 1")
+        check_bounds(self, "net.")
         if self.core != "none" and self.shared is False:
             raise ConfigError("net.shared", False, "a recurrent core is shared by actor and critic; leave net.shared alone")
 

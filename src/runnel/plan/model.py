@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
 from runnel.plan.costs import Costs
@@ -23,30 +24,28 @@ Inference = Literal["inline", "split", "central"]
 class Placement:
     """Which workers there are, and where they answer and train."""
 
-    actors: int = 1
+    actors: int = bounded(1, at_least=1)
     inference: Inference = "inline"
     """inline: in each actor. split: policy workers of their own. central: policy workers beside the trainers (colocated)."""
     servers: int = 0
-    num_env_groups: int = 1
+    num_env_groups: int = bounded(1, at_least=1)
     rows: float = 0.0
     """Rows of a request; 0 is what was measured."""
-    trainers: int = 1
-    batch_segments: int = 1
+    trainers: int = bounded(1, at_least=1)
+    batch_segments: int = bounded(1, at_least=1)
     """Segments of one update, of all trainers together."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     one_process: bool = False
     """Everything in one thread (launcher inproc)."""
     devices: bool = False
     """Policy workers and trainers have accelerators, and take no cores."""
-    cores: int = 1
+    cores: int = bounded(1, at_least=1)
     """Cores of all nodes together."""
     network: NetworkConfig | None = None
     """Links between nodes; None: one machine."""
 
     def check(self) -> None:
-        for name in ("actors", "num_env_groups", "trainers", "batch_segments", "cores"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "use at least 1")
+        check_bounds(self)
         if self.inference != "inline" and self.servers < 1:
             raise ConfigError("servers", self.servers, f"{self.inference} inference needs at least 1")
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runnel.core.accounting import Accounting
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError, DeadlockError
-from runnel.core.records import Accounting, StreamSpec
+from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
 from runnel.flow.slots import SlotMemory, SlotTable
 from runnel.flow.staleness import LagRule, StalenessConfig
@@ -26,11 +28,11 @@ from runnel.plan.simulated import Broadcast, InlineActor, RemoteActor, Simulated
 class NetworkConfig:
     """The links between nodes."""
 
-    gbps: float = 100.0
+    gbps: float = bounded(100.0, above=0)
     """Gigabits a second of each node's own link."""
-    latency_us: float = 50.0
+    latency_us: float = bounded(50.0, at_least=0)
     """Microseconds that a message is on its way."""
-    actors_per_node: int = 128
+    actors_per_node: int = bounded(128, at_least=1)
     """Actors (cores) of one node."""
     fan_out: Literal["node", "process"] = "node"
     """Parameters are sent once to each node, whose processes share them; or to each process."""
@@ -44,22 +46,22 @@ class NetworkConfig:
 class SimConfig:
     """A cluster and its run."""
 
-    actors: int = 1000
+    actors: int = bounded(1000, at_least=1)
     """Actors, each on a core of its own."""
-    trainers: int = 1
+    trainers: int = bounded(1, at_least=1)
     """Data-parallel trainers, each with an accelerator; actors are divided among them."""
     inference: Literal["inline", "split", "central"] = "inline"
     """inline: the policy answers in each actor. split: policy servers with accelerators of their own. central: servers on the
     trainers' accelerators (for a language model: colocated)."""
     servers: int = 0
     """Policy servers in all; 0 is two for each trainer (split) or one (central)."""
-    num_env_groups: int = 1
+    num_env_groups: int = bounded(1, at_least=1)
     """Vectors of environments of each actor; while one waits for the policy, another steps."""
     batch_segments: int = 0
     """Segments that each trainer takes for an update; 0 is one of each vector."""
-    updates: int = 8
+    updates: int = bounded(8, at_least=1)
     """Updates to simulate. The first quarter warms up and is not measured."""
-    jitter: float = 0.3
+    jitter: float = bounded(0.3, at_least=0)
     """Deviation of the time of one step, as a share of its mean: stragglers."""
     seed: int = 1
     """Seed of the times of steps."""
@@ -83,16 +85,10 @@ class SimConfig:
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot be simulated."""
+        check_bounds(self)
         self.staleness.check()
-        for name in ("actors", "trainers", "num_env_groups", "updates"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "use at least 1")
         if self.actors < self.trainers:
             raise ConfigError("actors", self.actors, f"each of {self.trainers} trainers needs one; use at least that")
-        if self.jitter < 0:
-            raise ConfigError("jitter", self.jitter, "use 0 or more")
-        if self.network.gbps <= 0 or self.network.latency_us < 0 or self.network.actors_per_node < 1:
-            raise ConfigError("network", self.network, "use a bandwidth above 0, a latency from 0, and at least 1 actor a node")
 
 
 @dataclass

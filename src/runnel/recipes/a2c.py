@@ -15,7 +15,7 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """A2C (agents/a2c.py) on `num_actors` x `num_envs` environments, `num_steps` steps of each per update."""
 
-    on_resume: ClassVar[rl.OnResume] = rl.stays("network", why="what was learned is of that network")
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("network", why="what was learned is of that network")
 
     num_steps: int = 8
     """Steps of each environment in one segment."""
@@ -23,7 +23,7 @@ class Config(rl.EnvConfig):
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
-    a2c: rl.A2CConfig = field(default_factory=lambda: rl.A2CConfig(normalise_obs=True, normalise_reward=True))
+    a2c: rl.agents.A2CConfig = field(default_factory=lambda: rl.agents.A2CConfig(normalise_obs=True, normalise_reward=True))
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
@@ -39,11 +39,11 @@ def build(c: Config) -> rl.Experiment:
     """Actors play and write `trajectories`; an update takes one segment of each actor."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
-    def network() -> rl.ActorCritic:
-        body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
-        return rl.ActorCritic(task.spec, body, normalise_obs=c.a2c.normalise_obs)
+    def network() -> rl.nets.ActorCritic:
+        body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.nets.build_body(task.spec, c.net, seed=c.seed)
+        return rl.nets.ActorCritic(task.spec, body, normalise_obs=c.a2c.normalise_obs)
 
-    def learner(ranks: rl.Collective) -> rl.A2CLearner:
-        return rl.A2CLearner(c.a2c, network(), seed=c.seed, collective=ranks, device=c.device)
+    def learner(ranks: rl.Collective) -> rl.agents.A2CLearner:
+        return rl.agents.A2CLearner(c.a2c, network(), seed=c.seed, collective=ranks, device=c.device)
 
     return rl.on_policy_graph(c, task, network=network, learner=learner, return_gamma=c.a2c.return_gamma)

@@ -15,9 +15,9 @@ class Config(rl.PromptConfig):
     """AIPO (llm/algorithms/aipo.py): up to four versions behind."""
 
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window"))
-    aipo: rl.AIPOConfig = field(default_factory=rl.AIPOConfig)
+    aipo: rl.llm.AIPOConfig = field(default_factory=rl.llm.AIPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Completions are made while the learner trains; each token is weighed by how far the policy has moved since."""
-    return rl.prompt_graph(c, lambda task: rl.AIPO(c.aipo, channels=task.channels, max_tokens=task.sizes.completion))
+    return rl.prompt_graph(c, lambda task: rl.llm.AIPO(c.aipo, channels=task.channels, max_tokens=task.sizes.completion))

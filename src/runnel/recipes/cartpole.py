@@ -22,8 +22,8 @@ class Config(ppo.Config):
     """Budget in steps of the environment."""
     compiled: Literal["auto", "on", "off"] = "off"
     """Solved before compiling would pay; use `--compiled on` where kernels have been compiled before."""
-    ppo: rl.PPOConfig = field(
-        default_factory=lambda: rl.PPOConfig(
+    ppo: rl.agents.PPOConfig = field(
+        default_factory=lambda: rl.agents.PPOConfig(
             lr="linear(1e-3, 0)", gamma=0.98, gae_lambda=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0
         )
     )

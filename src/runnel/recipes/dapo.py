@@ -16,9 +16,9 @@ class Config(rl.PromptConfig):
 
     max_refills: int = 16
     """Dynamic sampling: how many prompts in a row may be replaced by others because all their rewards are equal."""
-    dapo: rl.DAPOConfig = field(default_factory=rl.DAPOConfig)
+    dapo: rl.llm.DAPOConfig = field(default_factory=rl.llm.DAPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Groups without signal are replaced by the sampler; the rest is in the algorithm."""
-    return rl.prompt_graph(c, lambda task: rl.DAPO(c.dapo, channels=task.channels, max_tokens=task.sizes.completion))
+    return rl.prompt_graph(c, lambda task: rl.llm.DAPO(c.dapo, channels=task.channels, max_tokens=task.sizes.completion))

@@ -25,7 +25,7 @@ class Config(rl.ReplayEnvConfig):
     total_steps: int | None = 1_000_000
     """Budget in steps of the environment."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(256, 256), activation="relu"))
-    ddpg: rl.DDPGConfig = field(default_factory=rl.DDPGConfig)
+    ddpg: rl.agents.DDPGConfig = field(default_factory=rl.agents.DDPGConfig)
     replay: rl.ReplayConfig = field(default_factory=lambda: rl.ReplayConfig(capacity=1_000_000, prioritised=False))
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=10))
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
@@ -43,11 +43,11 @@ def build(c: Config) -> rl.Experiment:
         fix = "DDPG needs one box of continuous actions; use ppo, or sac or dqn for discrete ones"
         raise rl.ConfigError("env", c.env, fix)
 
-    def network() -> rl.DeterministicActor:
-        return rl.DeterministicActor(task.spec, c.net, seed=c.seed)
+    def network() -> rl.nets.DeterministicActor:
+        return rl.nets.DeterministicActor(task.spec, c.net, seed=c.seed)
 
-    def learner(ranks: rl.Collective) -> rl.DDPGLearner:
-        critic = rl.QEnsemble(task.spec, c.net, copies=1, seed=c.seed)
-        return rl.DDPGLearner(c.ddpg, network(), critic, seed=c.seed, collective=ranks, device=c.device)
+    def learner(ranks: rl.Collective) -> rl.agents.DDPGLearner:
+        critic = rl.nets.QEnsemble(task.spec, c.net, copies=1, seed=c.seed)
+        return rl.agents.DDPGLearner(c.ddpg, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.ddpg.batch_size, gamma=c.ddpg.gamma)

@@ -15,7 +15,7 @@ class Config(rl.PromptConfig):
     """Decoupled PPO (llm/algorithms/decoupled.py): up to four versions behind."""
 
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window"))
-    decoupled: rl.DecoupledConfig = field(default_factory=rl.DecoupledConfig)
+    decoupled: rl.llm.DecoupledConfig = field(default_factory=rl.llm.DecoupledConfig)
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
@@ -29,5 +29,5 @@ class Config(rl.PromptConfig):
 def build(c: Config) -> rl.Experiment:
     """Completions are made while the learner trains."""
     return rl.prompt_graph(
-        c, lambda task: rl.DecoupledPPO(c.decoupled, channels=task.channels, max_tokens=task.sizes.completion)
+        c, lambda task: rl.llm.DecoupledPPO(c.decoupled, channels=task.channels, max_tokens=task.sizes.completion)
     )

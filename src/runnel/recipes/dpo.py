@@ -14,9 +14,9 @@ import runnel as rl
 class Config(rl.PairConfig):
     """Direct preference optimisation (llm/algorithms/dpo.py): `num_pairs` pairs an update."""
 
-    dpo: rl.DPOConfig = field(default_factory=rl.DPOConfig)
+    dpo: rl.llm.DPOConfig = field(default_factory=rl.llm.DPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """The reference is the model that the run starts from."""
-    return rl.pair_graph(c, rl.DPO(c.dpo))
+    return rl.pair_graph(c, rl.llm.DPO(c.dpo))

@@ -21,7 +21,7 @@ class Config(rl.ReplayEnvConfig):
     total_steps: int | None = 500_000
     """Budget in steps of the environment."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(120, 84), activation="relu"))
-    dqn: rl.DQNConfig = field(default_factory=rl.DQNConfig)
+    dqn: rl.agents.DQNConfig = field(default_factory=rl.agents.DQNConfig)
     replay: rl.ReplayConfig = field(default_factory=lambda: rl.ReplayConfig(prioritised=False))
 
     def unused(self) -> dict[str, str]:
@@ -46,17 +46,17 @@ class Config(rl.ReplayEnvConfig):
             )
 
 
-def build(c: Config, learner: type[rl.DQNLearner] = rl.DQNLearner) -> rl.Experiment:
+def build(c: Config, learner: type[rl.agents.DQNLearner] = rl.agents.DQNLearner) -> rl.Experiment:
     """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with priorities.
     `learner` may be a variant of DQN."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "discrete":
         raise rl.ConfigError("env", c.env, "DQN needs discrete actions; use ppo or sac for this environment")
 
-    def network() -> rl.QNet:
+    def network() -> rl.nets.QNet:
         return c.dqn.network(task.spec, c.net, seed=c.seed)
 
-    def single(ranks: rl.Collective) -> rl.DQNLearner:
+    def single(ranks: rl.Collective) -> rl.agents.DQNLearner:
         return learner(c.dqn, network(), collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=single, batch_size=c.dqn.batch_size, gamma=c.dqn.gamma)

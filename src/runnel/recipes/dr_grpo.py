@@ -14,9 +14,9 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """Dr. GRPO (llm/algorithms/grpo.py)."""
 
-    grpo: rl.GRPOConfig = field(default_factory=rl.GRPOConfig)
+    grpo: rl.llm.GRPOConfig = field(default_factory=rl.llm.GRPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Rewards minus the group's mean; the batch's sum over rows times the longest completion."""
-    return rl.prompt_graph(c, lambda task: rl.DrGRPO(c.grpo, channels=task.channels, max_tokens=task.sizes.completion))
+    return rl.prompt_graph(c, lambda task: rl.llm.DrGRPO(c.grpo, channels=task.channels, max_tokens=task.sizes.completion))

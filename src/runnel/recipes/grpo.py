@@ -15,9 +15,9 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """GRPO (llm/algorithms/grpo.py): `num_prompts` groups of `group_size` completions an update."""
 
-    grpo: rl.GRPOConfig = field(default_factory=rl.GRPOConfig)
+    grpo: rl.llm.GRPOConfig = field(default_factory=rl.llm.GRPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Each completion is compared with the others of its prompt."""
-    return rl.prompt_graph(c, lambda task: rl.GRPO(c.grpo, channels=task.channels))
+    return rl.prompt_graph(c, lambda task: rl.llm.GRPO(c.grpo, channels=task.channels))

@@ -14,9 +14,9 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """GSPO (llm/algorithms/gspo.py)."""
 
-    gspo: rl.GSPOConfig = field(default_factory=rl.GSPOConfig)
+    gspo: rl.llm.GSPOConfig = field(default_factory=rl.llm.GSPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Each completion is compared with the others of its prompt, and clipped as a whole."""
-    return rl.prompt_graph(c, lambda task: rl.GSPO(c.gspo, channels=task.channels, max_tokens=task.sizes.completion))
+    return rl.prompt_graph(c, lambda task: rl.llm.GSPO(c.gspo, channels=task.channels, max_tokens=task.sizes.completion))

@@ -15,7 +15,7 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """IMPALA (agents/impala.py): actors run ahead of the learner by at most `staleness.max_lag` versions."""
 
-    on_resume: ClassVar[rl.OnResume] = rl.stays("network", why="what was learned is of that network") | rl.stays(
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("network", why="what was learned is of that network") | rl.core.stays(
         "num_segments", why="segments of that number are on their way"
     )
 
@@ -25,33 +25,33 @@ class Config(rl.EnvConfig):
     """Environments of each actor."""
     num_steps: int = 8
     """Steps of each environment in one segment."""
-    num_segments: int = 2
+    num_segments: int = rl.core.bounded(2, at_least=1)
     """Segments in one update, from whichever actors have finished theirs."""
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window", max_lag=4))
-    impala: rl.IMPALAConfig = field(default_factory=lambda: rl.IMPALAConfig(normalise_obs=True, normalise_reward=True))
+    impala: rl.agents.IMPALAConfig = field(
+        default_factory=lambda: rl.agents.IMPALAConfig(normalise_obs=True, normalise_reward=True)
+    )
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
         self.impala.check()
-        if self.num_segments < 1:
-            raise rl.ConfigError("num_segments", self.num_segments, "use at least 1")
 
 
 def build(c: Config) -> rl.Experiment:
     """Actors play and write `trajectories` as fast as the window lets them; an update takes the first `num_segments`."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
-    def network() -> rl.ActorCritic:
-        body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.build_body(task.spec, c.net, seed=c.seed)
-        return rl.ActorCritic(task.spec, body, normalise_obs=c.impala.normalise_obs)
+    def network() -> rl.nets.ActorCritic:
+        body = rl.make_network(c.network, task.spec, c.seed) if c.network else rl.nets.build_body(task.spec, c.net, seed=c.seed)
+        return rl.nets.ActorCritic(task.spec, body, normalise_obs=c.impala.normalise_obs)
 
-    def learner(ranks: rl.Collective) -> rl.IMPALALearner:
-        return rl.IMPALALearner(c.impala, network(), seed=c.seed, collective=ranks, device=c.device)
+    def learner(ranks: rl.Collective) -> rl.agents.IMPALALearner:
+        return rl.agents.IMPALALearner(c.impala, network(), seed=c.seed, collective=ranks, device=c.device)
 
     return rl.on_policy_graph(
         c, task, network=network, learner=learner, batch_segments=c.num_segments, return_gamma=c.impala.return_gamma

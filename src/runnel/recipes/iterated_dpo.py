@@ -12,7 +12,7 @@ import runnel as rl
 
 
 @dataclass(frozen=True)
-class Config(rl.PipelineConfig):
+class Config(rl.run.PipelineConfig):
     """Supervised start, then `rounds` rounds (after Yuan et al. 2024, arXiv:2401.10020, with the task's reward as the
     judge)."""
 
@@ -36,31 +36,31 @@ class Config(rl.PipelineConfig):
     """Unseen prompts on which each model is measured."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
     """collapse: a stage that collapses (docs/guides/collapse.md) ends with a checkpoint, and the pipeline with it."""
-    lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
-    learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    lm: rl.llm.ModelConfig = field(default_factory=rl.llm.ModelConfig)
+    learner: rl.llm.TokenLearnerConfig = field(default_factory=rl.llm.TokenLearnerConfig)
     """`sft_lr` is the learning rate of the supervised stage, `lr` that of DPO."""
-    dpo: rl.DPOConfig = field(default_factory=lambda: rl.DPOConfig(chosen_coef=1.0))
+    dpo: rl.llm.DPOConfig = field(default_factory=lambda: rl.llm.DPOConfig(chosen_coef=1.0))
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts; the stages check their own settings."""
         super().check()
         why = "DPO learns from pairs, not from what an engine says while it samples"
-        rl.refuse_unused(self, {"learner.critic_lr": "no stage has a critic", "learner.max_mismatch": why})
+        rl.core.refuse_unused(self, {"learner.critic_lr": "no stage has a critic", "learner.max_mismatch": why})
 
 
 def stages(c: Config) -> list[rl.Stage]:
     """`sft`, then `pairs-1`, `dpo-1`, `pairs-2`, ... Weights and pairs go from stage to stage by their folders."""
     shared = {"task": c.task, "seed": c.seed, "device": c.device, "stop_on": c.stop_on}
     measured = {**shared, "eval": {"episodes": c.eval_prompts}}
-    sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
-    sft["learner"] = {**rl.learner_settings(c.learner), "lr": c.learner.sft_lr}
+    sft = {"model": c.model, "lm": rl.core.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
+    sft["learner"] = {**rl.run.learner_settings(c.learner), "lr": c.learner.sft_lr}
     out, model = [rl.Stage("sft", "sft", {**measured, **sft})], "{sft}/model"
     for i in range(1, c.rounds + 1):
         pairs = {"model": model, "pairs_out": "{self}/pairs.jsonl", "total_updates": c.pair_batches}
         pairs["learner"] = {"temperature": c.learner.temperature}
         out.append(rl.Stage(f"pairs-{i}", "make_pairs", {**shared, **pairs, "seed": c.seed + i}))
-        dpo = {"model": model, "pairs": f"{{pairs-{i}}}/pairs.jsonl", "num_pairs": c.num_pairs, "dpo": rl.to_data(c.dpo)}
-        dpo["learner"] = rl.learner_settings(c.learner, reference=True)
+        dpo = {"model": model, "pairs": f"{{pairs-{i}}}/pairs.jsonl", "num_pairs": c.num_pairs, "dpo": rl.core.to_data(c.dpo)}
+        dpo["learner"] = rl.run.learner_settings(c.learner, reference=True)
         out.append(rl.Stage(f"dpo-{i}", "dpo", {**measured, **dpo, "total_updates": c.dpo_updates}))
         model = f"{{dpo-{i}}}/model"
     return out

@@ -16,7 +16,7 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """Nothing is trained: the learner's place is taken by one that writes (llm/sampling/pairs.py)."""
 
-    on_resume: ClassVar[rl.OnResume] = rl.stays("pairs_out", why="the first pairs are there")
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("pairs_out", why="the first pairs are there")
 
     pairs_out: str = ""
     """The file to write; empty is pairs.jsonl in `out`."""
@@ -43,4 +43,4 @@ class Config(rl.PromptConfig):
 def build(c: Config) -> rl.Experiment:
     """The same graph as for training, with another learner."""
     path = c.pairs_out or Path(c.out) / "pairs.jsonl"
-    return rl.prompt_graph(c, learner=lambda task: rl.PairWriter(path, task.model(), task.tokenizer, task=task.task))
+    return rl.prompt_graph(c, learner=lambda task: rl.llm.PairWriter(path, task.model(), task.tokenizer, task=task.task))

@@ -14,9 +14,9 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """DPO on the policy's own completions (llm/algorithms/dpo.py)."""
 
-    dpo: rl.DPOConfig = field(default_factory=rl.DPOConfig)
+    dpo: rl.llm.DPOConfig = field(default_factory=rl.llm.DPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Groups in which all rewards are equal have no pair."""
-    return rl.prompt_graph(c, lambda task: rl.OnlineDPO(c.dpo, channels=task.channels))
+    return rl.prompt_graph(c, lambda task: rl.llm.OnlineDPO(c.dpo, channels=task.channels))

@@ -15,21 +15,21 @@ import runnel as rl
 class Config(rl.EnvConfig):
     """PPO (agents/ppo.py) on `num_actors` x `num_envs` environments, `num_steps` steps of each per update."""
 
-    on_resume: ClassVar[rl.OnResume] = (
-        rl.stays("network", why="what was learned is of that network")
-        | rl.stays("population", why="the learners are part of the checkpoint")
-        | rl.may_change("member", then="is what `rl.load` gives from now on")
+    on_resume: ClassVar[rl.core.OnResume] = (
+        rl.core.stays("network", why="what was learned is of that network")
+        | rl.core.stays("population", why="the learners are part of the checkpoint")
+        | rl.core.may_change("member", then="is what `rl.load` gives from now on")
     )
 
     network: str = ""
     """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
-    population: int = 1
+    population: int = rl.core.bounded(1, at_least=1)
     """Independent learners side by side, with seeds seed, seed + 1, ... and `num_envs` environments each."""
-    member: int = -1
+    member: int = rl.core.bounded(-1, at_least=-1)
     """Which member of a population `rl.load` gives; -1 for the one with the highest return in training."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
-    ppo: rl.PPOConfig = field(default_factory=lambda: rl.PPOConfig(normalise_obs=True, normalise_reward=True))
+    ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(normalise_obs=True, normalise_reward=True))
 
     @property
     def num_planned_steps(self) -> int:
@@ -45,35 +45,33 @@ class Config(rl.EnvConfig):
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
-        if self.population < 1:
-            raise rl.ConfigError("population", self.population, "use at least 1")
-        if not -1 <= self.member < self.population:
+        if self.member >= self.population:
             raise rl.ConfigError("member", self.member, f"use 0 to {self.population - 1}, or -1 for the best")
 
 
-def build(c: Config, learner: type[rl.PPOLearner] = rl.PPOLearner) -> rl.Experiment:
+def build(c: Config, learner: type[rl.agents.PPOLearner] = rl.agents.PPOLearner) -> rl.Experiment:
     """Actors play and write `trajectories`; an update takes one segment of each actor. `learner` may be a variant of PPO."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     c.ppo.check(c.batch_steps // c.placement.trainers)
 
-    def network(seed: int = c.seed) -> rl.ActorCritic:
-        body = rl.make_network(c.network, task.spec, seed) if c.network else rl.build_body(task.spec, c.net, seed=seed)
-        return rl.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs)
+    def network(seed: int = c.seed) -> rl.nets.ActorCritic:
+        body = rl.make_network(c.network, task.spec, seed) if c.network else rl.nets.build_body(task.spec, c.net, seed=seed)
+        return rl.nets.ActorCritic(task.spec, body, normalise_obs=c.ppo.normalise_obs)
 
-    def single(ranks: rl.Collective) -> rl.PPOLearner:
+    def single(ranks: rl.Collective) -> rl.agents.PPOLearner:
         return learner(c.ppo, network(), seed=c.seed, collective=ranks, device=c.device)
 
     if c.population == 1:
         return rl.on_policy_graph(c, task, network=network, learner=single, return_gamma=c.ppo.return_gamma)
 
-    def networks(chosen: int | None = None) -> rl.Population:
+    def networks(chosen: int | None = None) -> rl.nets.Population:
         members = [network(c.seed + i) for i in range(c.population)]
-        return rl.Population(members, num_envs=c.num_envs, chosen=chosen)
+        return rl.nets.Population(members, num_envs=c.num_envs, chosen=chosen)
 
     def learners(ranks: rl.Collective) -> rl.Learner:
-        return rl.PopulationLearner(c.ppo, networks(), seed=c.seed, device=c.device, learner=learner)
+        return rl.agents.PopulationLearner(c.ppo, networks(), seed=c.seed, device=c.device, learner=learner)
 
     gamma = c.ppo.return_gamma
-    return rl.population_graph(
+    return rl.graphs.population_graph(
         c, task, members=c.population, network=networks, learner=learners, chosen=c.member, return_gamma=gamma
     )

@@ -14,9 +14,9 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """REINFORCE (llm/algorithms/reinforce.py)."""
 
-    reinforce: rl.ReinforceConfig = field(default_factory=rl.ReinforceConfig)
+    reinforce: rl.llm.ReinforceConfig = field(default_factory=rl.llm.ReinforceConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Each completion is compared with the mean of the batch."""
-    return rl.prompt_graph(c, lambda task: rl.Reinforce(c.reinforce, channels=task.channels))
+    return rl.prompt_graph(c, lambda task: rl.llm.Reinforce(c.reinforce, channels=task.channels))

@@ -20,9 +20,9 @@ class Config(rl.PromptConfig):
     """Completions of each prompt, the greedy one included."""
     num_prompts: int = 32
     """Prompts in a batch."""
-    remax: rl.ReinforceConfig = field(default_factory=rl.ReinforceConfig)
+    remax: rl.llm.ReinforceConfig = field(default_factory=rl.llm.ReinforceConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """Each completion is compared with the greedy one of its prompt."""
-    return rl.prompt_graph(c, lambda task: rl.ReMax(c.remax, channels=task.channels))
+    return rl.prompt_graph(c, lambda task: rl.llm.ReMax(c.remax, channels=task.channels))

@@ -17,4 +17,4 @@ class Config(rl.PairConfig):
 
 def build(c: Config) -> rl.Experiment:
     """`rl.load` gives something with a `score(prompt, answer)`."""
-    return rl.pair_graph(c, rl.RewardModelling(), scores=True)
+    return rl.pair_graph(c, rl.llm.RewardModelling(), scores=True)

@@ -12,7 +12,7 @@ import runnel as rl
 
 
 @dataclass(frozen=True)
-class Config(rl.PipelineConfig):
+class Config(rl.run.PipelineConfig):
     """After Ouyang et al. 2022 (arXiv:2203.02155): the KL to the supervised model is part of the reward."""
 
     task: str = "reverse"
@@ -39,30 +39,37 @@ class Config(rl.PipelineConfig):
     """Unseen prompts (or pairs) on which each model is measured."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
     """collapse: a stage that collapses (docs/guides/collapse.md) ends with a checkpoint, and the pipeline with it."""
-    lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
-    learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
+    lm: rl.llm.ModelConfig = field(default_factory=rl.llm.ModelConfig)
+    learner: rl.llm.TokenLearnerConfig = field(default_factory=rl.llm.TokenLearnerConfig)
     """`sft_lr` is the learning rate of the supervised stage, `lr` that of the others."""
-    ppo: rl.TokenPPOConfig = field(default_factory=lambda: rl.TokenPPOConfig(kl_coef=0.05, kl_in="reward", critic_warmup=5))
+    ppo: rl.llm.TokenPPOConfig = field(
+        default_factory=lambda: rl.llm.TokenPPOConfig(kl_coef=0.05, kl_in="reward", critic_warmup=5)
+    )
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts; the stages check their own settings."""
         super().check()
         if self.pairs:
-            rl.refuse_unused(self, {"pair_batches": "pairs are given"})
+            rl.core.refuse_unused(self, {"pair_batches": "pairs are given"})
 
 
 def stages(c: Config) -> list[rl.Stage]:
     """`sft`, perhaps `pairs`, `reward`, `rl`. The last one is evaluated by the task's own reward, which it never trained on."""
     shared = {"task": c.task, "seed": c.seed, "device": c.device, "stop_on": c.stop_on, "eval": {"episodes": c.eval_prompts}}
-    data = rl.learner_settings(c.learner)
-    sft = {"model": c.model, "lm": rl.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
+    data = rl.run.learner_settings(c.learner)
+    sft = {"model": c.model, "lm": rl.core.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}
     sft["learner"] = {**data, "lr": c.learner.sft_lr}
     judged = {"model": "{sft}/model", "pairs_out": "{self}/pairs.jsonl", "total_updates": c.pair_batches}
     judged["learner"] = {"temperature": c.learner.temperature}
     pairs = c.pairs or "{pairs}/pairs.jsonl"
     reward = {"model": "{sft}/model", "pairs": pairs, "total_updates": c.reward_updates, "learner": data}
-    ppo = {"model": "{sft}/model", "reward_model": "{reward}/model", "total_updates": c.rl_updates, "ppo": rl.to_data(c.ppo)}
-    ppo["learner"] = rl.learner_settings(c.learner, rollouts=True, reference=True, critic=True)
+    ppo = {
+        "model": "{sft}/model",
+        "reward_model": "{reward}/model",
+        "total_updates": c.rl_updates,
+        "ppo": rl.core.to_data(c.ppo),
+    }
+    ppo["learner"] = rl.run.learner_settings(c.learner, rollouts=True, reference=True, critic=True)
     batch = {"num_prompts": c.num_prompts, "group_size": c.group_size}
     return [
         rl.Stage("sft", "sft", {**shared, **sft}),

@@ -14,9 +14,9 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """RLOO (llm/algorithms/reinforce.py)."""
 
-    rloo: rl.ReinforceConfig = field(default_factory=rl.ReinforceConfig)
+    rloo: rl.llm.ReinforceConfig = field(default_factory=rl.llm.ReinforceConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """The plain policy gradient of whole completions."""
-    return rl.prompt_graph(c, lambda task: rl.RLOO(c.rloo, channels=task.channels))
+    return rl.prompt_graph(c, lambda task: rl.llm.RLOO(c.rloo, channels=task.channels))

@@ -25,7 +25,7 @@ class Config(rl.ReplayEnvConfig):
     total_steps: int | None = 1_000_000
     """Budget in steps of the environment."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(256, 256), activation="relu"))
-    sac: rl.SACConfig = field(default_factory=rl.SACConfig)
+    sac: rl.agents.SACConfig = field(default_factory=rl.agents.SACConfig)
     replay: rl.ReplayConfig = field(default_factory=lambda: rl.ReplayConfig(capacity=1_000_000, prioritised=False))
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=10))
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
@@ -40,7 +40,7 @@ class Config(rl.ReplayEnvConfig):
             found["sac.entropy_share"] = "sac.target_entropy says what is held"
         return found
 
-    def unused_on(self, spec: rl.EnvSpec) -> dict[str, str]:
+    def unused_on(self, spec: rl.core.EnvSpec) -> dict[str, str]:
         """Settings that this run would not read on an environment of `spec`, and why."""
         found = super().unused_on(spec)
         if spec.action.kind != "discrete":
@@ -53,17 +53,17 @@ class Config(rl.ReplayEnvConfig):
         self.sac.check()
 
 
-def build(c: Config, learner: type[rl.SACLearner] = rl.SACLearner) -> rl.Experiment:
+def build(c: Config, learner: type[rl.agents.SACLearner] = rl.agents.SACLearner) -> rl.Experiment:
     """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors.
     `learner` may be a variant of SAC."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     discrete = task.spec.action.kind == "discrete"
 
-    def network() -> rl.CategoricalActor | rl.SquashedGaussianActor:
-        return (rl.CategoricalActor if discrete else rl.SquashedGaussianActor)(task.spec, c.net, seed=c.seed)
+    def network() -> rl.nets.CategoricalActor | rl.nets.SquashedGaussianActor:
+        return (rl.nets.CategoricalActor if discrete else rl.nets.SquashedGaussianActor)(task.spec, c.net, seed=c.seed)
 
-    def single(ranks: rl.Collective) -> rl.SACLearner:
-        critic = rl.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
+    def single(ranks: rl.Collective) -> rl.agents.SACLearner:
+        critic = rl.nets.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
         return learner(c.sac, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=single, batch_size=c.sac.batch_size, gamma=c.sac.gamma)

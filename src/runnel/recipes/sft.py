@@ -15,41 +15,33 @@ import runnel as rl
 class Config(rl.RunConfig):
     """SFT (llm/algorithms/sft.py, llm/learning/learner.py): `demo_rows` demonstrations an update."""
 
-    on_resume: ClassVar[rl.OnResume] = (
-        rl.may_change("max_tokens", then="counts from the next evaluation on")
-        | rl.stays("task", why="a run is of one task")
-        | rl.stays("model", why="what was learned is of that network")
-        | rl.stays("demo_rows", why="segments of that size are on their way")
+    on_resume: ClassVar[rl.core.OnResume] = (
+        rl.core.may_change("max_tokens", then="counts from the next evaluation on")
+        | rl.core.stays("task", why="a run is of one task")
+        | rl.core.stays("model", why="what was learned is of that network")
+        | rl.core.stays("demo_rows", why="segments of that size are on their way")
     )
 
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
     model: str = ""
     """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
-    demo_rows: int = 128
+    demo_rows: int = rl.core.bounded(128, at_least=1)
     """Demonstrations in a batch."""
-    max_tokens: int = 0
+    max_tokens: int = rl.core.bounded(0, at_least=0)
     """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
-    data: rl.DataConfig = field(default_factory=rl.DataConfig)
-    lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
-    learner: rl.TokenLearnerConfig = field(default_factory=lambda: rl.TokenLearnerConfig(lr=1e-3))
+    data: rl.llm.DataConfig = field(default_factory=rl.llm.DataConfig)
+    lm: rl.llm.ModelConfig = field(default_factory=rl.llm.ModelConfig)
+    learner: rl.llm.TokenLearnerConfig = field(default_factory=lambda: rl.llm.TokenLearnerConfig(lr=1e-3))
     placement: rl.PlacementConfig = field(default_factory=lambda: rl.PlacementConfig(threads=2))
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
-        learner = rl.unused_by_learner(self.learner, needs=())
+        learner = rl.graphs.unused_by_learner(self.learner, needs=())
         recording = {"record.groups_every": "demonstrations are no groups of completions"}
-        return {**super().unused(), **rl.unused_on_data(self), **learner, **recording}
-
-    def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
-        super().check()
-        if self.demo_rows < 1:
-            raise rl.ConfigError("demo_rows", self.demo_rows, "use at least 1")
-        if self.max_tokens < 0:
-            raise rl.ConfigError("max_tokens", self.max_tokens, "use 0 for what the task says, or a number of tokens")
+        return {**super().unused(), **rl.graphs.unused_on_data(self), **learner, **recording}
 
 
 def build(c: Config) -> rl.Experiment:
@@ -63,8 +55,8 @@ def build(c: Config) -> rl.Experiment:
         staleness={"demos": policy},
         actors=(task.demo_actor(),),
         inference=(),
-        learner=lambda ranks: task.learner(c.learner, {"demos": rl.SupervisedFineTuning()}, ranks),
-        phases=(rl.Phase({"demos": 1}),),
+        learner=lambda ranks: task.learner(c.learner, {"demos": rl.llm.SupervisedFineTuning()}, ranks),
+        phases=(rl.flow.Phase({"demos": 1}),),
         evaluation=task.evaluation(),
         policy=task.policy,
         token_streams=("demos",),

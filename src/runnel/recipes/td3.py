@@ -25,7 +25,7 @@ class Config(rl.ReplayEnvConfig):
     total_steps: int | None = 1_000_000
     """Budget in steps of the environment."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(256, 256), activation="relu"))
-    td3: rl.TD3Config = field(default_factory=rl.TD3Config)
+    td3: rl.agents.TD3Config = field(default_factory=rl.agents.TD3Config)
     replay: rl.ReplayConfig = field(default_factory=lambda: rl.ReplayConfig(capacity=1_000_000, prioritised=False))
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=10))
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
@@ -36,7 +36,7 @@ class Config(rl.ReplayEnvConfig):
         self.td3.check()
 
 
-def build(c: Config, learner: type[rl.TD3Learner] = rl.TD3Learner) -> rl.Experiment:
+def build(c: Config, learner: type[rl.agents.TD3Learner] = rl.agents.TD3Learner) -> rl.Experiment:
     """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors.
     `learner` may be a variant of TD3."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
@@ -44,11 +44,11 @@ def build(c: Config, learner: type[rl.TD3Learner] = rl.TD3Learner) -> rl.Experim
         fix = "TD3 needs one box of continuous actions; use ppo, or sac or dqn for discrete ones"
         raise rl.ConfigError("env", c.env, fix)
 
-    def network() -> rl.DeterministicActor:
-        return rl.DeterministicActor(task.spec, c.net, seed=c.seed)
+    def network() -> rl.nets.DeterministicActor:
+        return rl.nets.DeterministicActor(task.spec, c.net, seed=c.seed)
 
-    def single(ranks: rl.Collective) -> rl.TD3Learner:
-        critic = rl.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
+    def single(ranks: rl.Collective) -> rl.agents.TD3Learner:
+        critic = rl.nets.QEnsemble(task.spec, c.net, copies=2, seed=c.seed)
         return learner(c.td3, network(), critic, seed=c.seed, collective=ranks, device=c.device)
 
     return rl.replay_graph(c, task, network=network, learner=single, batch_size=c.td3.batch_size, gamma=c.td3.gamma)

@@ -14,9 +14,9 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """PPO on tokens (llm/algorithms/ppo.py): a critic that starts as a copy of the policy, with an optimiser of its own."""
 
-    ppo: rl.TokenPPOConfig = field(default_factory=rl.TokenPPOConfig)
+    ppo: rl.llm.TokenPPOConfig = field(default_factory=rl.llm.TokenPPOConfig)
 
 
 def build(c: Config) -> rl.Experiment:
     """The critic lives in the learner."""
-    return rl.prompt_graph(c, lambda task: rl.TokenPPO(c.ppo, channels=task.channels))
+    return rl.prompt_graph(c, lambda task: rl.llm.TokenPPO(c.ppo, channels=task.channels))

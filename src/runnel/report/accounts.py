@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runnel.core.records import Accounting
+from runnel.core.accounting import Accounting
 from runnel.report.page import table, text
 from runnel.report.tables import Cell, Table
 from runnel.track.history import History, is_number

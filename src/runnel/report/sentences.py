@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runnel.eval.aggregates import Interval
-from runnel.eval.compare import Comparison
+from runnel.eval.comparisons import Comparison
 from runnel.track.numbers import short
 
 

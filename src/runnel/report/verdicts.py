@@ -14,7 +14,7 @@ import numpy as np
 
 from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import aggregate, plain_means
-from runnel.eval.compare import Comparison, compare_all
+from runnel.eval.comparisons import Comparison, compare_all
 from runnel.eval.profiles import performance_profile
 from runnel.eval.reference import Range, find_ranges
 from runnel.eval.statistics import FEW_SEEDS, Array, few_seeds, iqm, resamples

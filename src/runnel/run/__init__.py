@@ -1,1 +1,10 @@
 """A run: its experiment, the wiring that assembles it, launchers, checkpoints and the run folder."""
+
+from typing import TYPE_CHECKING
+
+from runnel.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from runnel.run.pipeline import PipelineConfig as PipelineConfig, learner_settings as learner_settings
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

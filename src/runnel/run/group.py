@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from runnel.core.accounting import Accounting
 from runnel.core.contracts.learning import LoadsInitialParams, Sharded, StartsPartly
 from runnel.core.errors import CheckpointError
-from runnel.core.records import Accounting
 from runnel.core.sharding.param_shards import has_pieces, join_pieces
 from runnel.core.state import State, WorkerEvent
 from runnel.core.trace import TraceWriter

@@ -23,15 +23,11 @@ from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
+from runnel.run.names import PIPELINES
 from runnel.run.trust import runs_the_same
 from runnel.run.warm import MODEL
 from runnel.track.folder import RunFolder
 from runnel.track.status import has_ended, read_end
-
-PIPELINES = {
-    "iterated_dpo": "runnel.recipes.iterated_dpo",
-    "rlhf": "runnel.recipes.rlhf",
-}
 
 
 @dataclass(frozen=True)
@@ -81,11 +77,6 @@ class Pipeline:
     module: ModuleType
     Config: type[PipelineConfig]
     stages: Callable[[Any], Sequence[Stage]]
-
-    @property
-    def summary(self) -> str:
-        """First line of the docstring."""
-        return (self.module.__doc__ or "").strip().partition("\n")[0]
 
 
 def load_pipeline(name: str) -> Pipeline:

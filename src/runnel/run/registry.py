@@ -20,35 +20,8 @@ from runnel.core.resolve import called, load_module
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.llm.tasks.config import DataConfig
+from runnel.run.names import RECIPES
 from runnel.run.zoo import zoo_settings
-
-RECIPES = {
-    "ppo": "runnel.recipes.ppo",
-    "a2c": "runnel.recipes.a2c",
-    "impala": "runnel.recipes.impala",
-    "appo": "runnel.recipes.appo",
-    "dqn": "runnel.recipes.dqn",
-    "sac": "runnel.recipes.sac",
-    "td3": "runnel.recipes.td3",
-    "ddpg": "runnel.recipes.ddpg",
-    "grpo": "runnel.recipes.grpo",
-    "dr_grpo": "runnel.recipes.dr_grpo",
-    "rloo": "runnel.recipes.rloo",
-    "reinforce": "runnel.recipes.reinforce",
-    "remax": "runnel.recipes.remax",
-    "dapo": "runnel.recipes.dapo",
-    "gspo": "runnel.recipes.gspo",
-    "aipo": "runnel.recipes.aipo",
-    "decoupled": "runnel.recipes.decoupled",
-    "token_ppo": "runnel.recipes.token_ppo",
-    "online_dpo": "runnel.recipes.online_dpo",
-    "dpo": "runnel.recipes.dpo",
-    "reward_model": "runnel.recipes.reward_model",
-    "make_pairs": "runnel.recipes.make_pairs",
-    "sft": "runnel.recipes.sft",
-    "cartpole": "runnel.recipes.cartpole",
-    "reverse": "runnel.recipes.reverse",
-}
 
 
 @dataclass(frozen=True)
@@ -58,11 +31,6 @@ class Recipe:
     name: str
     module: ModuleType
     Config: type[RunConfig]
-
-    @property
-    def summary(self) -> str:
-        """First line of the docstring."""
-        return (self.module.__doc__ or "").strip().partition("\n")[0]
 
 
 def load_recipe(name: str | Path) -> Recipe:
@@ -160,41 +128,3 @@ def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> 
             if any(found.startswith(f"{name}.") or name.startswith(found) for name in given):
                 raise
             config = override(config, {error.field: default_at(config, error.field)})
-
-
-ALGORITHMS = {
-    "ppo": "proximal policy optimisation: clipped ratio, GAE (agents/ppo.py)",
-    "a2c": "advantage actor-critic: one gradient a batch, GAE (agents/a2c.py)",
-    "impala": "actor-critic on asynchronous actors: V-trace (agents/impala.py)",
-    "appo": "PPO on asynchronous actors: clipped ratio, V-trace (agents/appo.py)",
-    "dqn": "deep Q-learning: double, prioritised replay (agents/dqn.py)",
-    "sac": "soft actor-critic: twin critics, automatic temperature, continuous or discrete (agents/sac.py)",
-    "td3": "twin delayed deterministic policy gradient (agents/td3.py)",
-    "ddpg": "deep deterministic policy gradient (agents/ddpg.py)",
-    "token_ppo": "PPO with a critic on tokens (llm/algorithms/ppo.py)",
-    "dpo": "direct preference optimisation on pairs (llm/algorithms/dpo.py)",
-    "online_dpo": "DPO on the best and the worst of the policy's own completions (llm/algorithms/dpo.py)",
-    "reward_model": "Bradley-Terry reward model from pairs (llm/algorithms/reward_model.py)",
-    "sft": "supervised fine-tuning on demonstrations (llm/algorithms/sft.py)",
-    "grpo": "group-relative policy optimisation of token sequences (llm/algorithms/grpo.py)",
-    "dr_grpo": "GRPO without its biases in length and difficulty (llm/algorithms/grpo.py)",
-    "rloo": "REINFORCE, leave one out (llm/algorithms/reinforce.py)",
-    "reinforce": "the plain policy gradient of completions (llm/algorithms/reinforce.py)",
-    "remax": "REINFORCE with the greedy completion as baseline (llm/algorithms/reinforce.py)",
-    "dapo": "GRPO with clip-higher, dynamic sampling, token mean, overlong shaping (llm/algorithms/dapo.py)",
-    "gspo": "GRPO with the ratio of whole sequences (llm/algorithms/gspo.py)",
-    "aipo": "policy gradient with truncated importance weights, asynchronous (llm/algorithms/aipo.py)",
-    "decoupled": "PPO around a recent policy, asynchronous: AReaL's loss (llm/algorithms/decoupled.py)",
-}
-ENGINES = {"native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder"}
-
-
-def list_tasks() -> dict[str, str]:
-    """Built-in text tasks, with the first line of what they say of themselves."""
-    from runnel.llm.tasks import TASKS
-
-    found = {name: (make.__doc__ or "").strip().partition("\n")[0] for name, make in TASKS.items()}
-    found["reasoning_gym:NAME"] = (
-        "Any task of reasoning-gym, such as reasoning_gym:leg_counting (docs/guides/tasks-and-data.md)."
-    )
-    return found | {"FILE": "Prompts of a .jsonl or .parquet file, or of a saved data set (docs/guides/tasks-and-data.md)."}

@@ -23,14 +23,13 @@ from runnel.graphs.experiment import Experiment
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, fell_back, read_parts
 from runnel.run.ledger import Ledger
+from runnel.run.names import JOB_RUN
 from runnel.run.restorable import check_restorable
 from runnel.track.folder import RunFolder
 
 ORDERS_S = 1.0
 IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Environment variable that Ray gives to whatever it runs as a job."""
-JOB_RUN = "run folder: "
-"""How a line begins with which a job says where its run lies; `runnel stop JOB` looks for it."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ from runnel.core.errors import ConfigError
 from runnel.envs.device import TENSOR_ENVS
 from runnel.graphs.run_config import RunConfig
 from runnel.llm.tasks.registry import GYM
-from runnel.run.registry import RECIPES
+from runnel.run.names import RECIPES
 from runnel.track.folder import RunFolder
 
 PLAIN = {

@@ -6,8 +6,13 @@ study = tune.search("ppo", space={"ppo.lr": "log(1e-4, 1e-2)"}, options={"trials
 print(study.best["params"], study.best["command"])
 """
 
-from runnel.tune.settings import TuneConfig
-from runnel.tune.space import Param
-from runnel.tune.study import Study, resume, search
+from typing import TYPE_CHECKING
 
-__all__ = ["Param", "Study", "TuneConfig", "resume", "search"]
+from runnel.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from runnel.tune.settings import TuneConfig as TuneConfig
+    from runnel.tune.space import Param as Param
+    from runnel.tune.study import Study as Study, resume as resume, search as search
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.config import differences, override, to_data
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import rule_at
@@ -37,11 +38,11 @@ class TuneConfig:
     search: tuple[str, ...] = ()
     """What to try: words such as "ppo.lr=log(1e-5, 1e-2)", "ppo.gamma=0.9..0.999", "ppo.clip_range={0.1, 0.2}",
     "num_envs=int(4, 64)", or one TOML file of them. Empty: a space that suits the algorithm."""
-    trials: int = 20
+    trials: int = bounded(20, at_least=1)
     """Trials in all; of a grid at most so many."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     """Who chooses: Optuna's TPE, chance, or every point of a grid."""
-    grid_points: int = 4
+    grid_points: int = bounded(4, at_least=1)
     """Values of each range in a grid."""
     pruner: Literal["none", "median", "hyperband"] = "median"
     """Who ends trials early: median compares with others at the same point, hyperband lets the best third go on."""
@@ -49,7 +50,7 @@ class TuneConfig:
     """trials: one run (or `seeds_per_trial`) for each setting. pbt: population based training, on live runs."""
     members: int = 8
     """Members of the population (pbt)."""
-    interval: int = 0
+    interval: int = bounded(0, at_least=0)
     """Steps, updates or tokens, as the budget, between two exchanges in a population; 0 is a tenth of the budget."""
     metric: str = "eval"
     """What is judged: eval (mean return of evaluations), return (of training episodes), or any number that is logged."""
@@ -57,27 +58,20 @@ class TuneConfig:
     """How a run's numbers become one: the last, the best moving mean of three, or the mean over the run."""
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether more is better."""
-    seeds_per_trial: int = 1
+    seeds_per_trial: int = bounded(1, at_least=1)
     """Train each setting on so many tuning seeds, and take the mean."""
-    test_seeds: int = 0
+    test_seeds: int = bounded(0, at_least=0, below=FIRST_SEED, note="tuning seeds begin there")
     """At the end, train the winner on so many fresh seeds: the number to publish."""
-    workers: int = 1
+    workers: int = bounded(1, at_least=1)
     """Trials at the same time, each in a process of its own."""
     on: Literal["local", "ray"] = "local"
     """Where trials run: on this machine, or on the Ray cluster of `cluster.address`."""
-    search_seed: int = 0
+    search_seed: int = bounded(0, at_least=0)
     """Seed of the search itself."""
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work."""
-        for name in ("trials", "workers", "seeds_per_trial", "grid_points"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(name, value, "use at least 1")
-        for name in ("interval", "test_seeds", "search_seed"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(name, value, "use 0 or more")
-        if self.test_seeds >= FIRST_SEED:
-            raise ConfigError("test_seeds", self.test_seeds, f"use less than {FIRST_SEED}; tuning seeds begin there")
+        check_bounds(self)
         if self.scheduler == "pbt" and self.members < 2:
             raise ConfigError("members", self.members, "a population has at least 2")
         if self.scheduler == "pbt" and self.seeds_per_trial > 1:

@@ -140,5 +140,5 @@ def test_with_the_learner_elsewhere_a_checkpoint_has_the_policy_and_others_say_s
 class FakeInferencer:
     loaded: ClassVar[list[int]] = []
 
-    def load_params(self, params: rl.ParamSet) -> None:
+    def load_params(self, params: rl.core.ParamSet) -> None:
         self.loaded.append(params.version)

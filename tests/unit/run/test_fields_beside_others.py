@@ -162,7 +162,7 @@ def test_both_may_still_be_searched_together() -> None:
     setup = make_setup("dqn", config, both)
     assert set(setup.space) == {"dqn.head", "dqn.num_atoms"}
     without = tried(config, {"dqn.head": "value", "dqn.num_atoms": 11})
-    assert without.dqn.num_atoms == rl.DQNConfig().num_atoms  # type: ignore[attr-defined]
+    assert without.dqn.num_atoms == rl.agents.DQNConfig().num_atoms  # type: ignore[attr-defined]
     assert tried(config, {"dqn.head": "c51", "dqn.num_atoms": 11}).dqn.num_atoms == 11  # type: ignore[attr-defined]
     with pytest.raises(UnusedSettingError, match=r"dqn\.num_atoms"):
         make_setup("dqn", config, TuneConfig(search=("dqn.num_atoms=int(11, 51)",)))

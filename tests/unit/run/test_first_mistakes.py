@@ -56,7 +56,7 @@ def tiny(tmp_path: Path, **settings: Any) -> rl.Run:
 
 # --------------------------------------------------------------------------------------------------------------- refused
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a learner": (lambda p: rl.train(rl.PPOLearner), r"recipe = 'PPOLearner': give the name of a recipe \('ppo'\), or"),
+    "a learner": (lambda p: rl.train(rl.agents.PPOLearner), r"recipe = 'PPOLearner': give the name of a recipe \('ppo'\), or"),
     "a slip": (lambda p: rl.train("pppo"), r"recipe = 'pppo': unknown; .*; did you mean ppo\?"),
     "a made network": (lambda p: tiny(p, network=nn.Linear(4, 2)), r"network = 'Linear': is made already; give the function"),
     "another network": (lambda p: tiny(p, network=lambda: 3), r"it is called as make\(env_spec, seed\); see .*mistakes.py:\d+"),
@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"train holds a str; give rl.Example",
     ),
     "another recipe's config": (
-        lambda p: rl.train_config("dqn", rl.core.resolve.load_object("runnel.recipes.ppo:Config", "x")(out=str(p / "out"))),
+        lambda p: rl.train_config("dqn", rl.graphs.resolve.load_object("runnel.recipes.ppo:Config", "x")(out=str(p / "out"))),
         r"config = 'runnel.recipes.ppo.Config': is no config of the recipe 'dqn'",
     ),
 }
@@ -161,7 +161,9 @@ def test_a_reader_that_has_enough_ends_no_command_in_a_traceback(monkeypatch: py
 def test_files_of_a_run_that_are_gone_are_named(run: rl.Run, tmp_path: Path, capsys: Any) -> None:
     copy = shutil.copytree(run.path, tmp_path / "copy")
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(rl.CheckpointError, match=r"it had \d+, the last at version 2, and they were deleted; restore them"):
+    with pytest.raises(
+        rl.core.CheckpointError, match=r"it had \d+, the last at version 2, and they were deleted; restore them"
+    ):
         rl.load(copy)
     (copy / "run.json").unlink()
     assert "run.json" in said(f"resume {copy} --total-updates 9", capsys)

@@ -55,16 +55,16 @@ def test_stages_hand_over_and_are_skipped_when_done(tmp_path: Path) -> None:
 def test_a_stage_that_was_begun_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = two(tmp_path / "whole", updates=4)
     count = 0
-    original = rl.TokenLearner.update
+    original = rl.llm.TokenLearner.update
 
-    def failing(self: rl.TokenLearner, batch: rl.Batch) -> rl.Update:
+    def failing(self: rl.llm.TokenLearner, batch: rl.Batch) -> rl.Update:
         nonlocal count
         count += 1
         if count == 5:
             raise RuntimeError("lightning")
         return original(self, batch)
 
-    monkeypatch.setattr(rl.TokenLearner, "update", failing)
+    monkeypatch.setattr(rl.llm.TokenLearner, "update", failing)
     with pytest.raises(RuntimeError, match="lightning"):
         two(tmp_path / "cut", updates=4)
     runs = two(tmp_path / "cut", updates=4)

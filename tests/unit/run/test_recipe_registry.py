@@ -9,7 +9,8 @@ from runnel.core.errors import ConfigError
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.user_objects import live_objects, name_objects, resolve_live
 from runnel.run import registry
-from runnel.run.registry import RECIPES, load_recipe
+from runnel.run.names import RECIPES, list_recipes
+from runnel.run.registry import load_recipe
 
 RECIPE = '''"""My recipe.
 
@@ -40,7 +41,7 @@ def test_every_listed_recipe_loads(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
     assert issubclass(recipe.Config, RunConfig)
-    assert recipe.summary.endswith(".")
+    assert list_recipes()[name].endswith(".")
     recipe.Config().check()
 
 
@@ -48,7 +49,7 @@ def test_a_file_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "mine.py").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe("mine.py")
-    assert (recipe.name, recipe.summary) == (str(tmp_path / "mine.py"), "My recipe.")
+    assert (recipe.name, recipe.module.__doc__) == (str(tmp_path / "mine.py"), "My recipe.\n\nMore about it.\n")
     assert recipe.Config(seed=4).total_updates == 3
     with pytest.raises(ConfigError, match="seed = 4: built with this seed"):
         registry.build(recipe.name, recipe.Config(seed=4))
@@ -72,7 +73,7 @@ def test_a_file_that_lacks_a_part_is_refused(missing: str, tmp_path: Path) -> No
 def test_a_bad_config_is_refused_before_anything_is_built(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RECIPE)
     recipe = load_recipe(str(tmp_path / "mine.py"))
-    with pytest.raises(ConfigError, match="total_updates = 0: use at least 1"):
+    with pytest.raises(ConfigError, match="total_updates = 0: must be at least 1"):
         registry.build(recipe.name, recipe.Config(total_updates=0))
 
 

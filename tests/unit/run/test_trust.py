@@ -41,7 +41,7 @@ Path(__file__).with_name("canary").touch()
 def run(*args, **kwargs):
     return gym.make("CartPole-v1")
 def network(spec, seed):
-    return rl.build_body(spec, rl.NetConfig(hidden=(4,)), seed=seed)
+    return rl.nets.build_body(spec, rl.NetConfig(hidden=(4,)), seed=seed)
 """
 
 

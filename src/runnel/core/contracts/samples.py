@@ -9,8 +9,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from runnel.core.accounting import Accounting
 from runnel.core.contracts.inference import InferenceClient
-from runnel.core.records import Accounting, Segment, Slot, StreamSpec
+from runnel.core.records import Segment, Slot, StreamSpec
 from runnel.core.state import State, WorkerEvent
 
 

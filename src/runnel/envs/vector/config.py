@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 
@@ -24,15 +25,15 @@ class VectorConfig:
     """What steps the environments: `serial` (one after the other), `gymnasium` (the environment's own vector), `processes`
     (over shared memory), `envpool`, or `auto`: by what is known of the environment and the number of cores, never by a
     measurement, so that a seed means the same every time."""
-    num_workers: int = 0
+    num_workers: int = bounded(0, at_least=0)
     """Processes that share the environments of one vector (`processes`); 0: one a core."""
-    threads: int = 0
+    threads: int = bounded(0, at_least=0)
     """Threads of a compiled back end (`envpool`, Atari); 0: one a core."""
     on_error: Literal["stop", "restart"] = "stop"
     """When an environment raises, dies or hangs: stop the run, or make it anew, cut its episode and count it."""
-    step_timeout_s: float = 0.0
+    step_timeout_s: float = bounded(0.0, at_least=0)
     """A step that takes longer than this counts as hung (`processes` only); 0: wait for ever."""
-    frame_stack: int = 0
+    frame_stack: int = bounded(0, at_least=0)
     """How many frames an image observation shows, oldest first; 0: as the environment gives it."""
 
     def check(self) -> None:
@@ -41,10 +42,7 @@ class VectorConfig:
             raise ConfigError("vector.backend", self.backend, f"use one of {', '.join(BACKENDS)}")
         if self.on_error not in ("stop", "restart"):
             raise ConfigError("vector.on_error", self.on_error, "use stop or restart")
-        for name in ("num_workers", "threads", "frame_stack", "step_timeout_s"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise ConfigError(f"vector.{name}", value, "use 0 (no limit, or chosen for you) or more")
+        check_bounds(self, "vector.")
         if self.num_workers and self.backend not in ("auto", "processes"):
             raise ConfigError("vector.num_workers", self.num_workers, f"{self.backend} has no processes; use backend=processes")
         if self.threads and self.backend in ("serial", "processes"):

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
-from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import CLIP_METRICS, Component, Part, PolicyAlgorithm, PolicyConfig
@@ -24,13 +24,8 @@ class AIPOConfig(PolicyConfig):
 
     on_resume: ClassVar[OnResume] = may_change("max_ratio")
 
-    max_ratio: float = 4.0
+    max_ratio: float = bounded(4.0, at_least=1, note="below 1 it would cut fresh tokens too")
     """Importance weights are cut here; 2 to 10 is usual."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_ratio < 1.0:
-            raise ConfigError("aipo.max_ratio", self.max_ratio, "below 1 it would cut fresh tokens too; use at least 1")
 
 
 class AIPO(PolicyAlgorithm):

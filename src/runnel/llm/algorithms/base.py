@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
@@ -170,21 +171,16 @@ class PolicyConfig:
         "kl_coef", then=f"{NEXT_UPDATE}; above 0 for the first time, the reference is the policy as it is then"
     ) | may_change("kl_in", "entropy_coef")
 
-    kl_coef: float = 0.0
+    kl_coef: float = bounded(0.0, at_least=0)
     """Weight of the KL to a reference policy; 0 keeps no reference."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL counts: as a loss component (the k3 estimator), or subtracted from the reward."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = bounded(0.0, at_least=0)
     """Weight of the entropy bonus."""
 
     def unused(self) -> dict[str, str]:
         """Settings that the algorithm, as it is set, does not read, and why."""
         return {} if self.kl_coef else {"kl_in": "there is no KL; set kl_coef"}
-
-    def __post_init__(self) -> None:
-        for name in ("kl_coef", "entropy_coef"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "use 0 for none, or a positive weight")
 
 
 @dataclass(frozen=True)
@@ -193,16 +189,10 @@ class ClipConfig(PolicyConfig):
 
     on_resume: ClassVar[OnResume] = may_change("clip_low", "clip_high")
 
-    clip_low: float = 0.2
+    clip_low: float = bounded(0.2, above=0)
     """The policy ratio stops counting below 1 - clip_low."""
-    clip_high: float = 0.2
+    clip_high: float = bounded(0.2, above=0)
     """The policy ratio stops counting above 1 + clip_high."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("clip_low", "clip_high"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(name, getattr(self, name), "the ratio needs an interval around 1; use a number above 0")
 
 
 class PolicyAlgorithm:
@@ -214,6 +204,7 @@ class PolicyAlgorithm:
     """The loss has no importance weight: it is right on samples of the very weights that it changes, and on no others."""
 
     def __init__(self, config: PolicyConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
+        check_bounds(config)
         if not channels:
             raise ConfigError("channels", dict(channels), "name at least one reward channel with its weight")
         self.config, self.channels, self.max_tokens = config, dict(channels), max_tokens

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.core.config import check_least
+from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
@@ -26,15 +26,11 @@ class DAPOConfig(GRPOConfig):
 
     clip_high: float = 0.28
     """The policy ratio stops counting above 1 + clip_high: room for tokens that were unlikely."""
-    overlong_buffer: int = 0
+    overlong_buffer: int = bounded(0, at_least=0)
     """Last tokens before `max_tokens` over which a completion is punished more and more for its length; 0 for no such
     penalty."""
-    overlong_penalty: float = 1.0
+    overlong_penalty: float = bounded(1.0, at_least=0)
     """What a completion of `max_tokens` loses."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least("dapo.", self, overlong_penalty=0)
 
     def unused(self) -> dict[str, str]:
         """Settings that the algorithm, as it is set, does not read, and why."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from runnel.core.errors import ConfigError
+from runnel.core.bounds import bounded
 from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, Component, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
@@ -27,21 +27,15 @@ class DecoupledConfig(GRPOConfig):
     behaviour and policy, by each token's age), reuse (the training pass itself; for one optimiser step a batch)."""
     behaviour: Literal["clamp", "mask"] = "clamp"
     """Weights proximal / behaviour outside their interval: clamp moves them to its end, mask leaves their tokens out."""
-    behaviour_low: float = 0.0
+    behaviour_low: float = bounded(0.0, at_least=0, below=1)
     """Lower end of that interval."""
-    behaviour_high: float = 5.0
+    behaviour_high: float = bounded(5.0, above=1)
     """Upper end of that interval."""
 
     def unused(self) -> dict[str, str]:
         """Settings that the algorithm, as it is set, does not read, and why."""
         why = "with proximal reuse the ratio is 1, and nothing is clipped; set proximal to forward or loglinear"
         return super().unused() | (dict.fromkeys(("clip_low", "clip_high"), why) if self.proximal == "reuse" else {})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.behaviour_low < 1.0 < self.behaviour_high:
-            found = (self.behaviour_low, self.behaviour_high)
-            raise ConfigError("decoupled.behaviour_low", found, "the interval must hold 1: 0 <= low < 1 < high")
 
 
 class DecoupledPPO(GRPO):

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.learning import Collective
-from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import PAIR, Component, Part, sum_channels
@@ -29,17 +29,14 @@ class DPOConfig:
 
     on_resume: ClassVar[OnResume] = may_change("beta", "chosen_coef")
 
-    beta: float = 0.1
+    beta: float = bounded(0.1, above=0)
     """How strongly the policy is held to the reference: small lets it go far."""
-    chosen_coef: float = 0.0
+    chosen_coef: float = bounded(0.0, at_least=0)
     """Weight of the chosen answers' cross entropy, which keeps them likely in themselves (Pang et al. 2024,
     arXiv:2404.19733)."""
 
     def __post_init__(self) -> None:
-        if self.beta <= 0:
-            raise ConfigError("dpo.beta", self.beta, "use a number above 0")
-        if self.chosen_coef < 0:
-            raise ConfigError("dpo.chosen_coef", self.chosen_coef, "use 0 for none, or a positive weight")
+        check_bounds(self, "dpo.")
 
 
 class DPO:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
-from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.algorithms.base import ClipConfig, Component, Part, PolicyAlgorithm, aggregate, clip_component
@@ -28,26 +28,16 @@ class TokenPPOConfig(ClipConfig):
         "critic_warmup", why="it is how the run started"
     )
 
-    gamma: float = 1.0
+    gamma: float = bounded(1.0, at_least=0, at_most=1)
     """Discount by token."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = bounded(0.95, at_least=0, at_most=1)
     """GAE's lambda, by token; 1 trusts the rewards alone."""
-    value_clip: float | None = 0.2
+    value_clip: float | None = bounded(0.2, above=0)
     """The critic's loss stops falling once a value has moved so far; None does not clip."""
-    critic_warmup: int = 0
+    critic_warmup: int = bounded(0, at_least=0)
     """First updates on rollouts that train the critic alone."""
     normalise: bool = True
     """Shift and scale the advantages of a batch to mean 0 and deviation 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("gamma", "gae_lambda"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"ppo.{name}", getattr(self, name), "use a number from 0 to 1")
-        if self.value_clip is not None and not self.value_clip > 0.0:
-            raise ConfigError("ppo.value_clip", self.value_clip, "must be above 0, or None for no clip")
-        if self.critic_warmup < 0:
-            raise ConfigError("ppo.critic_warmup", self.critic_warmup, "use 0 for none, or a number of updates")
 
 
 class TokenPPO(PolicyAlgorithm):

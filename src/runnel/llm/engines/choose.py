@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.engines.hf import HfEngine
@@ -28,7 +29,7 @@ class EngineConfig:
 
     kind: Literal["native", "hf", "vllm"] = "native"
     """native: in this process, the default; hf: plain transformers, slow, a reference; vllm: vLLM in a child process."""
-    num_slots: int = 0
+    num_slots: int = bounded(0, at_least=0)
     """Completions that run at once; 0 takes as many as an update needs."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     """Arithmetic of decoding. auto: bfloat16 on CUDA, else float32, as the learner's; where the two are the same and
@@ -63,8 +64,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("native", "hf", "vllm"):
             raise ConfigError("engine.kind", self.kind, "use native, hf or vllm")
-        if self.num_slots < 0:
-            raise ConfigError("engine.num_slots", self.num_slots, "use 0 for what an update needs, or a number of completions")
+        check_bounds(self, "engine.")
 
 
 def make_engine(

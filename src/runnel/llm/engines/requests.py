@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.inference import Inferencer, Reply, Request
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
@@ -30,13 +31,13 @@ model; `sampling_logprob` tells what was sampled from."""
 class SamplingConfig:
     """How the next token is drawn."""
 
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, at_least=0)
     """Divides the logits; 0 takes the likeliest token."""
-    top_k: int = 0
+    top_k: int = bounded(0, at_least=0)
     """Only the k likeliest tokens; 0 is all."""
-    top_p: float = 1.0
+    top_p: float = bounded(1.0, above=0, at_most=1)
     """Only the likeliest tokens that together have this probability; 1 is all."""
-    min_p: float = 0.0
+    min_p: float = bounded(0.0, at_least=0, below=1)
     """Only tokens that are at least this fraction as likely as the likeliest; 0 is all."""
     stop: tuple[str, ...] = ()
     """A completion ends behind any of these texts."""
@@ -44,14 +45,7 @@ class SamplingConfig:
     """A completion ends behind any of these tokens, as behind eos."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ConfigError("sampling.temperature", self.temperature, "use 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ConfigError("sampling.top_k", self.top_k, "use 0 for all, or a number of tokens")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError("sampling.top_p", self.top_p, "use a probability above 0; 1 is all")
-        if not 0 <= self.min_p < 1:
-            raise ConfigError("sampling.min_p", self.min_p, "use a fraction from 0 (all) to below 1")
+        check_bounds(self, "sampling.")
         if any(not text for text in self.stop):
             raise ConfigError("sampling.stop", self.stop, "a stop text must not be empty")
 

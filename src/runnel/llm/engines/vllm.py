@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
@@ -45,22 +46,21 @@ class VllmConfig:
 
     python: str = ""
     """Interpreter that has vLLM; empty takes RUNNEL_VLLM_PYTHON, else this one."""
-    threads: int = 0
+    threads: int = bounded(0, at_least=0)
     """Threads of vLLM on a CPU; 0 leaves it to vLLM."""
-    cpu_cache_gib: int = 1
+    cpu_cache_gib: int = bounded(1, at_least=1)
     """Memory for keys and values on a CPU, in GiB."""
-    memory_share: float = 0.4
+    memory_share: float = bounded(0.4, above=0, at_most=1)
     """Share of the GPU's memory that vLLM takes, weights included."""
     eager: bool = True
     """Run without compilation and CUDA graphs: starts sooner, decodes slower on a GPU."""
-    start_timeout_s: float = 600.0
+    start_timeout_s: float = bounded(600.0, above=0)
     """Longest that vLLM may take to start."""
-    timeout_s: float = 120.0
+    timeout_s: float = bounded(120.0, above=0)
     """Longest that one step or one change of weights may take."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.memory_share <= 1:
-            raise ConfigError("engine.vllm.memory_share", self.memory_share, "use a share above 0, at most 1")
+        check_bounds(self, "engine.vllm.")
 
 
 class VllmEngine:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from runnel.core.config import check_least
+from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
@@ -23,7 +23,7 @@ from runnel.core.memory import memory_for
 from runnel.core.records import Batch, Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
-from runnel.core.schedule import at, parse
+from runnel.core.schedule import at
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
@@ -57,19 +57,19 @@ class TokenLearnerConfig:
         | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
     )
 
-    lr: float | str = 1e-4
+    lr: float | str = scheduled(1e-4)
     """Learning rate: a number, or a schedule such as linear(1e-4, 0)."""
-    sft_lr: float | str = 1e-3
+    sft_lr: float | str = scheduled(1e-3)
     """Learning rate of a warm-up: updates that see demonstrations only, in recipes that go on to rollouts."""
-    critic_lr: float | str = 1e-4
+    critic_lr: float | str = scheduled(1e-4)
     """Learning rate of the critic, where the algorithm has one."""
-    warmup_updates: int = 20
+    warmup_updates: int = bounded(20, at_least=0)
     """Updates over which the learning rate rises from 0 at the start of the run."""
-    num_epochs: int = 1
+    num_epochs: int = bounded(1, at_least=1)
     """Passes over each batch (one in a warm-up)."""
-    num_minibatches: int = 1
+    num_minibatches: int = bounded(1, at_least=1)
     """Optimiser steps in a pass (one in a warm-up): the batch is split into so many parts of as many rows."""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = bounded(8192, at_least=1)
     """Most tokens in one forward pass; lowers memory, never changes the gradient."""
     precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
     """Arithmetic of forward and backward passes; weights, gradients and moments are kept in float32. auto: bfloat16 on CUDA."""
@@ -77,23 +77,23 @@ class TokenLearnerConfig:
     """What the backward pass computes again instead of keeping it: inner states of each block's gated part (mlp; a little
     slower, less than half the memory) or of the whole block (block)."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = bounded(1.0, above=0)
     """Gradients are scaled down to this norm."""
-    weight_decay: float = 0.0
+    weight_decay: float = bounded(0.0, at_least=0)
     """Decoupled weight decay (AdamW)."""
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, above=0)
     """The sampling temperature of the rollouts; their log-probabilities are taken at it. Supervised losses and DPO take the
     model's own, at 1."""
-    reference_every: int = 0
+    reference_every: int = bounded(0, at_least=0)
     """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
-    reference_decay: float = 0.0
+    reference_decay: float = bounded(0.0, at_least=0, below=1)
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average (of the adapters, where
     those are trained)."""
     shard: bool = False
     """Let each rank of the trainer (placement.trainers) keep only its part of weights, gradients and moments (FSDP2)."""
     offload: tuple[Literal["reference", "optimiser"], ...] = ()
     """What is kept on the host while the device does not need it."""
-    max_mismatch: float | None = None
+    max_mismatch: float | None = bounded(None, above=0)
     """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
     updates, before the run stops (ten times as much in a single one, a hundred times on the weight_check); by default 1e-3 in
     bfloat16, else 1e-5."""
@@ -116,14 +116,7 @@ class TokenLearnerConfig:
         return self.precision
 
     def __post_init__(self) -> None:
-        for name in ("lr", "sft_lr", "critic_lr"):
-            parse(getattr(self, name), f"learner.{name}")
-        for name in ("num_epochs", "num_minibatches", "micro_batch_tokens", "temperature", "max_grad_norm"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"learner.{name}", getattr(self, name), "must be above 0")
-        check_least("learner.", self, warmup_updates=0, weight_decay=0)
-        if self.max_mismatch is not None and not self.max_mismatch > 0:
-            raise ConfigError("learner.max_mismatch", self.max_mismatch, "must be above 0")
+        check_bounds(self, "learner.")
         if self.shard and self.lora.rank:
             raise ConfigError(
                 "learner.shard", True, "adapters are trained on whole models; use learner.lora.rank 0, or no shards"
@@ -131,10 +124,6 @@ class TokenLearnerConfig:
         if "reference" in self.offload and self.lora.rank:
             fix = "with adapters the reference reads the very weights of the policy; leave it out"
             raise ConfigError("learner.offload", self.offload, fix)
-        if self.reference_every < 0:
-            raise ConfigError("learner.reference_every", self.reference_every, "use 0 for never, or a number of updates")
-        if not 0.0 <= self.reference_decay < 1.0:
-            raise ConfigError("learner.reference_decay", self.reference_decay, "use a share of at least 0 and below 1")
 
 
 class TokenLearner:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from runnel.core.config import check_least
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
 from runnel.llm.model.loading import load_whole
@@ -32,23 +32,23 @@ class ModelConfig:
 
     path: str = ""
     """Folder of a Hugging Face causal language model and its tokenizer; empty starts a new Llama from random weights."""
-    layers: int = 3
+    layers: int = bounded(3, at_least=1)
     """Transformer blocks (of a new model)."""
-    width: int = 256
+    width: int = bounded(256, at_least=1)
     """Size of the residual stream."""
-    heads: int = 4
+    heads: int = bounded(4, at_least=1)
     """Attention heads."""
-    kv_heads: int = 4
+    kv_heads: int = bounded(4, at_least=1)
     """Key-value heads; must divide `heads`."""
-    inner: int = 704
+    inner: int = bounded(704, at_least=1)
     """Hidden size of each block's feed-forward part."""
-    max_positions: int = 512
+    max_positions: int = bounded(512, at_least=1)
     """Longest sequence the model may see, in tokens."""
     tie_embeddings: bool = True
     """Use one matrix for token embedding and output head."""
 
     def __post_init__(self) -> None:
-        check_least("lm.", self, layers=1, width=1, heads=1, kv_heads=1, inner=1, max_positions=1)
+        check_bounds(self, "lm.")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError("lm.heads", self.heads, f"must divide width = {self.width} into heads of even size")
         if self.heads % self.kv_heads:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
 from runnel.llm.model.causal_lm import copy_model, model_params
@@ -31,18 +32,15 @@ class LoraConfig:
 
     on_resume: ClassVar[OnResume] = stays("rank", "alpha", "targets", why="what was learned is of those adapters")
 
-    rank: int = 0
+    rank: int = bounded(0, at_least=0)
     """Rank of the adapters; 0 trains all weights."""
-    alpha: float = 32.0
+    alpha: float = bounded(32.0, above=0, note="else the adapters would add nothing")
     """The adapters' product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
     """Names of the layers that get adapters (q_proj, down_proj, ...); empty: all linear layers but the output embedding."""
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ConfigError("learner.lora.rank", self.rank, "use 0 to train all weights, or a rank")
-        if not self.alpha > 0:
-            raise ConfigError("learner.lora.alpha", self.alpha, "must be above 0, or the adapters would add nothing")
+        check_bounds(self, "learner.lora.")
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from runnel.core.config import check_least
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.rewards.components import BUILTIN, RewardComponent
@@ -35,7 +35,7 @@ class DataConfig:
     in format=0.1. Default: exact."""
     options: tuple[str, ...] = ()
     """Options of those rewards, as name.option=value: length.target=40, regex.pattern=[0-9]+."""
-    reward_timeout_s: float = 30.0
+    reward_timeout_s: float = bounded(30.0, above=0)
     """Most seconds that a reward may take on one group; one that takes longer is a counted failure. Any task."""
     background_rewards: bool = False
     """In one process too, go on generating while rewards are computed: faster where they are slow, but their order then depends
@@ -48,25 +48,21 @@ class DataConfig:
     """Text behind every prompt. Default: none for files; for reasoning_gym, how to mark the answer."""
     plain: bool = False
     """Give the model the text of a prompt as it is, without a chat template: for base models."""
-    max_prompt: int = 0
+    max_prompt: int = bounded(0, at_least=0)
     """Longest prompt in tokens; longer ones are skipped, and counted as prompt_too_long. 0: from a sample of prompts."""
     eval_path: str = ""
     """File with the held-out prompts; empty holds out a share of the rows."""
-    eval_share: float = 0.1
+    eval_share: float = bounded(0.1, above=0, below=1)
     """Share of the rows that is held out, by a hash of their prompt."""
-    num_train: int = 10000
+    num_train: int = bounded(10000, at_least=1)
     """Train prompts of a generated task (they are made when they are first played)."""
-    num_eval: int = 256
+    num_eval: int = bounded(256, at_least=1)
     """Held-out prompts of a generated task."""
     settings: tuple[str, ...] = ()
     """A generated task's own settings, as name=value."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.eval_share < 1:
-            raise ConfigError("data.eval_share", self.eval_share, "use a share between 0 and 1")
-        if not self.reward_timeout_s > 0:
-            raise ConfigError("data.reward_timeout_s", self.reward_timeout_s, "use a number of seconds above 0")
-        check_least("data.", self, num_train=1, num_eval=1, max_prompt=0)
+        check_bounds(self, "data.")
         self.parsed_settings()
         self._options()
 

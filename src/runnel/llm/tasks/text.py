@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.tasks import Task
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.resuming import OnResume, may_change, stays
@@ -151,18 +152,15 @@ class DifficultyConfig:
     """Lowest mean reward of a prompt that is played in every pass."""
     high: float = 0.9
     """Highest mean reward of such a prompt."""
-    momentum: float = 0.5
+    momentum: float = bounded(0.5, at_least=0, below=1)
     """How much of a prompt's mean reward each new visit keeps of the visits before."""
-    retry_after: int = 1000
+    retry_after: int = bounded(1000, at_least=1)
     """A prompt outside of the band is tried again after so many other prompts."""
 
     def __post_init__(self) -> None:
+        check_bounds(self, "filter.")
         if not self.low <= self.high:
             raise ConfigError("filter.low", self.low, f"must not be above filter.high = {self.high}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError("filter.momentum", self.momentum, "use 0 (the last visit alone) to below 1")
-        if self.retry_after < 1:
-            raise ConfigError("filter.retry_after", self.retry_after, "use at least 1")
 
 
 class DifficultySource(ExampleSource):

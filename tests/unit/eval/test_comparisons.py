@@ -6,7 +6,7 @@ import pytest
 from peer_rliable import load
 
 from runnel.core.errors import DataError
-from runnel.eval.compare import compare, compare_all, iqm_difference, probability_of_improvement, rank_test, seeds_needed
+from runnel.eval.comparisons import compare, compare_all, iqm_difference, probability_of_improvement, rank_test, seeds_needed
 
 
 def test_probability_of_improvement_by_hand_and_by_rliable():

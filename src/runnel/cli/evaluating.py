@@ -1,0 +1,119 @@
+"""`runnel eval`: measure the policy of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runnel.cli.trusting import add_trust
+from runnel.core.errors import ConfigError
+from runnel.eval.tally import incomplete
+from runnel.report.collect import find_runs
+from runnel.run import api
+from runnel.run.best import BestParams
+from runnel.run.checkpoint import Checkpoints
+from runnel.track.evals import append_eval, make_eval_row
+from runnel.track.folder import Row, RunFolder
+
+
+def evaluate(args: list[str]) -> int:
+    """Measure the policies of runs."""
+    parser = argparse.ArgumentParser(prog="runnel eval", description="Measure the policy of a run on fresh episodes.")
+    parser.add_argument("runs", nargs="+", help="run folders, folders of runs, or globs")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes (or prompts) to play (100)")
+    parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
+    parser.add_argument("--samples", type=int, default=None, help="completions of each prompt, for pass@k (as trained)")
+    parser.add_argument("--pass-k", type=int, nargs="+", default=None, metavar="K", help="the k of pass@k (as trained)")
+    parser.add_argument("--best", action="store_true", help="the version with the best evaluation, and not the newest")
+    parser.add_argument("--env", default=None, help="play another environment of the same spaces (that of the run)")
+    parser.add_argument("--env-kwargs", type=json_object, default=None, metavar="JSON", help="arguments of its constructor")
+    parser.add_argument(
+        "--env-wrapper", "--wrappers", nargs="+", action="extend", default=None, metavar="NAME", help="other wrappers around it"
+    )
+    parser.add_argument("--json", action="store_true", help="print every return as JSON, a line a run")
+    add_trust(parser)
+    parsed = parser.parse_args(args)
+    if parsed.seed < 0:
+        raise ConfigError("seed", parsed.seed, "use 0 or more: below lie the episodes of the run's own evaluations")
+    if parsed.episodes < 1:
+        raise ConfigError("episodes", parsed.episodes, "play at least one")
+    settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    runs = list(dict.fromkeys(source.path for argument in parsed.runs for source in find_runs(argument)))
+    for run in runs:
+        _check_samples(run, chosen)
+    elsewhere = _other_env(parsed)
+    for run in runs:
+        row, samples = _measure(run, parsed, chosen | elsewhere, elsewhere)
+        if parsed.json:
+            print(json.dumps({"run": str(run), **row}))
+        else:
+            _tell(run, row, samples, named=len(runs) > 1)
+    return 0
+
+
+def _check_samples(run: Path, chosen: Mapping[str, Any]) -> None:
+    """pass@k needs a language task, and as many samples as k."""
+    if not chosen:
+        return
+    config = RunFolder.open(run).read_config()
+    if "env" in config:
+        raise ConfigError("samples", str(run), "pass@k is for runs of language models; leave --samples and --pass-k out")
+    saved = config.get("eval") or {}
+    samples, ks = chosen.get("eval.samples", saved.get("samples", 0)), chosen.get("eval.pass_k", saved.get("pass_k", [1]))
+    if samples < 1 or not all(1 <= k <= samples for k in ks):
+        raise ConfigError("pass_k", ks, f"each k must be from 1 to the number of samples, {samples}; set --samples")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object on the command line."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; write {{"name": value}}')
+    return found
+
+
+def _other_env(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The environment that is asked for in place of the run's own; arguments of that one are not for another."""
+    asked = {"env": parsed.env, "env_kwargs": parsed.env_kwargs, "wrappers": parsed.env_wrapper}
+    if parsed.env is not None and parsed.env_kwargs is None:
+        asked["env_kwargs"] = {}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _measure(
+    run: Path, parsed: argparse.Namespace, settings: dict[str, Any], elsewhere: dict[str, Any]
+) -> tuple[Row, Sequence[dict[str, Any]]]:
+    """Play, and leave the result in the run's folder, with what was not as usual."""
+    how: dict[str, Any] = {"episodes": parsed.episodes, "seed": parsed.seed, "best": parsed.best, "trust": parsed.trust}
+    result = api.evaluate_run(run, settings=settings, **how)
+    folder = RunFolder.open(run)
+    best = BestParams(folder.best).best() if parsed.best else None
+    version = best.version if best else Checkpoints(folder.checkpoints).newest(("params",))[1]["version"]
+    row = make_eval_row(result.returns, result.extra, version=version, seed=parsed.seed, when=datetime.now())
+    row |= ({"best": True} if best else {}) | ({"elsewhere": elsewhere} if elsewhere else {})
+    append_eval(run, row)
+    return row, result.samples
+
+
+def _tell(run: Path, row: Row, samples: Sequence[dict[str, Any]], *, named: bool) -> None:
+    if named:
+        print(run)
+    if row.get("best") or row.get("elsewhere"):
+        where = "".join(f", {name} {json.dumps(value)}" for name, value in row.get("elsewhere", {}).items())
+        print(f"version {row['version']:,}{' (the best)' if row.get('best') else ''}{where}")
+    print(
+        f"mean {row['mean']:.4g}, 95% interval {row['low']:.4g} to {row['high']:.4g}, IQM {row['iqm']:.4g} "
+        f"({row['iqm_low']:.4g} to {row['iqm_high']:.4g}), median {row['median']:.4g} "
+        f"({row['median_low']:.4g} to {row['median_high']:.4g}), {row['episodes']} episodes"
+    )
+    for text in incomplete(row["extra"]):
+        print(f"warning: {text}")
+    for name, p in row["pass"].items():
+        print(f"{name} {p['value']:.4g}, 95% interval {p['low']:.4g} to {p['high']:.4g} over {p['prompts']} prompts")
+    for sample in samples[:5]:
+        print(f"  {sample.get('prompt', '')!r} -> {sample.get('completion', '')!r}  reward {sample.get('reward', 0.0):.3g}")

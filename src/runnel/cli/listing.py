@@ -1,0 +1,28 @@
+"""`runnel list`: everything that has a name. It reads names and first lines only, so it starts without torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from runnel.envs.known import KNOWN
+from runnel.run.names import ALGORITHMS, ENGINES, list_pipelines, list_recipes, list_tasks
+
+
+def list_all(args: list[str]) -> int:
+    """Everything that has a name, with a line each."""
+    parser = argparse.ArgumentParser(prog="runnel list", description="Recipes, algorithms, environments, tasks, engines.")
+    parser.parse_args(args)
+    sections = {
+        "recipes (runnel train NAME)": list_recipes(),
+        "pipelines (runnel pipeline NAME)": list_pipelines(),
+        "algorithms": ALGORITHMS,
+        "environments (--env)": KNOWN,
+        "tasks (--task)": list_tasks(),
+        "engines": ENGINES,
+    }
+    for title, entries in sections.items():
+        print(title)
+        width = max(len(name) for name in entries)
+        for name, line in entries.items():
+            print(f"  {name:{width}}  {line}")
+    return 0

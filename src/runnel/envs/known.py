@@ -1,0 +1,25 @@
+"""Environments worth a first try. Nothing is imported here, so `runnel list` starts at once."""
+
+from __future__ import annotations
+
+KNOWN = {
+    "CartPole-v1": "balance a pole on a cart; discrete, solved at 475",
+    "Acrobot-v1": "swing a two-link arm up; discrete, sparse",
+    "MountainCar-v0": "drive out of a valley; discrete, hard to explore",
+    "Pendulum-v1": "swing a pendulum up and hold it; continuous",
+    "MountainCarContinuous-v0": "drive out of a valley; continuous",
+    "FrozenLake-v1": "cross the ice without falling in; discrete observation",
+    "HalfCheetah-v5": 'run forward; continuous (pip install "runnel[mujoco]")',
+    "atari:Breakout": 'Atari from pixels, 84 x 84 x 4 (pip install "runnel[atari]")',
+    "MinAtar/Breakout-v1": "a small Breakout on a 10 x 10 board (pip install minatar)",
+    "envpool:HalfCheetah-v4": "run forward, in C++ on threads (pip install envpool)",
+    "tensor:CartPole-v1": "CartPole as tensors on any device, thousands at once",
+    "tensor:Pendulum-v1": "as tensors; so are Acrobot-v1, MountainCar-v0 and MountainCarContinuous-v0",
+    "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",
+    "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",
+    "runnel.envs.toy:Composite": "one decision of several parts: MultiDiscrete, MultiBinary, Tuple, Dict",
+    "runnel.envs.toy:TruncationTrap": "constant reward, truncated only: tests bootstrapping",
+    "runnel.envs.toy:MaskedBandit": "one decision with action masks",
+    "runnel.envs.toy:DictGoal": "walk to a goal; Dict observation",
+    "runnel.envs.toy:PointMass": "push a point to the origin; continuous, learned in seconds",
+}

@@ -1,0 +1,95 @@
+"""Everything that has a name, with a line each. Nothing here loads what it names, so `runnel list` starts without torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+RECIPES = {
+    "ppo": "runnel.recipes.ppo",
+    "a2c": "runnel.recipes.a2c",
+    "impala": "runnel.recipes.impala",
+    "appo": "runnel.recipes.appo",
+    "dqn": "runnel.recipes.dqn",
+    "sac": "runnel.recipes.sac",
+    "td3": "runnel.recipes.td3",
+    "ddpg": "runnel.recipes.ddpg",
+    "grpo": "runnel.recipes.grpo",
+    "dr_grpo": "runnel.recipes.dr_grpo",
+    "rloo": "runnel.recipes.rloo",
+    "reinforce": "runnel.recipes.reinforce",
+    "remax": "runnel.recipes.remax",
+    "dapo": "runnel.recipes.dapo",
+    "gspo": "runnel.recipes.gspo",
+    "aipo": "runnel.recipes.aipo",
+    "decoupled": "runnel.recipes.decoupled",
+    "token_ppo": "runnel.recipes.token_ppo",
+    "online_dpo": "runnel.recipes.online_dpo",
+    "dpo": "runnel.recipes.dpo",
+    "reward_model": "runnel.recipes.reward_model",
+    "make_pairs": "runnel.recipes.make_pairs",
+    "sft": "runnel.recipes.sft",
+    "cartpole": "runnel.recipes.cartpole",
+    "reverse": "runnel.recipes.reverse",
+}
+PIPELINES = {
+    "iterated_dpo": "runnel.recipes.iterated_dpo",
+    "rlhf": "runnel.recipes.rlhf",
+}
+ALGORITHMS = {
+    "ppo": "proximal policy optimisation: clipped ratio, GAE (agents/ppo.py)",
+    "a2c": "advantage actor-critic: one gradient a batch, GAE (agents/a2c.py)",
+    "impala": "actor-critic on asynchronous actors: V-trace (agents/impala.py)",
+    "appo": "PPO on asynchronous actors: clipped ratio, V-trace (agents/appo.py)",
+    "dqn": "deep Q-learning: double, prioritised replay (agents/dqn.py)",
+    "sac": "soft actor-critic: twin critics, automatic temperature, continuous or discrete (agents/sac.py)",
+    "td3": "twin delayed deterministic policy gradient (agents/td3.py)",
+    "ddpg": "deep deterministic policy gradient (agents/ddpg.py)",
+    "token_ppo": "PPO with a critic on tokens (llm/algorithms/ppo.py)",
+    "dpo": "direct preference optimisation on pairs (llm/algorithms/dpo.py)",
+    "online_dpo": "DPO on the best and the worst of the policy's own completions (llm/algorithms/dpo.py)",
+    "reward_model": "Bradley-Terry reward model from pairs (llm/algorithms/reward_model.py)",
+    "sft": "supervised fine-tuning on demonstrations (llm/algorithms/sft.py)",
+    "grpo": "group-relative policy optimisation of token sequences (llm/algorithms/grpo.py)",
+    "dr_grpo": "GRPO without its biases in length and difficulty (llm/algorithms/grpo.py)",
+    "rloo": "REINFORCE, leave one out (llm/algorithms/reinforce.py)",
+    "reinforce": "the plain policy gradient of completions (llm/algorithms/reinforce.py)",
+    "remax": "REINFORCE with the greedy completion as baseline (llm/algorithms/reinforce.py)",
+    "dapo": "GRPO with clip-higher, dynamic sampling, token mean, overlong shaping (llm/algorithms/dapo.py)",
+    "gspo": "GRPO with the ratio of whole sequences (llm/algorithms/gspo.py)",
+    "aipo": "policy gradient with truncated importance weights, asynchronous (llm/algorithms/aipo.py)",
+    "decoupled": "PPO around a recent policy, asynchronous: AReaL's loss (llm/algorithms/decoupled.py)",
+}
+ENGINES = {"native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder"}
+JOB_RUN = "run folder: "
+"""A job of a cluster prints a line that begins so, with the folder of its run; `runnel stop JOB` looks for it."""
+
+
+def summary_of(module: str) -> str:
+    """First line of a module's docstring, read from its file."""
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    text = ast.get_docstring(ast.parse(Path(found.origin).read_text("utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def list_recipes() -> dict[str, str]:
+    """The recipes of this package, and what each trains."""
+    return {name: summary_of(module) for name, module in RECIPES.items()}
+
+
+def list_pipelines() -> dict[str, str]:
+    """The pipelines of this package, and what each does."""
+    return {name: summary_of(module) for name, module in PIPELINES.items()}
+
+
+def list_tasks() -> dict[str, str]:
+    """Built-in text tasks, with the first line of what they say of themselves."""
+    from runnel.llm.tasks import TASKS
+
+    page = "docs/guides/tasks-and-data.md"
+    found = {name: (make.__doc__ or "").strip().partition("\n")[0] for name, make in TASKS.items()}
+    found["reasoning_gym:NAME"] = f"Any task of reasoning-gym, such as reasoning_gym:leg_counting ({page})."
+    return found | {"FILE": f"Prompts of a .jsonl or .parquet file, or of a saved data set ({page})."}
