@@ -8,11 +8,14 @@ import shlex
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.config import to_data
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run.registry import Recipe, begin
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SKIPPED = ("out", "name", "tags", "track", "sinks")
 
@@ -26,7 +29,7 @@ def train_command(recipe: Recipe, config: RunConfig) -> str:
     return shlex.join(words)
 
 
-def flags(default: Any, config: Any, path: str = "") -> Iterator[list[str]]:
+def flags(default: object, config: DataclassInstance, path: str = "") -> Iterator[list[str]]:
     """A flag and its values for each field that differs, as `runnel train` reads them."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
@@ -34,7 +37,7 @@ def flags(default: Any, config: Any, path: str = "") -> Iterator[list[str]]:
         if old == new or (not path and (field.name in SKIPPED or (field.name in BUDGETS and new is None))):
             continue
         name = f"{path}{field.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(new) and type(old) is type(new):
+        if dataclasses.is_dataclass(new) and not isinstance(new, type) and type(old) is type(new):
             yield from flags(old, new, f"{name}.")
         elif hints[field.name] is bool:
             head, _, tail = name.rpartition(".")
@@ -43,7 +46,7 @@ def flags(default: Any, config: Any, path: str = "") -> Iterator[list[str]]:
             yield [f"--{name}", *_words(new)]
 
 
-def _words(value: Any) -> list[str]:
+def _words(value: object) -> list[str]:
     if isinstance(value, dict):
         return [json.dumps(to_data(value))]
     if isinstance(value, list | tuple):

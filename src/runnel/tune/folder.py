@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
+from runnel.core.state import State
 from runnel.track.files import MAX_JSON, read_regular
 from runnel.track.locks import locked
 from runnel.tune.settings import Setup
 
-Trial = dict[str, Any]
+Trial = State
+"""What study.json says of one trial (`blank_trial`)."""
 
 
 class StudyFolder:
@@ -68,7 +69,7 @@ def study_name(setup: Setup, when: datetime) -> str:
     return "-".join(re.sub(r"[^\w.+-]+", "_", part).strip("_.") for part in parts if part)
 
 
-def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 1) -> None:
+def write_json(path: Path, data: Mapping[str, object], *, indent: int | None = 1) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, also after a kill."""
     beside = path.with_name(path.name + ".new")
     with beside.open("w", encoding="utf-8") as file:
@@ -78,7 +79,7 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 1) -
     beside.replace(path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> State:
     """The object in `path`; a `ConfigError` if it is missing or damaged."""
     try:
         data = json.loads(read_regular(path, most=MAX_JSON))
@@ -98,7 +99,7 @@ class Book:
         self._folder, self._maximise = folder, setup.maximise
         before = _read_old(folder.study)
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        self.data: dict[str, Any] = {
+        self.data: State = {
             "kind": "study",
             "name": folder.path.name,
             "recipe": setup.recipe.name,
@@ -139,7 +140,7 @@ class Book:
         write_json(self._folder.study, self.data, indent=None)
 
 
-def _read_old(path: Path) -> dict[str, Any]:
+def _read_old(path: Path) -> State:
     """What study.json said before. It follows from the other files, so one that is damaged is simply written anew."""
     try:
         return read_json(path)
@@ -147,7 +148,7 @@ def _read_old(path: Path) -> dict[str, Any]:
         return {}
 
 
-def blank_trial(number: int, params: Mapping[str, Any], runs: list[str]) -> Trial:
+def blank_trial(number: int, params: Mapping[str, object], runs: list[str]) -> Trial:
     """A trial that has just begun."""
     return {
         "number": number,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import shutil
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 from runnel.core.config import override, refuse_unused
 from runnel.core.errors import CheckpointError, ConfigError, RunnelError, UnusedSettingError
+from runnel.core.framing import Message
+from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
@@ -23,10 +24,8 @@ from runnel.run.ledger import Callbacks
 from runnel.run.trust import check_named, runs_the_same
 from runnel.track.folder import RunFolder
 from runnel.track.status import has_ended, read_end
-from runnel.tune.objective import NoMetric, Points, compared_by, last_value, score
+from runnel.tune.objective import NoMetric, Points, Row, compared_by, last_value, score
 
-Message = dict[str, Any]
-Row = Mapping[str, Any]
 TINY = 1e-9
 UNITS = {"total_steps": "steps", "total_updates": "version", "total_tokens": "tokens"}
 
@@ -79,21 +78,21 @@ def work(order: Message, talk: Talk) -> None:
         talk.send({"kind": "failed", "error": text, "fatal": isinstance(error, NoMetric), "refused": refused})
 
 
-def _play(order: Message, talk: Talk) -> dict[str, Any]:
+def _play(order: Message, talk: Talk) -> Message:
     values: list[float] = []
     levels: list[float] = []
     at = 0
     for run in order["runs"]:
         for segment in run["segments"]:
-            sitting = TrialSession(order, run, segment, talk, before=levels)
-            status = sitting.reach()
+            session = TrialSession(order, run, segment, talk, before=levels)
+            status = session.reach()
             if status != "finished":
                 return {"status": status, "values": values, "at": at}
         rows = RunFolder(run["path"]).read_rows()[0]
         values.append(score(rows, order["metric"], order["summary"], maximise=order["maximise"]))
-        level = last_value(rows, sitting.metric)
+        level = last_value(rows, session.metric)
         levels.append(values[-1] if level is None else level)
-        at = sitting.at
+        at = session.at
     return {"status": "finished", "values": values, "at": at}
 
 
@@ -125,8 +124,14 @@ class TrialSession:
         if self._talk.interrupted.is_set():
             return "interrupted"
         if manifest is not None:
-            told: dict[str, Any] = {"on_update": self._on_update, "on_eval": self._on_eval, "trust": self._trust}
-            done = api.resume(self._folder.path, progress=False, **told, **self._segment["settings"])
+            done = api.resume(
+                self._folder.path,
+                progress=False,
+                trust=self._trust,
+                on_update=self._on_update,
+                on_eval=self._on_eval,
+                **self._segment["settings"],
+            )
         else:
             if self._folder.path.is_dir():
                 shutil.rmtree(self._folder.path)  # it ended before its first checkpoint: there is nothing to go on from
@@ -137,7 +142,7 @@ class TrialSession:
             return "pruned"
         return "interrupted" if done.interrupted else "finished"
 
-    def _newest(self) -> dict[str, Any] | None:
+    def _newest(self) -> State | None:
         """The manifest of the checkpoint to go on from. Of no use is one whose budget is spent and that was never
         judged, or that holds parameters alone."""
         if not (self._folder.config.is_file() and self._folder.info.is_file()):

@@ -11,21 +11,22 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import RunnelError
+from runnel.core.framing import Message
+from runnel.core.state import State
 from runnel.tune.exploit import take_over
 from runnel.tune.folder import Book, StudyFolder, Trial, blank_trial, read_json, write_json
-from runnel.tune.job import Message
 from runnel.tune.job_pool import JobPool
 from runnel.tune.settings import Setup
 from runnel.tune.show import View
-from runnel.tune.space import Param
+from runnel.tune.space import Param, Value
 
 WAIT_S = 0.5
 RESAMPLE = 0.25
 """How often a setting is drawn anew instead of moved a little."""
-Member = dict[str, Any]
+Member = State
+"""What population.json says of one member."""
 
 
 class TrialPopulation:
@@ -37,7 +38,7 @@ class TrialPopulation:
         self.state = read_json(folder.population) if folder.population.is_file() else self._fresh()
         self._num_intervals = -(-setup.total // setup.interval)
 
-    def _fresh(self) -> dict[str, Any]:
+    def _fresh(self) -> State:
         members = []
         for number in range(self._setup.options.members):
             chance = random.Random(f"{self._setup.options.search_seed}-begin-{number}")
@@ -127,7 +128,7 @@ class TrialPopulation:
         self.state |= {"copies": None, "interval": self.state["interval"] + 1}
         self._write()
 
-    def plan(self) -> list[dict[str, Any]]:
+    def plan(self) -> list[State]:
         """Who takes over from whom, and with which settings; the same whenever it is asked."""
         chance = random.Random(f"{self._setup.options.search_seed}-exchange-{self.state['interval']}")
         ranked = sorted((n for n, m in enumerate(self.members) if m["value"] is not None), key=self._rank)
@@ -141,13 +142,13 @@ class TrialPopulation:
         value = float(self.members[number]["value"])
         return -value if self._setup.maximise else value
 
-    def _one_copy(self, member: int, parent: int, chance: random.Random) -> dict[str, Any]:
+    def _one_copy(self, member: int, parent: int, chance: random.Random) -> State:
         source = self.members[parent]
         after = {p.name: explore(p, source["params"][p.name], chance) for p in self._setup.space.values()}
         before = self.members[member]["params"]
         return {"member": member, "parent": parent, "step": source["steps"][-1][0], "before": before, "after": after}
 
-    def _copy(self, copy: dict[str, Any]) -> None:
+    def _copy(self, copy: State) -> None:
         number, parent = copy["member"], copy["parent"]
         changes = ", ".join(f"{k} {copy['before'][k]} -> {v}" for k, v in copy["after"].items() if v != copy["before"][k])
         at = f"{self._setup.budget.removeprefix('total_')} {copy['step']}"
@@ -155,7 +156,7 @@ class TrialPopulation:
         mark = {"interval": self.state["interval"], "parent": parent}
         take_over(self.path_of(parent), self.path_of(number), seed=self._setup.seeds[number], note=note, mark=mark)
 
-    def _settle(self, copy: dict[str, Any]) -> None:
+    def _settle(self, copy: State) -> None:
         member, parent = self.members[copy["member"]], self.members[copy["parent"]]
         history = [dict(p) for p in parent["history"][: self.state["interval"] + 1]]
         member |= {"params": copy["after"], "history": history, "parent": copy["parent"], "copied_at": copy["step"]}
@@ -176,7 +177,7 @@ class TrialPopulation:
         trial = blank_trial(number, member["params"], [self._folder.relative(self.path_of(number))])
         return trial | {"state": state} | {k: member[k] for k in ("value", "steps", "seconds", "error", "parent", "copied_at")}
 
-    def schedule(self, number: int) -> list[dict[str, Any]]:
+    def schedule(self, number: int) -> list[State]:
         """The settings that led to a member, as segments of the budget."""
         history, share = self.members[number]["history"], self._setup.interval / self._setup.total
         return [{"until": min(1.0, (i + 1) * share), "settings": params} for i, params in enumerate(history)]
@@ -185,6 +186,6 @@ class TrialPopulation:
         """Nothing is left to say."""
 
 
-def explore(param: Param, value: Any, chance: random.Random) -> Any:
+def explore(param: Param, value: Value, chance: random.Random) -> Value:
     """A setting near one that did well; now and then any other."""
     return param.draw(chance) if chance.random() < RESAMPLE else param.perturb(value, chance)

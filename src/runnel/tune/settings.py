@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.config import differences, override, to_data
 from runnel.core.errors import ConfigError, UnusedSettingError
+from runnel.core.framing import Message
 from runnel.core.resuming import rule_at
+from runnel.core.state import State
 from runnel.graphs.env_config import ReplayEnvConfig
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.pairs import PairConfig
@@ -21,7 +23,7 @@ from runnel.run import registry
 from runnel.tune.defaults import default_space
 from runnel.tune.job import UNITS
 from runnel.tune.objective import Summary
-from runnel.tune.space import Param, read_space
+from runnel.tune.space import Param, Value, read_space
 
 FIRST_SEED = 10_000
 """Tuning seeds count up from here, test seeds from 1: no run that chose the settings is among those that judge them."""
@@ -122,7 +124,7 @@ class Setup:
     def interval(self) -> int:
         return self.options.interval or -(-self.total // 10)
 
-    def order(self, runs: list[dict[str, Any]], *, log: Path, after: int = 0) -> dict[str, Any]:
+    def order(self, runs: list[Message], *, log: Path, after: int = 0) -> Message:
         """What a process is told to do (`job.py`)."""
         return {
             "recipe": self.recipe.name,
@@ -139,7 +141,7 @@ class Setup:
             "log": str(log),
         }
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self) -> State:
         """For tune.json."""
         own = {f.name for f in dataclasses.fields(TuneConfig)} - {"search"}
         options = {k: v for k, v in to_data(self.options).items() if k in own}
@@ -151,11 +153,11 @@ class Setup:
             "space": self._space(),
         }
 
-    def _space(self) -> dict[str, Any]:
+    def _space(self) -> State:
         return {name: p.to_data() for name, p in self.space.items()}
 
 
-def make_setup(recipe: str, config: RunConfig | Mapping[str, Any], options: TuneConfig) -> Setup:
+def make_setup(recipe: str, config: RunConfig | Mapping[str, object], options: TuneConfig) -> Setup:
     """Everything that is known before the first trial, or a `ConfigError`. `config` may be settings of the recipe."""
     options.check()
     found = registry.load_recipe(recipe)
@@ -170,22 +172,22 @@ def make_setup(recipe: str, config: RunConfig | Mapping[str, Any], options: Tune
     return _checked(found, config, options, space)
 
 
-def named_in(data: Mapping[str, Any]) -> dict[str, Any]:
+def named_in(data: State) -> State:
     """The settings of a study (of tune.json, or an order) that may name code: what all trials share, and what is tried."""
     return {**data["config"], "space": data["space"]}
 
 
-def read_setup(data: Mapping[str, Any], changes: Mapping[str, Any]) -> Setup:
+def read_setup(data: State, changes: Mapping[str, object]) -> Setup:
     """The setup of a study that was begun, with other options where those may change."""
     recipe = registry.load_recipe(data["recipe"])
     config = override(recipe.Config(), data["config"])
     options = override(override(TuneConfig(), data["options"]), changes)
     options.check()
-    space = {name: Param(name, **{**p, "choices": tuple(p["choices"])}) for name, p in data["space"].items()}
+    space = {name: Param.from_data(name, p) for name, p in data["space"].items()}
     return Setup(recipe, config, options, space, data["subject"])
 
 
-def check_same(data: Mapping[str, Any], setup: Setup, folder: Path) -> None:
+def check_same(data: State, setup: Setup, folder: Path) -> None:
     """A study that was begun keeps its settings, so that its trials can be compared."""
     old, new = dict(data), setup.to_data()
     kept = {k: v for k, v in old["options"].items() if k not in MAY_CHANGE}
@@ -263,7 +265,9 @@ def _check_inside(param: Param, recipe: registry.Recipe, config: RunConfig, spac
         raise ConfigError("search", f"{param.name}=int({param.low}, {param.high})", f"{fix}{param.name}={{{choices}}}")
 
 
-def _build_at(param: Param, value: Any, recipe: registry.Recipe, config: RunConfig, others: Sequence[Param] = ()) -> Experiment:
+def _build_at(
+    param: Param, value: Value, recipe: registry.Recipe, config: RunConfig, others: Sequence[Param] = ()
+) -> Experiment:
     """The experiment with one value of a searched field, if need be beside one of another field: some count only there. What
     is wrong with it names that value."""
     try:

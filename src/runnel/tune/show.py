@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from runnel.tune.folder import Book, Trial
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
 
 ROWS = 12
 REFRESH_S = 0.25
@@ -19,7 +23,7 @@ class View:
         self._title, self._total, self._out = title, total, out or sys.stdout
         self._start, self._last, self._said = time.monotonic(), 0.0, set[tuple[int, str]]()
         self._before: int | None = None
-        self._live: Any = None
+        self._live: Live | None = None
         self._quiet = not live
         if live and self._out.isatty():
             from rich.live import Live
@@ -49,7 +53,7 @@ class View:
             self._live = None
 
     def eta_s(self, book: Book) -> float | None:
-        """Seconds until all trials are done, by the pace of this sitting."""
+        """Seconds until all trials are done, by the pace of this session."""
         done = _num_done(book.trials) - (self._before or 0)
         left = self._total - _num_done(book.trials)
         return (time.monotonic() - self._start) / done * left if done and left >= 0 else None
@@ -66,7 +70,7 @@ class View:
                     file=self._out,
                 )
 
-    def _table(self, book: Book) -> Any:
+    def _table(self, book: Book) -> Table:
         from rich.table import Table
 
         best, eta = book.best(), self.eta_s(book)
@@ -90,7 +94,7 @@ def _params(trial: Trial) -> str:
     return trial["error"] or " ".join(f"{k}={_number(v)}" for k, v in trial["params"].items())
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

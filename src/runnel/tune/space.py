@@ -24,9 +24,12 @@ from typing import Any, Literal
 
 from runnel.core.config import override, to_data
 from runnel.core.errors import ConfigError
+from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
 
 GRAMMAR = "write low..high, log(low, high), int(low, high), int(low, high, log) or {a, b, c}"
+Value = Any
+"""A setting as a person or a file gives it: a number, a text, a truth value, None, or a list of those."""
 OWN = {"seed", "out", "name", "tags", "init_from"}
 """Fields that tuning sets itself."""
 
@@ -40,32 +43,32 @@ class Param:
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    choices: tuple[Any, ...] = ()
+    choices: tuple[Value, ...] = ()
 
-    def ends(self) -> list[Any]:
+    def ends(self) -> list[Value]:
         """The values at which a setting that cannot work would show."""
         return list(self.choices) if self.kind == "choice" else [self._number(self.low), self._number(self.high)]
 
-    def inside(self, most: int = 32) -> list[Any]:
+    def inside(self, most: int = 32) -> list[Value]:
         """Whole numbers between the ends, at which a setting may not work though both ends do: all, or `most` of them."""
         if self.kind != "int":
             return []
         between = list(range(int(self.low) + 1, int(self.high)))
         return between if len(between) <= most else self.grid(most + 2)[1:-1]
 
-    def labels(self) -> list[Any]:
+    def labels(self) -> list[Value]:
         """The choices as plain scalars: a list is its text."""
         return [json.dumps(c) if isinstance(c, list) else c for c in self.choices]
 
-    def value_of(self, label: Any) -> Any:
+    def value_of(self, label: Value) -> Value:
         """What a label stands for; of a range, the number itself."""
         return self.choices[self.labels().index(label)] if self.kind == "choice" else label
 
-    def label_of(self, value: Any) -> Any:
+    def label_of(self, value: Value) -> Value:
         """Undo `value_of`."""
         return json.dumps(value) if isinstance(value, list) else value
 
-    def grid(self, num: int) -> list[Any]:
+    def grid(self, num: int) -> list[Value]:
         """At most `num` values, evenly spread over a range; all of the choices.
 
         >>> Param("x", "float", 0.01, 1.0, log=True).grid(3), Param("n", "int", 1, 3).grid(9)
@@ -76,13 +79,13 @@ class Param:
         shares = [i / max(num - 1, 1) for i in range(num)]
         return list(dict.fromkeys(self._at(share) for share in shares))
 
-    def draw(self, chance: random.Random) -> Any:
+    def draw(self, chance: random.Random) -> Value:
         """A value at random."""
         if self.kind == "choice":
             return chance.choice(self.choices)
         return self._at(chance.random())
 
-    def perturb(self, value: Any, chance: random.Random) -> Any:
+    def perturb(self, value: Value, chance: random.Random) -> Value:
         """A neighbour of `value`: a number times 0.8 or 1.25, within the range; the choice before or behind."""
         if self.kind == "choice":
             at = self.choices.index(value) + chance.choice((-1, 1))
@@ -93,22 +96,27 @@ class Param:
             moved = value + (1 if factor > 1 else -1)
         return self._number(min(max(moved, self.low), self.high))
 
-    def _at(self, share: float) -> Any:
+    def _at(self, share: float) -> Value:
         if self.log:
             return self._number(math.exp(math.log(self.low) + share * math.log(self.high / self.low)))
         return self._number(self.low + share * (self.high - self.low))
 
-    def _number(self, value: float) -> Any:
+    def _number(self, value: float) -> Value:
         clipped = min(max(value, self.low), self.high)
         return (
             round(clipped) if self.kind == "int" else float(f"{clipped:.6g}") if value not in (self.low, self.high) else value
         )
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self) -> State:
         """For study.json."""
         if self.kind == "choice":
             return {"kind": "choice", "low": None, "high": None, "log": False, "choices": to_data(self.choices)}
         return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log, "choices": []}
+
+    @staticmethod
+    def from_data(name: str, data: State) -> Param:
+        """Undo `to_data`."""
+        return Param(name, data["kind"], data["low"], data["high"], data["log"], tuple(data["choices"]))
 
 
 def read_space(search: Sequence[str], config: RunConfig) -> dict[str, Param]:
@@ -121,14 +129,14 @@ def read_space(search: Sequence[str], config: RunConfig) -> dict[str, Param]:
     return {name: parse(name, text, config) for name, text in texts.items()}
 
 
-def _split(word: str) -> tuple[str, Any]:
+def _split(word: str) -> tuple[str, Value]:
     name, found, text = word.partition("=")
     if not found or not name.strip():
         raise ConfigError("search", word, f'write "field=what", such as "ppo.lr=log(1e-5, 1e-2)": {GRAMMAR}')
     return name.strip().replace("-", "_"), text.strip()
 
 
-def _read_file(path: str) -> dict[str, Any]:
+def _read_file(path: str) -> dict[str, Value]:
     if not Path(path).is_file():
         raise ConfigError("search", path, 'there is no such file; or write "field=what", such as "ppo.lr=log(1e-5, 1e-2)"')
     try:
@@ -137,7 +145,7 @@ def _read_file(path: str) -> dict[str, Any]:
         raise ConfigError("search", path, f"is not TOML: {error}") from error
 
 
-def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(table: Mapping[str, Value], path: str = "") -> Iterator[tuple[str, Value]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{key}.")
@@ -145,7 +153,7 @@ def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
             yield f"{path}{key}".replace("-", "_"), value
 
 
-def parse(name: str, text: Any, config: RunConfig) -> Param:
+def parse(name: str, text: Value, config: RunConfig) -> Param:
     """One field's space, checked against the field's own type; a list is choices."""
     head = name.partition(".")[0]
     if head in OWN or head in BUDGETS or head in ("checkpoint", "eval"):
@@ -162,9 +170,9 @@ def parse(name: str, text: Any, config: RunConfig) -> Param:
     return _fits(_range(name, text, whole=hint is int), config)
 
 
-def _hint(config: RunConfig, name: str, text: Any) -> Any:
+def _hint(config: RunConfig, name: str, text: Value) -> Value:
     """The annotation of a field; a field that is not there is refused by the config itself, with the nearest name."""
-    owner: Any = config
+    owner: object = config
     *heads, last = name.split(".")
     for depth, head in enumerate([*heads, last]):
         if not dataclasses.is_dataclass(owner):
@@ -200,7 +208,7 @@ def _range(name: str, text: str, *, whole: bool) -> Param:
     return Param(name, "int", int(low), int(high), log)
 
 
-def _choices(name: str, values: list[Any]) -> Param:
+def _choices(name: str, values: list[Value]) -> Param:
     if len(values) < 2:
         raise ConfigError(name, values, "choose among at least two; else set the field")
     labels = [json.dumps(v) for v in values]
@@ -231,7 +239,7 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> Value:
     """A number, true, false, none, a list of those, or else a word."""
     if text.lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[text.lower()]

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.tune.settings import Setup
-from runnel.tune.space import Param
+from runnel.tune.space import Param, Value
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
 
 MIN_IMPORTANCE = 10
 """Completed trials before the shares of importance mean anything."""
@@ -22,7 +28,7 @@ FIRST_RUNG = 9
 NAME = "study"
 
 
-def import_optuna() -> Any:
+def import_optuna() -> ModuleType:
     """Optuna, or what to do about it."""
     try:
         import optuna
@@ -34,13 +40,13 @@ def import_optuna() -> Any:
     return optuna
 
 
-def open_study(journal: Path, setup: Setup) -> Any:
+def open_study(journal: Path, setup: Setup) -> Study:
     """The Optuna study in `journal`, new or as it was left."""
     optuna = import_optuna()
     mend(journal)
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
     try:
-        study = optuna.create_study(
+        study: Study = optuna.create_study(
             study_name=NAME,
             storage=optuna.storages.JournalStorage(backend),
             direction=setup.options.direction,
@@ -67,30 +73,33 @@ def mend(journal: Path) -> None:
                 file.truncate(len(whole))
 
 
-def grid_of(setup: Setup) -> list[dict[str, Any]]:
+def grid_of(setup: Setup) -> list[dict[str, Value]]:
     """The points of the grid, in Optuna's terms, at most `trials` of them."""
     axes = [[(p.name, p.label_of(v)) for v in p.grid(setup.options.grid_points)] for p in setup.space.values()]
     return [dict(point) for point in itertools.islice(itertools.product(*axes), setup.options.trials)]
 
 
-def sampler(setup: Setup, number: int) -> Any:
+def sampler(setup: Setup, number: int) -> BaseSampler:
     """Who proposes trial `number`. Each has chances of its own, so that a study that goes on proposes what it would have."""
     samplers = import_optuna().samplers
     seed = make_seed(setup.options.search_seed, "tune", number) % (1 << 32)
-    return samplers.TPESampler(seed=seed) if setup.options.sampler == "tpe" else samplers.RandomSampler(seed=seed)
+    kind = samplers.TPESampler if setup.options.sampler == "tpe" else samplers.RandomSampler
+    made: BaseSampler = kind(seed=seed)
+    return made
 
 
-def _pruner(optuna: Any, setup: Setup) -> Any:
+def _pruner(optuna: ModuleType, setup: Setup) -> BasePruner:
     total, pruners = setup.total, optuna.pruners
+    pruner: BasePruner = pruners.NopPruner()
     if setup.options.pruner == "median":
-        return pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=total // 5)
+        pruner = pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=total // 5)
     if setup.options.pruner == "hyperband":
         least, most = max(1, total // FIRST_RUNG), total * setup.options.seeds_per_trial
-        return pruners.HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=3)
-    return pruners.NopPruner()
+        pruner = pruners.HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=3)
+    return pruner
 
 
-def suggest(trial: Any, space: dict[str, Param]) -> None:
+def suggest(trial: Trial, space: dict[str, Param]) -> None:
     """Have every parameter of a trial chosen; those that it has stay as they are."""
     for p in space.values():
         if p.name in trial.params:
@@ -103,7 +112,7 @@ def suggest(trial: Any, space: dict[str, Param]) -> None:
             trial.suggest_float(p.name, p.low, p.high, log=p.log)
 
 
-def importance(study: Any, space: dict[str, Param]) -> dict[str, float] | None:
+def importance(study: Study, space: dict[str, Param]) -> dict[str, float] | None:
     """The share of each parameter in how values differ (fANOVA), once there are enough trials to say."""
     optuna = import_optuna()
     done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError, RunnelError
+from runnel.core.framing import Message
+from runnel.core.state import State
 from runnel.eval.aggregates import over_seeds
 from runnel.graphs import user_objects
 from runnel.run.launchers import check_ray
@@ -45,10 +47,10 @@ class Study:
 
     path: Path
     status: str
-    best: Mapping[str, Any] | None
+    best: State | None
     """best.json: number, params, command, value (by which it was selected: optimistic), and test (honest) if asked for."""
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> State:
         """study.json: every trial."""
         return read_json(StudyFolder(self.path).study)
 
@@ -65,7 +67,7 @@ def search(
     space: Sequence[str] | Mapping[str, str] = (),
     out: str | Path = "",
     live: bool = False,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     **settings: Any,
 ) -> Study:
     """Search for good settings of `recipe`, and return the study.
@@ -166,9 +168,9 @@ class StudySession:
         return Study(self._folder.path, word, best)
 
     def _search(self, pool: JobPool) -> str:
-        kind: Callable[..., Any] = TrialPopulation if self._setup.options.scheduler == "pbt" else TrialSearch
-        found = kind(self._setup, self._folder, pool, self._book, self._view)
-        status: str = found.run(self._interrupted)
+        kind = TrialPopulation if self._setup.options.scheduler == "pbt" else TrialSearch
+        found: TrialPopulation | TrialSearch = kind(self._setup, self._folder, pool, self._book, self._view)
+        status = found.run(self._interrupted)
         if status == "interrupted":
             return status
         found.close()
@@ -184,7 +186,7 @@ class StudySession:
             self._write_best(winner, segments)
         return status
 
-    def _write_best(self, winner: Trial, segments: list[dict[str, Any]] | None) -> None:
+    def _write_best(self, winner: Trial, segments: list[State] | None) -> None:
         """best.json. What a population found is a schedule, which no single command says: its run can be resumed or loaded."""
         setup, seed = self._setup, self._setup.seeds[winner["number"] if segments else 0]
         run = {"path": str(self._folder.path / "x"), "seed": setup.fresh_seed, "tags": []}
@@ -195,7 +197,7 @@ class StudySession:
         write_json(self._folder.best, best)
 
     # ------------------------------------------------------------------------------------------------------------- test
-    def _test(self, pool: JobPool, number: int, segments: list[dict[str, Any]]) -> str:
+    def _test(self, pool: JobPool, number: int, segments: list[State]) -> str:
         """Train the winner on fresh seeds, which had no part in choosing it; what is known of it already counts."""
         known = self._book.data["test"] or {}
         values = dict(zip(known["seeds"], known["values"], strict=True)) if known.get("number") == number else {}
@@ -216,14 +218,14 @@ class StudySession:
                     self._book.write()
         return "interrupted" if self._interrupted.is_set() else "finished"
 
-    def _start_test(self, pool: JobPool, number: int, seed: int, segments: list[dict[str, Any]]) -> None:
+    def _start_test(self, pool: JobPool, number: int, seed: int, segments: list[State]) -> None:
         run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
         pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
 
     def _test_path(self, number: int, seed: int) -> Path:
         return self._folder.test / f"{number:04}-seed-{seed}"
 
-    def _take_test(self, pool: JobPool, seed: int, message: Mapping[str, Any], values: dict[int, float]) -> None:
+    def _take_test(self, pool: JobPool, seed: int, message: Message, values: dict[int, float]) -> None:
         if message["kind"] == "point":
             pool.answer(seed, go=True)
         elif message["kind"] == "failed":
@@ -232,7 +234,7 @@ class StudySession:
             (values[seed],) = message["values"]
             self._view.note(f"test seed {seed}: {values[seed]:.4g}")
 
-    def _tested(self, number: int, values: Mapping[int, float]) -> dict[str, Any]:
+    def _tested(self, number: int, values: Mapping[int, float]) -> State:
         seeds = sorted(values)
         found = over_seeds([values[seed] for seed in seeds])
         runs = [self._folder.relative(self._test_path(number, seed)) for seed in seeds]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.errors import RunnelError
+from runnel.core.framing import Message
 from runnel.tune.folder import Book, StudyFolder, Trial, blank_trial
-from runnel.tune.job import Message
 from runnel.tune.job_pool import JobPool
 from runnel.tune.settings import Setup
 from runnel.tune.show import View
+from runnel.tune.space import Value
 from runnel.tune.store import MIN_IMPORTANCE, import_optuna, importance, open_study, sampler, suggest
+
+if TYPE_CHECKING:
+    import optuna
 
 MAX_FAILURES = 5
 """When so many trials have failed and none has worked, the study ends: the recipe is broken, not the settings."""
@@ -28,7 +32,7 @@ class TrialSearch:
         self._setup, self._folder, self._pool, self._book, self._view = setup, folder, pool, book, view
         self._optuna = import_optuna()
         self._study = open_study(folder.journal, setup)
-        self._live: dict[int, Any] = {}
+        self._live: dict[int, optuna.Trial] = {}
         self._began: dict[int, float] = {}
         self._left = self._take_up()
 
@@ -72,13 +76,14 @@ class TrialSearch:
         self._write()
         return True
 
-    def _propose(self) -> Any | None:
+    def _propose(self) -> optuna.Trial | None:
         """The next trial: one that was left, one of the grid, or a new one; None if there are enough."""
         trials = self._study.get_trials(deepcopy=False)
         if self._left:
             number = self._left.pop(0)
             self._study.sampler = sampler(self._setup, number)
-            return self._optuna.trial.Trial(self._study, trials[number]._trial_id)
+            left: optuna.Trial = self._optuna.trial.Trial(self._study, trials[number]._trial_id)
+            return left
         waiting = sum(t.state == self._optuna.trial.TrialState.WAITING for t in trials)
         begun = len(trials) - waiting
         if begun >= self._setup.options.trials or (self._setup.options.sampler == "grid" and not waiting):
@@ -89,11 +94,11 @@ class TrialSearch:
     def _paths(self, number: int) -> list[tuple[Path, int]]:
         return [(self._folder.trials / f"{number:04}-seed-{seed}", seed) for seed in self._setup.seeds]
 
-    def _run(self, path: Path, seed: int, params: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, path: Path, seed: int, params: dict[str, Value]) -> Message:
         segments = [{"until": 1.0, "settings": params}]
         return {"path": str(path), "seed": seed, "tags": ["tuning"], "segments": segments}
 
-    def _params(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _params(self, found: dict[str, Value]) -> dict[str, Value]:
         """Optuna's values as those of the recipe's fields."""
         return {name: self._setup.space[name].value_of(value) for name, value in found.items()}
 
@@ -141,7 +146,7 @@ class TrialSearch:
             self._book.data["importance"] = importance(self._study, self._setup.space)
 
     # ---------------------------------------------------------------------------------------------------------- writing
-    def _frozen(self, number: int) -> Any:
+    def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
         return self._study.get_trials(deepcopy=False)[number]
 
     def _seconds(self, number: int) -> float:
@@ -153,7 +158,7 @@ class TrialSearch:
         self._book.write()
         self._view.show(self._book)
 
-    def _told(self, frozen: Any) -> Trial:
+    def _told(self, frozen: optuna.trial.FrozenTrial) -> Trial:
         runs = [self._folder.relative(path) for path, _ in self._paths(frozen.number)]
         trial = blank_trial(frozen.number, self._params(frozen.params), runs)
         steps = [[step, value] for step, value in sorted(frozen.intermediate_values.items())]
