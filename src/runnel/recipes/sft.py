@@ -38,13 +38,13 @@ class Config(rl.RunConfig):
     placement: rl.PlacementConfig = field(default_factory=lambda: rl.PlacementConfig(threads=2))
 
     def unused(self) -> dict[str, str]:
-        """Settings, or groups of them, that this run would not read, and why."""
+        """The settings (or groups of them) that this run does not use, each with the reason."""
         learner = rl.unused_by_learner(self.learner, needs=())
         recording = {"record.groups_every": "demonstrations are no groups of completions"}
         return {**super().unused(), **rl.unused_on_data(self), **learner, **recording}
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         if self.demo_rows < 1:
             raise rl.ConfigError("demo_rows", self.demo_rows, "use at least 1")
@@ -53,7 +53,7 @@ class Config(rl.RunConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """One actor reads demonstrations; the trainer takes a segment of them an update."""
+    """One actor reads demonstrations; each update trains on one segment of them."""
     task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data, lora=c.learner.lora)
     policy = c.lag_rule(1)
     return rl.Experiment(

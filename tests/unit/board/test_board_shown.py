@@ -108,13 +108,16 @@ def test_a_group_is_named_by_the_fewest_settings_that_tell_it_apart(board):
 
     names = names_of(
         board(
-            a=run(lr=0.1, clip=0.2), b=run(lr=0.2, clip=0.2), c=run(lr=0.2, clip=0.3), d=run(lr=0.2, clip=0.2, actor={"lr": 1})
+            a=run(lr=0.1, clip_range=0.2),
+            b=run(lr=0.2, clip_range=0.2),
+            c=run(lr=0.2, clip_range=0.3),
+            d=run(lr=0.2, clip_range=0.2, actor={"lr": 1}),
         )
     )
     assert names == {
         "a": "ppo Toy · ppo.lr 0.1",
-        "b": "ppo Toy · ppo.lr 0.2, clip 0.2, ppo.actor.lr None",
-        "c": "ppo Toy · clip 0.3",
+        "b": "ppo Toy · ppo.lr 0.2, clip_range 0.2, ppo.actor.lr None",
+        "c": "ppo Toy · clip_range 0.3",
         "d": "ppo Toy · ppo.actor.lr 1",
     }
 
