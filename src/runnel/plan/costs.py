@@ -53,7 +53,7 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds and bytes of every stage. The defaults reproduce SRL's Atari figures (docs/scaling.md).
+    """Seconds and bytes of every stage. The defaults reproduce SRL's Atari figures (docs/scale/plan.md).
 
     A request holds the rows that an actor sends at once: those of one env group. For a language model, its rows are the
     completions that one engine decodes together, and one segment is all that one actor makes for a batch.

@@ -3,7 +3,7 @@
 runnel train a2c --env CartPole-v1 --total-steps 100000
 
 CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -83.4 (-86.9 to -79.9).
-All results: docs/results.md.
+All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 runnel train appo --env CartPole-v1 --launcher local --num-actors 2
 
 CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -80.4 (-83.1 to -77.7).
-All results: docs/results.md.
+All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 runnel train ddpg --env Pendulum-v1
 
-Pendulum-v1, 20,000 steps, settings of the zoo, 5 seeds: greedy return -152.6 (-167.2 to -137.9). All results: docs/results.md.
+Pendulum-v1, 20,000 steps, settings of the zoo, 5 seeds: greedy return -152.6 (-167.2 to -137.9). All results:
+docs/evidence/results.md.
 """
 
 from __future__ import annotations

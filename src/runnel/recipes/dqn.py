@@ -5,7 +5,7 @@ runnel train dqn --dqn.head c51 --dqn.dueling --replay.prioritised --replay.n-st
 runnel train dqn --net.core lstm --dqn.burn-in 8 --dqn.batch-size 16
 
 CartPole-v1, 500,000 steps, settings of the zoo, 5 seeds: greedy return 498.7 (495.6 to 501.8). LunarLander-v3, 1,000,000 steps:
-274 (262.8 to 285.2). All results: docs/results.md.
+274 (262.8 to 285.2). All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 runnel train impala --env CartPole-v1 --launcher local --num-actors 2
 
 CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -84.3 (-87.7 to -80.9).
-It does not learn LunarLander-v3. All results: docs/results.md.
+It does not learn LunarLander-v3. All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations

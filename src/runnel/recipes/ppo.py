@@ -3,7 +3,7 @@
 runnel train ppo --env Pendulum-v1
 
 CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -78.3 (-82.4 to -74.2).
-All results: docs/results.md.
+All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 runnel train td3 --env Pendulum-v1
 
-Pendulum-v1, 20,000 steps, settings of the zoo, 5 seeds: greedy return -154.9 (-170.6 to -139.1). All results: docs/results.md.
+Pendulum-v1, 20,000 steps, settings of the zoo, 5 seeds: greedy return -154.9 (-170.6 to -139.1). All results:
+docs/evidence/results.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rules that detect a collapse, as a table: which metric, which limit, for how long, what it means, what to change.
 
-`track/collapse.py` applies them. docs/collapse.md shows them, and a test compares the two.
+`track/collapse.py` applies them. docs/guides/collapse.md shows them, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_every_group_has_a_name_of_its_own(board):
     """Four settings that vary: the first three are not enough to tell all groups apart."""
     runs = {}
     for i, (lr, clip, gamma, epochs) in enumerate(product((0.1, 0.2), repeat=4)):
-        config = {"ppo": {"lr": lr, "clip": clip, "gamma": gamma, "epochs": epochs}, "seed": 1}
+        config = {"ppo": {"lr": lr, "clip_range": clip, "gamma": gamma, "epochs": epochs}, "seed": 1}
         runs[f"run{i}"] = (config, [update(1)])
     names = names_of(board(**runs))
     assert len(set(names.values())) == 16

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from runnel.core.framing import Message
 from runnel.core.records import StreamSpec
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
@@ -15,7 +16,6 @@ from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.shm import ShmChannel, anonymous_file
 from runnel.graphs.experiment import Experiment
-from runnel.run.launchers.line import Message
 from runnel.run.launchers.member import Member, tell_error
 from runnel.run.session import Session
 
@@ -209,9 +209,8 @@ class ProcessHost:
     def open(self, groups: Collection[str]) -> None:
         self.nodes = Nodes(self._session.experiment, channel=self._channel, late=self._late)
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> ProcessHandle:
-        numbers = {"epoch": epoch, "incarnation": incarnation}
-        self.handles[group] = ProcessHandle(group, self.nodes, self._session, numbers)
+    def start(self, group: str, order: Message) -> ProcessHandle:
+        self.handles[group] = ProcessHandle(group, self.nodes, self._session, order)
         return self.handles[group]
 
     def wait(self, handles: Collection[Any], timeout_s: float) -> None:

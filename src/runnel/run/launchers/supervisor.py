@@ -22,12 +22,12 @@ from runnel.core.errors import (
     UnrestorableError,
     WorkerFailure,
 )
+from runnel.core.framing import Message
 from runnel.flow.transports.cluster.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines, Stage
 from runnel.run.launchers.heartbeat import STANDSTILL_S
 from runnel.run.launchers.host import ProcessHandle, ProcessHost
-from runnel.run.launchers.line import Message
 from runnel.run.session import Session
 from runnel.track.folder import RunFolder
 
@@ -156,7 +156,7 @@ class Supervisor:
     def _handle(self, name: str) -> Child:
         """Incarnations differ between epochs, and between the starts of a group within one."""
         epoch, restarts = self.session.epoch, len(self._losses.get(name, ())) + self._comings.get(name, 0)
-        return Child(name, self.host.start(name, epoch=epoch, incarnation=epoch + (restarts << 12)))
+        return Child(name, self.host.start(name, {"epoch": epoch, "incarnation": epoch + (restarts << 12)}))
 
     def _owns_streams(self, group: str) -> bool:
         e, members = self.session.experiment, self.session.groups[group]
