@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from runnel.core.state import Metrics
 from runnel.track.folder import Row, RunFolder, read_rows
 
 
@@ -40,7 +39,7 @@ def step_of(row: Row) -> int:
     return int(row.get("steps") or row.get("version") or 0)
 
 
-def scalars(row: Row) -> Metrics:
+def scalars(row: Row) -> dict[str, float]:
     """The finite numbers of an update or eval row, under flat names.
 
     >>> scalars({"kind": "eval", "mean": 9.5, "low": 9.0, "high": float("nan")})
