@@ -286,7 +286,7 @@ class DecoderRunner:
             self._adapters = None
         elif adapters is not None:
             if self._adapters is not None and self._adapters.has_names_of(adapters):
-                self._adapters.take(adapters)  # in place: recorded work goes on
+                self._adapters.copy_from(adapters)  # in place: recorded work goes on
                 self.decoder.renew_adapters()
                 return False
             weight = self.decoder.embed.value

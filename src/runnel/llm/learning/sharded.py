@@ -58,7 +58,7 @@ class ShardedTokenLearner(TokenLearner):
 
     def pieces(self) -> dict[str, ParamShard]:
         """This rank's rows of the live weights."""
-        return self.policy.pieces()
+        return self.policy.param_shards()
 
     def weight_check(self) -> WeightCheck | None:
         """As a learner that is alone; every rank calls it, and makes the pass."""
@@ -81,7 +81,7 @@ class ShardedTokenLearner(TokenLearner):
         critic = super()._critic()
         assert isinstance(critic, ShardedTrainedModel)
         if fresh:
-            critic.take(self.policy)
+            critic.copy_from(self.policy)
         return critic
 
     # ------------------------------------------------------------------------------------------------------------ passes

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import add
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.kernels.lm.numba.loops import loops
-from runnel.llm.model.blocks import run
+from runnel.llm.model.blocks import Context, run
 from runnel.llm.model.weights import is_half
 
 LOOP_LENGTH = 512
-"""Tokens of a row up to which the compiled loop is faster than torch's blocks."""
+"""Up to so many tokens a row, the compiled loop is faster than torch's attention."""
 
 
 class PackedRows:
-    """Where rows of the given lengths lie when they are packed into one dimension of `N` tokens.
+    """Index tensors for rows of the given lengths that are packed into one dimension of `N` tokens.
 
-    Rows may come in families of `families` rows, side by side: the first row of a family is the beginning that the others have
-    in common, and each of those goes on from its end. By default every row stands alone.
+    Rows may form families: `families` gives the number of neighbouring rows in each. The first row of a family is the prefix
+    that its other rows share, and each of those continues it. By default every row is a family of its own.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PackedRows:
         self.first = [row for row, size in zip(starts, self.families, strict=False) for _ in range(size)]
         """The first row of each row's family."""
         self.before = [self.lengths[f] if f != i else 0 for i, f in enumerate(self.first)]
-        """Tokens that a row goes on from."""
+        """Length of the shared prefix before each row; 0 for a row that has none."""
         self.longest = max(map(add, self.before, self.lengths))
         self.device = torch.device(device)
 
@@ -61,31 +61,30 @@ class PackedRows:
 
     @cached_property
     def positions(self) -> Tensor:
-        """The place of each token in its row, or behind what its row goes on from. `[N]`"""
+        """Position of each token in its sequence (shared prefix, then row). `[N]`"""
         within = torch.arange(self.num_tokens, device=self.device) - self.starts[self.rows]
         return within if max(self.families) == 1 else within + self.trunks[self.rows, 1]
 
     @cached_property
     def trunks(self) -> Tensor:
-        """What each row goes on from: its first token, how many they are (0: the row stands alone, or is what others go on
-        from). `[R, 2]`"""
+        """Shared prefix of each row: its first token and its length (0 for a row without one). `[R, 2]`"""
         first = torch.tensor(self.first, device=self.device)
         return torch.stack((self.starts[first], torch.tensor(self.before, device=self.device)), dim=1)
 
     @cached_property
     def family_bounds(self) -> Tensor:
-        """The first row of each family, and the end of the last. `[F + 1]`"""
+        """First row of each family, and the end of the last family. `[F + 1]`"""
         return torch.tensor(list(accumulate(self.families, initial=0)), device=self.device)
 
     @cached_property
     def bounds(self) -> Tensor:
-        """First token of each row, and the end of the last: what variable-length kernels read. `[R + 1] int32`"""
+        """First token of each row, and the end of the last row, as variable-length kernels read them. `[R + 1] int32`"""
         ends = torch.cat((self._lengths.new_zeros(1), self._lengths.cumsum(0)))
         return ends.to(torch.int32)
 
     @cached_property
     def padded(self) -> Tensor:
-        """Places of the rows, each with what it goes on from, padded to the longest; padding repeats a row's last token.
+        """Token indices of each sequence (shared prefix, then row), padded to the longest; padding repeats the last token.
         `[R, L]`"""
         steps = torch.arange(self.longest, device=self.device)
         if max(self.families) == 1:
@@ -96,12 +95,12 @@ class PackedRows:
 
 
 def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
-    """Causal attention inside each row, and to what it goes on from. Queries and keys `[N, H + K, D]`, values `[N, K, D]` ->
+    """Causal attention inside each row and to its shared prefix. Queries and keys `[N, H + K, D]`, values `[N, K, D]` ->
     `[N, H * D]`
 
-    On CUDA in half precision the variable-length flash kernel (where every row stands alone), on the CPU in float32 a compiled
-    loop; else, and where rows are long, rows are padded for this operation alone: attention is causal, so what stands behind a
-    row's end changes nothing in it.
+    CUDA in half precision uses the variable-length flash kernel (without families), the CPU in float32 a compiled loop. In all
+    other cases, and for long rows, rows are padded for this operation. Attention is causal, so padding behind a row's end
+    cannot change the row.
     """
     num_kv = value.shape[1]
     heads = turned.shape[1] - num_kv
@@ -119,13 +118,13 @@ def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: 
 
 
 def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, scale: float) -> Tensor:
-    """`packed_attention` on CUDA in half precision, of rows with these `bounds` `[R + 1] int32`, none above `longest`."""
+    """`packed_attention` on CUDA in half precision. `bounds` `[R + 1] int32`; no row is longer than `longest`."""
     from torch.nn.attention.varlen import varlen_attn
 
     heads = turned.shape[1] - value.shape[1]
     known = _parameters()
-    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if "enable_gqa" in known and heads != value.shape[1]:  # before, the kernel took fewer key-value heads as they were
+    causal: dict[str, object] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known and heads != value.shape[1]:  # older versions accept fewer key-value heads without being told
         causal["enable_gqa"] = True
     query, key = turned[:, :heads], turned[:, heads:]
     out: Tensor = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, **causal)  # type: ignore
@@ -134,28 +133,29 @@ def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, s
 
 class _PackedLoop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, turned: Tensor, value: Tensor, rows: PackedRows, scale: float) -> Tensor:
+    def forward(ctx: Context, turned: Tensor, value: Tensor, rows: PackedRows, scale: float) -> Tensor:
         from runnel.kernels.lm.numba import attention_loops
 
         turned = turned.contiguous()
+        # the loop reads values at any stride between tokens, but the heads of one token must be dense
         value = value if value.stride()[1:] == (value.shape[2], 1) else value.contiguous()
         out, logs = attention_loops.forward(turned, value, rows, scale)  # type: ignore[no-untyped-call]
         ctx.save_for_backward(turned, value, logs)
-        ctx.given = rows, scale
+        ctx.settings = rows, scale
         return cast(Tensor, out)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         from runnel.kernels.lm.numba import attention_loops
 
         turned, value, logs = ctx.saved_tensors
-        given = (grad.contiguous(), turned, value, *ctx.given, logs)
-        return *attention_loops.backward(*given), None, None  # type: ignore[no-untyped-call]
+        args = (grad.contiguous(), turned, value, *ctx.settings, logs)
+        return *attention_loops.backward(*args), None, None  # type: ignore[no-untyped-call]
 
 
 @lru_cache
 def _parameters() -> frozenset[str]:
-    """What torch's variable-length attention can be told: that has changed between versions."""
+    """Parameter names of torch's variable-length attention; they have changed between versions."""
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)

@@ -1,9 +1,9 @@
-"""Token log-probabilities and entropies from hidden states, in chunks: the logits of a whole batch never exist at once."""
+"""Token log-probabilities and entropies from hidden states, in chunks: the logits of a whole batch never exist at one time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from runnel.kernels.lm.numba.loops import loops
 from runnel.kernels.lm.triton import logprob_kernels
-from runnel.llm.model.blocks import run
+from runnel.llm.model.blocks import Context, run
 from runnel.llm.model.weights import Weight
 
-WHOLE = 1 << 24
-"""Up to so many logits on the host are kept for the backward pass."""
-CHUNK = 1 << 28
-"""Logits of one chunk, above that."""
+KEPT_LOGITS = 1 << 24
+"""On the CPU, the backward pass keeps the logits if they are at most this many."""
+CHUNK_LOGITS = 1 << 28
+"""The most logits of one chunk."""
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -32,28 +32,29 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution. `[M, D], [M], [V, D] -> [M], [M]`
 
-    `weight` is the output embedding. Where logits are many, only those of one chunk (`chunk_size` rows; 0 chooses) are alive
-    at a time, in the backward pass too, which computes them again.
+    `weight` is the output embedding. Only the logits of one chunk of `chunk_size` rows exist at a time (0 chooses the size).
+    The backward pass computes them again, chunk by chunk, unless they are few.
     """
-    size = chunk_size or max(1, CHUNK // weight.value.shape[0] // 512) * 512
+    # a multiple of 512 rows: matrix products are fastest in such sizes
+    size = chunk_size or max(1, CHUNK_LOGITS // weight.value.shape[0] // 512) * 512
     return cast(tuple[Tensor, Tensor], run(_TokenLogprobs, hidden, targets, weight.value, weight, temperature, size))
 
 
 def head_logprobs(
     hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float = 1.0, chunk_size: int = 2048
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` under any `head` from hidden states to logits. `[M, D], [M] -> [M], [M]`"""
+    """`token_logprobs` for any function `head` from hidden states to logits. `[M, D], [M] -> [M], [M]`"""
 
-    def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def of_chunk(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_from_logits(head(h), t, temperature=temperature)
 
     if hidden.shape[0] <= chunk_size:
-        return part(hidden, targets)
-    pieces = [
-        checkpoint(part, h, t, use_reentrant=False, preserve_rng_state=False)
+        return of_chunk(hidden, targets)
+    chunks = [
+        checkpoint(of_chunk, h, t, use_reentrant=False, preserve_rng_state=False)
         for h, t in zip(torch.split(hidden, chunk_size), torch.split(targets, chunk_size), strict=True)
     ]
-    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+    return torch.cat([logprob for logprob, _ in chunks]), torch.cat([entropy for _, entropy in chunks])
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -64,41 +65,42 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, targets: Tensor, value: Tensor, weight: Weight, temperature: float, size: int
+        ctx: Context, hidden: Tensor, targets: Tensor, value: Tensor, weight: Weight, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         logprob = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(logprob), torch.empty_like(logprob)
-        whole = hidden.shape[0] <= size and hidden.shape[0] * value.shape[0] <= WHOLE and not hidden.is_cuda
+        keep = hidden.shape[0] <= size and hidden.shape[0] * value.shape[0] <= KEPT_LOGITS and not hidden.is_cuda
         kept = None
         for start in range(0, hidden.shape[0], size):
-            part = slice(start, start + size)
-            logits = weight.scores(hidden[part])
-            logprob[part], entropy[part], total[part] = _summarise(logits, targets[part], temperature)
-            kept = logits if whole else None
+            rows = slice(start, start + size)
+            logits = weight.scores(hidden[rows])
+            logprob[rows], entropy[rows], total[rows] = _summarise(logits, targets[rows], temperature)
+            kept = logits if keep else None
         ctx.save_for_backward(hidden, targets, value, entropy, total, kept)
-        ctx.numbers, ctx.weight = (temperature, size), weight
+        ctx.settings, ctx.weight = (temperature, size), weight
         return logprob, entropy
 
     @staticmethod
-    def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, dlogprob: Tensor, dentropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, targets, value, entropy, total, kept = ctx.saved_tensors
-        temperature, size = ctx.numbers
-        asked = ctx.weight.sink is None and ctx.needs_input_grad[2]
-        own = Weight(value, torch.zeros_like(value)) if asked else ctx.weight
+        temperature, size = ctx.settings
+        # `value` is passed beside `weight` so that a weight without a sum of its own gets its gradient from autograd
+        by_autograd = ctx.weight.grad_sum is None and ctx.needs_input_grad[2]
+        weight = Weight(value, torch.zeros_like(value)) if by_autograd else ctx.weight
         dhidden = torch.empty_like(hidden)
         for start in range(0, hidden.shape[0], size):
-            part = slice(start, start + size)
-            logits = own.scores(hidden[part]) if kept is None else kept
-            grads = (dlogprob[part], dentropy[part], entropy[part], total[part])
-            dlogits = _differentiate(logits, targets[part], grads, temperature, hidden.dtype)
-            pulled = own.pulled(dlogits)
-            own.pull(dlogits, pulled, out=dhidden[part])
-            own.learn(dlogits, pulled, hidden[part])
-        return dhidden, None, own.sink if asked else None, None, None, None
+            rows = slice(start, start + size)
+            logits = weight.scores(hidden[rows]) if kept is None else kept
+            grads = (dlogprob[rows], dentropy[rows], entropy[rows], total[rows])
+            dlogits = _differentiate(logits, targets[rows], grads, temperature, hidden.dtype)
+            inner_grad = weight.inner_grad(dlogits)
+            weight.input_grad(dlogits, inner_grad, out=dhidden[rows])
+            weight.add_grads(dlogits, inner_grad, hidden[rows])
+        return dhidden, None, weight.grad_sum if by_autograd else None, None, None, None
 
 
 def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability, entropy, and the log of the sum of exponentials. `[C, V], [C] -> 3 x [C]`"""
+    """Log-probability of the target, entropy, and log-sum-exp of each row. `[C, V], [C] -> 3 x [C]`"""
     if logits.is_cuda:
         return logprob_kernels.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     if loops(logits):
@@ -107,6 +109,7 @@ def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Ten
         return token_loops.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     z = logits / temperature
     total = torch.logsumexp(z, dim=-1)
+    # entropy = total - E[z]: no second tensor of log-probabilities is made
     mean = (torch.exp(z - total[:, None]) * z).sum(dim=-1)
     return z.gather(1, targets[:, None]).squeeze(1) - total, total - mean, total
 
@@ -114,7 +117,7 @@ def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Ten
 def _differentiate(
     logits: Tensor, targets: Tensor, grads: tuple[Tensor, Tensor, Tensor, Tensor], temperature: float, dtype: torch.dtype
 ) -> Tensor:
-    """The gradient of the logits. `[C, V]`"""
+    """The gradient of the logits; `grads` are those of log-probability and entropy, then entropy and log-sum-exp. `[C, V]`"""
     if logits.is_cuda:
         return logprob_kernels.differentiate(logits, targets, grads, temperature, dtype)  # type: ignore[no-any-return, no-untyped-call]
     if loops(logits):

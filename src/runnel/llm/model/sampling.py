@@ -1,6 +1,6 @@
-"""Drawing tokens: one uniform number a token, by the inverse of the cumulative distribution.
+"""Draw tokens by the inverse of the cumulative distribution, with one uniform number for each token.
 
-A row's token depends on its own logits and its own number alone, never on its neighbours, and can be drawn again from a seed.
+A row's token depends only on its own logits and its own number, never on other rows, and can be drawn again from a seed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from runnel.kernels.lm.numba.loops import loops
 from runnel.kernels.lm.triton import sampling_kernels
 
 BLOCK = 256
+"""Probabilities that are summed together before blocks are summed."""
 
 
 def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """A token a row and its log-probability at temperature `heat` (0: the likeliest token, at 1). `[n, V], 2 x [n] -> 2 x [n]`
+    """A token for each row, and its log-probability at temperature `heat`. `[n, V], 2 x [n] -> 2 x [n]`
 
-    The token is the first whose cumulative probability exceeds `uniform`. Probabilities are summed in blocks, so that the
-    long sum is over blocks alone.
+    The token is the first whose cumulative probability exceeds `uniform`. With `heat` 0 it is the likeliest token, with its
+    log-probability at temperature 1.
     """
     if logits.is_cuda:
         return sampling_kernels.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
@@ -37,8 +38,8 @@ def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tens
 def draw_within(
     logits: Tensor, allowed: Tensor, *, heat: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`draw` from what `allowed` (logits after hooks), top-k, top-p and min-p leave. Token, its log-probability in the whole
-    distribution of `logits`, and in the one that it was drawn from. `-> 3 x [n]`"""
+    """`draw` within top-k, top-p and min-p of `allowed` (the logits after hooks). Returns the token, its log-probability in the
+    whole distribution of `logits`, and that in the distribution from which it was drawn. `-> 3 x [n]`"""
     whole = torch.log_softmax(scaled(logits, heat), dim=-1)
     kept = torch.log_softmax(limited(scaled(allowed, heat), top_k=top_k, top_p=top_p, min_p=min_p), dim=-1)
     token = torch.where(heat > 0, _inverse(kept.exp(), uniform), kept.argmax(dim=-1))
@@ -47,15 +48,15 @@ def draw_within(
 
 
 def scaled(logits: Tensor, heat: Tensor) -> Tensor:
-    """Logits over temperature, where that is above 0. `[n, V], [n] -> [n, V]`"""
+    """Logits divided by the temperature where it is above 0. `[n, V], [n] -> [n, V]`"""
     return logits.float() / torch.where(heat > 0, heat, torch.ones_like(heat))[:, None]
 
 
 def limited(x: Tensor, *, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Logits with everything outside of top-k (0: all), then top-p (1: all), then min-p (0: all) at minus infinity. `[n, V]`
+    """Logits with tokens outside of top-k (0: all), then top-p (1: all), then min-p (0: all) set to minus infinity. `[n, V]`
 
-    The likeliest token always stays; top-p keeps the tokens up to and including the one that reaches the probability
-    (Holtzman et al. 2020, arXiv:1904.09751), min-p those at least `min_p` as likely as the likeliest (arXiv:2407.01082).
+    The likeliest token always stays. Top-p keeps the likeliest tokens until their sum reaches the probability (Holtzman et al.
+    2020, arXiv:1904.09751). Min-p keeps tokens that are at least `min_p` times as likely as the likeliest (arXiv:2407.01082).
     """
     ranked, order = x.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(x.shape[-1], device=x.device)
@@ -70,6 +71,7 @@ def limited(x: Tensor, *, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 def _inverse(p: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the cumulative sum of `p` passes `uniform` times its total. `[n, V], [n] -> [n]`"""
     rows, size = p.shape
+    # sums in float64 over blocks: over a vocabulary of 100,000, a float32 sum would lose the small probabilities
     pad = -size % BLOCK
     blocks = torch.nn.functional.pad(p, (0, pad)).view(rows, (size + pad) // BLOCK, BLOCK)
     mass = blocks.sum(dim=-1, dtype=torch.float64)
