@@ -334,7 +334,7 @@ def broken(make, how, *, row=1, episode=1, **settings):
 STOPS = [
     ("raise", {"backend": "serial"}, "raised RuntimeError: the environment broke"),
     ("raise", {"backend": "processes", "num_workers": 2}, "raised RuntimeError: the environment broke"),
-    ("die", {"backend": "processes", "num_workers": 3}, "died: its process was killed by SIGKILL"),
+    ("die", {"backend": "processes", "num_workers": 3}, "died: its process was killed by signal SIGKILL"),
     ("hang", {"backend": "processes", "num_workers": 3, "step_timeout_s": 0.5}, r"hung: a step took more than 0\.5 s"),
 ]
 
@@ -483,7 +483,7 @@ from vector_cases import Walk
 from runnel.envs.registry import make_vector
 from runnel.envs.vector import VectorConfig
 v = make_vector(Walk, 2, seed=0, config=VectorConfig(backend="processes", num_workers=2)); v.reset()
-print(*[w.pid for w in v._workers], flush=True)
+print(*[w.child.pid for w in v._workers], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -76,7 +76,8 @@ class TraceWriter:
         if self._size + len(data) > self._max_bytes:
             self.left_out += num
             num, data = 0, b""
-        head = {"n": num, "clock": [now, time.time()], "names": names[self._told[0] :], "tracks": tracks[self._told[1] :]}
+        # the files say `lanes`: traces of older runs do, and a resumed run adds to its old file
+        head = {"n": num, "clock": [now, time.time()], "names": names[self._told[0] :], "lanes": tracks[self._told[1] :]}
         if self.left_out:
             head |= {"left_out": self.left_out}
         if data or self._told != (len(names), len(tracks)):

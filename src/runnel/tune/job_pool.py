@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runnel.core.errors import WorkerFailure
+from runnel.core.framing import Message, MessageSocket
 from runnel.run.launchers.fork_server import Fork, ForkServer
-from runnel.run.launchers.line import Line, Message
 
 EARLY = ("gymnasium", "safetensors.torch")
 END_TIMEOUT_S = 10.0
@@ -55,7 +55,7 @@ class Host(Protocol):
 class LocalProcess:
     """A forked process and the line to it."""
 
-    def __init__(self, line: Line, fork: Fork) -> None:
+    def __init__(self, line: MessageSocket, fork: Fork) -> None:
         self.line, self._fork = line, fork
 
     @property
@@ -90,7 +90,7 @@ class LocalHost:
 
     def start(self, order: Message) -> LocalProcess:
         ours, theirs = socket.socketpair()
-        handle = LocalProcess(Line(ours), self._living().fork(theirs.fileno()))
+        handle = LocalProcess(MessageSocket(ours), self._living().fork(theirs.fileno()))
         theirs.close()
         handle.send(order)
         return handle

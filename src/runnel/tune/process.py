@@ -8,15 +8,15 @@ import signal
 import socket
 import threading
 
-from runnel.run.launchers.line import Line
+from runnel.core.framing import MessageSocket
 from runnel.tune.job import Talk, work
 
 
 def live(parent: int, fds: list[int], held: list[int]) -> int:
     """All of its life: its first message is its order. Whoever gave it may go: then the trial ends with a checkpoint."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    line = Line(socket.socket(fileno=fds[0]))
-    order = line.first()
+    line = MessageSocket(socket.socket(fileno=fds[0]))
+    order = line.next_message()
     if order is None:
         return 0
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -28,7 +28,7 @@ def live(parent: int, fds: list[int], held: list[int]) -> int:
     return 0
 
 
-def _listen(line: Line, talk: Talk) -> None:
+def _listen(line: MessageSocket, talk: Talk) -> None:
     while not line.closed:
         for message in line.receive():
             talk.take(message)

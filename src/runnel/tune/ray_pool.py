@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from runnel.core.errors import ConfigError
-from runnel.run.launchers.line import Message
+from runnel.core.framing import Message
 from runnel.run.launchers.ray_actors import enter
 from runnel.run.launchers.ray_head import joined, made
 from runnel.tune.folder import StudyFolder

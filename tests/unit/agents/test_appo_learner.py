@@ -23,7 +23,7 @@ def prepare(learner, *segments, progress=0.0):
 @pytest.mark.parametrize("spec", [DISCRETE, BOX, MASKED])
 @pytest.mark.parametrize("bars", [{"rho_bar": 1.0, "c_bar": 1.0}, {"rho_bar": 1.7, "c_bar": 1.1}])
 def test_prepare_equals_a_plain_loop(spec, bars):
-    learner, data = make(spec, gamma=0.9, lam=0.8, normalise_advantage=False, **bars), make_segment(spec=spec)
+    learner, data = make(spec, gamma=0.9, gae_lambda=0.8, normalise_advantage=False, **bars), make_segment(spec=spec)
     targets, advantages = credit_loop(learner.net, data, gamma=0.9, lam=0.8, weighted=False, **bars)
     batch = prepare(learner, data)
     np.testing.assert_allclose(batch["return"].numpy(), targets.reshape(-1), atol=1e-5)

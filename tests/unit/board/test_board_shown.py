@@ -96,7 +96,7 @@ def test_every_group_has_a_name_of_its_own(board):
     """Four settings that vary: the first three are not enough to tell all groups apart."""
     runs = {}
     for i, (lr, clip, gamma, epochs) in enumerate(product((0.1, 0.2), repeat=4)):
-        config = {"ppo": {"lr": lr, "clip": clip, "gamma": gamma, "epochs": epochs}, "seed": 1}
+        config = {"ppo": {"lr": lr, "clip_range": clip, "gamma": gamma, "epochs": epochs}, "seed": 1}
         runs[f"run{i}"] = (config, [update(1)])
     names = names_of(board(**runs))
     assert len(set(names.values())) == 16
@@ -108,13 +108,16 @@ def test_a_group_is_named_by_the_fewest_settings_that_tell_it_apart(board):
 
     names = names_of(
         board(
-            a=run(lr=0.1, clip=0.2), b=run(lr=0.2, clip=0.2), c=run(lr=0.2, clip=0.3), d=run(lr=0.2, clip=0.2, actor={"lr": 1})
+            a=run(lr=0.1, clip_range=0.2),
+            b=run(lr=0.2, clip_range=0.2),
+            c=run(lr=0.2, clip_range=0.3),
+            d=run(lr=0.2, clip_range=0.2, actor={"lr": 1}),
         )
     )
     assert names == {
         "a": "ppo Toy · ppo.lr 0.1",
-        "b": "ppo Toy · ppo.lr 0.2, clip 0.2, ppo.actor.lr None",
-        "c": "ppo Toy · clip 0.3",
+        "b": "ppo Toy · ppo.lr 0.2, clip_range 0.2, ppo.actor.lr None",
+        "c": "ppo Toy · clip_range 0.3",
         "d": "ppo Toy · ppo.actor.lr 1",
     }
 

@@ -251,7 +251,7 @@ def test_bad_numbers_stop_before_the_commit(fault, field, step):
 
 def test_a_bad_final_observation_is_found_too():
     sampler, writer = build(BadEnv, envs=2, steps=6, kwargs={"fault": "nan_obs", "at": 3})
-    for seat in sampler._lanes[0].vector._seats:
+    for seat in sampler._groups[0].vector._seats:
         seat.env.max_steps = 3
     with pytest.raises(NonFiniteError) as raised:
         drive(sampler, writer, FakeClient(), 1)

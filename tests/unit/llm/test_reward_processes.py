@@ -51,8 +51,8 @@ def test_each_way_to_fail_is_told_apart_and_the_next_job_is_judged():
     assert found == {
         "raise": "ValueError: no such thing",
         "exit": "SystemExit: 3",
-        "die": "its worker process ended with exit code 4",
-        "crash": "its worker process was killed by SIGSEGV",
+        "die": "its worker process exited with code 4",
+        "crash": "its worker process was killed by signal SIGSEGV",
         "nan": "reward is nan",
         "hang": "timeout after 1 s (timeout_s of reward 'reward')",
     }

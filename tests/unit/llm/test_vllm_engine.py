@@ -20,12 +20,13 @@ from torch import Tensor
 
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, EngineLost, NonFiniteError, WorkerFailure
+from runnel.core.framing import MessageSocket
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.hf import draw as draw_one
 from runnel.llm.engines.hf import truncate as truncate_one
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
-from runnel.llm.engines.vllm_server import Wire, draw
+from runnel.llm.engines.vllm_server import draw
 from runnel.llm.model.causal_lm import ModelConfig, build_model, load_model_params, model_params, save_model
 from runnel.testing.engines import check_engine
 
@@ -79,16 +80,15 @@ def script(folder: Path, text: str) -> str:
 # ------------------------------------------------------------------------------------------------------- without vLLM
 def test_messages_keep_their_frames() -> None:
     ours, theirs = socket.socketpair()
-    a, b = Wire(ours), Wire(theirs)
+    a, b = MessageSocket(ours), MessageSocket(theirs)
     messages = [{"x": list(range(1000))}, {}, {"y": "é" * 100, "z": -0.1}]
     for message in messages:
         a.send(message)
-    assert [b.receive(1.0) for _ in messages] == messages
+    assert [b.next_message(1.0) for _ in messages] == messages
     with pytest.raises(TimeoutError):
-        b.receive(0.01)
+        b.next_message(0.01)
     a.close()
-    with pytest.raises(EOFError):
-        b.receive(1.0)
+    assert b.next_message(1.0) is None
     b.close()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from runnel.core.framing import Message
 from runnel.core.records import StreamSpec
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
@@ -15,7 +16,6 @@ from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.shm import ShmChannel, anonymous_file
 from runnel.graphs.experiment import Experiment
-from runnel.run.launchers.line import Message
 from runnel.run.launchers.member import Member, tell_error
 from runnel.run.session import Session
 

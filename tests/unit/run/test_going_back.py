@@ -12,10 +12,10 @@ from fakes_run import experiment
 
 from runnel.core.clock import ManualClock
 from runnel.core.errors import DiskFullError, WorkerFailure
+from runnel.core.framing import Message
 from runnel.graphs.experiment import Experiment
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_parts, write_parts
 from runnel.run.launchers import inproc
-from runnel.run.launchers.line import Message
 from runnel.run.launchers.supervisor import RunLost, Supervisor
 from runnel.run.ledger import Ledger
 from runnel.run.session import Session

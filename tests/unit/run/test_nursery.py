@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runnel.core.framing import MessageSocket
 from runnel.run.launchers.fork_server import MOST_FDS, Fork, ForkServer
-from runnel.run.launchers.line import Line
 
 LIVE = f"{__file__}:live"
 
 
 def live(parent: int, fds: list[int], held: list[int]) -> int:
     """What a child of these tests does: tells what it was given, then obeys."""
-    line = Line(socket.socket(fileno=fds[0]))
+    line = MessageSocket(socket.socket(fileno=fds[0]))
     read = [os.pread(fd, 16, 0).decode() for fd in held]
     line.send({"parent": parent == os.getppid(), "held": read, "drawn": np.random.random(), "modules": "wave" in sys.modules})
-    order = line.first()
+    order = line.next_message()
     if order is None:
         return 0
     if order["do"] == "kill":
@@ -44,11 +44,11 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     made.close()
 
 
-def child(fork_server: ForkServer) -> tuple[Fork, Line]:
+def child(fork_server: ForkServer) -> tuple[Fork, MessageSocket]:
     ours, theirs = socket.socketpair()
     fork = fork_server.fork(theirs.fileno())
     theirs.close()
-    return fork, Line(ours)
+    return fork, MessageSocket(ours)
 
 
 def test_a_child_gets_what_is_held_in_order_and_draws_its_own_numbers(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_a_child_gets_what_is_held_in_order_and_draws_its_own_numbers(fork_serve
         path.unlink()
     fork_server.hold(fds)
     pairs = [child(fork_server) for _ in range(2)]
-    said = [line.first() or {} for _, line in pairs]
+    said = [line.next_message() or {} for _, line in pairs]
     fork_server.drop()
     pairs.append(child(fork_server))
-    said.append(pairs[-1][1].first() or {})
+    said.append(pairs[-1][1].next_message() or {})
     for fd in fds:
         os.close(fd)
     assert [s["held"] for s in said] == [[str(i) for i in range(MOST_FDS + 3)]] * 2 + [[]]
@@ -86,7 +86,7 @@ def test_a_child_gets_what_is_held_in_order_and_draws_its_own_numbers(fork_serve
 )
 def test_how_a_child_ended_is_told(fork_server: ForkServer, order: object, code: int, how: str) -> None:
     fork, line = child(fork_server)
-    assert line.first() is not None
+    assert line.next_message() is not None
     assert not fork.ended()
     assert not fork.wait(0.01)
     line.send({"do": order})
@@ -98,7 +98,7 @@ def test_how_a_child_ended_is_told(fork_server: ForkServer, order: object, code:
 
 def test_a_child_takes_signals_while_it_lives(fork_server: ForkServer) -> None:
     fork, line = child(fork_server)
-    assert line.first() is not None
+    assert line.next_message() is not None
     line.send({"do": "stay"})
     fork.ended()
     fork.signal(signal.SIGTERM)
@@ -113,17 +113,17 @@ def test_children_are_lost_with_the_process_that_forks(tmp_path: Path) -> None:
     assert fork.wait(60.0)
     assert (fork.pid, fork.code, fork_server.forked) == (None, None, 0)
     assert fork.how() == "was lost with the process that had forked it"
-    assert line.first() is None
+    assert line.next_message() is None
     assert "no_such_thing" in (tmp_path / "log.txt").read_text()
     child(fork_server)  # nobody hears it, nothing is raised
     fork_server.close()
 
 
 def test_messages_behind_the_first_are_kept() -> None:
-    one, other = (Line(sock) for sock in socket.socketpair())
+    one, other = (MessageSocket(sock) for sock in socket.socketpair())
     for number in range(3):
         one.send({"number": number})
-    assert other.first() == {"number": 0}
+    assert other.next_message() == {"number": 0}
     assert json.dumps(other.receive()) == '[{"number": 1}, {"number": 2}]'
     one.close()
-    assert other.first() is None
+    assert other.next_message() is None

@@ -104,13 +104,13 @@ class Refusing:
     """A pool whose trials with several environments are refused, as settings that cannot stand together are."""
 
     def __init__(self) -> None:
-        self.seats: dict[int, dict[str, Any]] = {}
+        self.handles: dict[int, dict[str, Any]] = {}
 
     def start(self, number: int, order: dict[str, Any]) -> None:
-        self.seats[number] = order
+        self.handles[number] = order
 
     def events(self, wait_s: float) -> list[tuple[int, dict[str, Any]]]:
-        orders, self.seats = self.seats, {}
+        orders, self.handles = self.handles, {}
         told = []
         for number, order in orders.items():
             if order["runs"][0]["segments"][0]["settings"]["num_envs"] > 2:

@@ -75,7 +75,7 @@ def test_a_field_named_twice_is_refused() -> None:
 
 def test_a_file(tmp_path: Path) -> None:
     file = tmp_path / "space.toml"
-    file.write_text('num_envs = "int(4, 8)"\n[ppo]\nlr = "log(1e-4, 1e-2)"\nclip = [0.1, 0.3]\n')
+    file.write_text('num_envs = "int(4, 8)"\n[ppo]\nlr = "log(1e-4, 1e-2)"\nclip_range = [0.1, 0.3]\n')
     found = read_space([str(file)], CONFIG)
     assert found["ppo.lr"] == Param("ppo.lr", "float", 1e-4, 1e-2, log=True)
     assert found["ppo.clip_range"].choices == (0.1, 0.3)

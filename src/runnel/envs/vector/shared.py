@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +18,15 @@ from torch import Tensor
 
 from runnel.core.batch import Batch
 from runnel.core.errors import DataError
+from runnel.core.framing import read_frame, write_frame
 from runnel.core.spaces import EnvSpec
 from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import StepOut
 
 Array = NDArray[Any]
 _ALIGN = 64
+MOST_BYTES = 1 << 38
+"""A snapshot of environments may be large: they may hold frames, maps or meshes."""
 
 
 def shared_arrays(places: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, Array]:
@@ -67,31 +69,17 @@ def slice_out(out: StepOut, rows: slice) -> StepOut:
     return StepOut(obs, out.reward[rows], out.terminated[rows], out.truncated[rows], final, [], mask)
 
 
-def send_message(fd: int, value: Any) -> None:
-    """Plain data (numbers, strings, lists, dicts, arrays, tensors) into a pipe."""
+def send_message(fd: int, value: object) -> None:
+    """Plain data (numbers, strings, lists, dicts, arrays, tensors) into a pipe: a frame of JSON, then one of arrays."""
     arrays: list[Array] = []
-    head = json.dumps(_encode(value, arrays)).encode()
-    sizes = np.array([len(head), sum(a.nbytes for a in arrays)], np.int64).tobytes()
-    data = memoryview(b"".join([sizes, head, *(a.tobytes() for a in arrays)]))
-    while data:
-        data = data[os.write(fd, data) :]
+    write_frame(fd, json.dumps(_encode(value, arrays)).encode())
+    write_frame(fd, *(a.tobytes() for a in arrays), limit=MOST_BYTES)
 
 
 def read_message(fd: int) -> Any:
     """What `send_message` sent; EOFError if the other side is gone."""
-    num_head, num_body = np.frombuffer(_read(fd, 16), np.int64).tolist()
-    head, body = json.loads(_read(fd, num_head)), _read(fd, num_body)
-    return _decode(head, memoryview(body))
-
-
-def _read(fd: int, num_bytes: int) -> bytearray:
-    found = bytearray()
-    while len(found) < num_bytes:
-        part = os.read(fd, num_bytes - len(found))
-        if not part:
-            raise EOFError
-        found += part
-    return found
+    head = json.loads(read_frame(fd))
+    return _decode(head, memoryview(read_frame(fd, MOST_BYTES)))
 
 
 def _encode(value: Any, arrays: list[Array]) -> Any:

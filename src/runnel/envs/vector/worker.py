@@ -6,14 +6,12 @@ parent.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +20,12 @@ from torch import Tensor
 
 from runnel.core import user_code
 from runnel.core.errors import RunnelError
-from runnel.core.signals import leave_sigterm_to_the_run
+from runnel.core.process import ChildProcess, fork
 from runnel.envs.vector.contract import StepOut
 from runnel.envs.vector.serial import SerialVector
 from runnel.envs.vector.shared import Array, read_message, send_message
 
 STEP, TELL, DONE, FAULTS, ERROR = b"s", b"t", b"d", b"f", b"e"
-_DIE_WITH_PARENT = 1
 _OURS: set[int] = set()
 """Pipe ends of this process to all its workers. A child closes them: a pipe ends only when nobody else holds it."""
 
@@ -66,20 +63,12 @@ class EnvWorker:
         self.job = job
         order_read, self.orders = os.pipe()
         self.answers, answer_write = os.pipe()
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            for fd in (self.orders, self.answers, *_OURS):
-                os.close(fd)
-            _live(job, order_read, answer_write, parent)
+        self.child: ChildProcess = fork(lambda: _live(job, order_read, answer_write, (self.orders, self.answers, *_OURS)))
         os.close(order_read)
         os.close(answer_write)
         _OURS.update((self.orders, self.answers))
         self.poll = select.poll()
         self.poll.register(self.answers, select.POLLIN)
-        self.code: int | None = None
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether an answer (or the end of the process) is there, after at most `timeout_s`."""
@@ -100,43 +89,18 @@ class EnvWorker:
     def end(self, *, patience_s: float = 0.0) -> str:
         """End the process, and say how it ended. Safe to call twice."""
         self.hang_up()
-        if self.code is None:
-            self.code = _reap(self.pid, patience_s)
-        return f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exited with code {self.code}"
-
-
-def _reap(pid: int, patience_s: float) -> int:
-    end = time.monotonic() + patience_s
-    while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= end:
-            os.kill(pid, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        time.sleep(0.001)
+        self.child.end(patience_s)
+        return self.child.how()
 
 
 # ------------------------------------------------------------------------------------------------------------ the child
-def _live(job: Job, orders: int, answers: int, parent: int) -> None:
-    """The whole life of a child; it never returns into its parent's code."""
-    code = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        leave_sigterm_to_the_run()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() == parent:
-            torch.set_num_threads(1)
-            _serve(job, orders, answers)
-        code = 0
-    except EOFError:
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+def _live(job: Job, orders: int, answers: int, others: tuple[int, ...]) -> None:
+    """What a child does from its start to its end. `others` are ends of pipes that belong to its parent."""
+    for fd in others:
+        os.close(fd)
+    torch.set_num_threads(1)
+    with suppress(EOFError):  # the parent has hung up in the middle of an order
+        _serve(job, orders, answers)
 
 
 def _serve(job: Job, orders: int, answers: int) -> None:

@@ -12,10 +12,8 @@ import math
 import mmap
 import os
 import re
-import select
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,15 +26,16 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, EngineLost, RunnelError, WorkerFailure
+from runnel.core.framing import Message, MessageSocket, TruncatedFrame
+from runnel.core.process import ChildProgram, exit_text, last_text
 from runnel.core.progress import progressed
 from runnel.llm.engines import vllm_server
-from runnel.llm.engines.vllm_server import Message, Wire
 
 PYTHON = "RUNNEL_VLLM_PYTHON"
 """Environment variable: the interpreter that has vLLM."""
 NAME = "vllm"
 TAIL_LINES = 20
-LOG_CHARS = 20_000
+LOG_BYTES = 20_000
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit codes of a process that somebody killed: a person, or the kernel for want of memory."""
 CHATTER = re.compile(r"^\s*$|\bINFO\b|\bWARNING\b|\bit/s\]|Loading safetensors")
@@ -63,8 +62,6 @@ class VllmProcess:
     """One child. `ask` sends a message and waits for its answer; the first one also waits for vLLM to be ready."""
 
     def __init__(self, orders: Message, *, python: str, threads: int, start_timeout_s: float, timeout_s: float) -> None:
-        self.start_s = 0.0
-        """Seconds from the start until vLLM was ready."""
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._memory_fd = _anonymous_file()
@@ -75,25 +72,25 @@ class VllmProcess:
             orders = {**orders, "parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory_fd}
             self._python = find_python(python)
             self._child = self._spawn(orders, threads)
-        self._socket, self._wire = ours, Wire(ours)
-        self._finalizer = weakref.finalize(self, _end, self._child, ours, self._memory_fd)
+        ours.settimeout(timeout_s)  # of sending: a child that does not read for so long does not answer either
+        self._line = MessageSocket(ours)
+        self._finalizer = weakref.finalize(self, _end, self._child, self._line, self._memory_fd)
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
-    def _spawn(self, orders: Message, threads: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, orders: Message, threads: int) -> ChildProgram:
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         if threads:
             env["OMP_NUM_THREADS"] = str(threads)
-        return subprocess.Popen(
+        return ChildProgram(
             [self._python, "-P", "-u", str(Path(vllm_server.__file__).resolve()), json.dumps(orders)],
-            stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
             env=env,
             pass_fds=(orders["socket"], orders["memory"]),
-            start_new_session=True,
+            new_session=True,
         )
 
     # -------------------------------------------------------------------------------------------------------- messages
@@ -108,40 +105,40 @@ class VllmProcess:
             return
         left = self._began + self._start_timeout_s - time.monotonic()
         self._exchange(None, max(left, 0.1), "engine.vllm.start_timeout_s")
-        self._ready, self.start_s = True, time.monotonic() - self._began
+        self._ready = True
 
     def _exchange(self, message: Message | None, timeout_s: float, field: str) -> Message:
         if not self._finalizer.alive:
             raise WorkerFailure(NAME, "has been closed")
         try:
             if message is not None:
-                with contextlib.suppress(BrokenPipeError):  # it is gone; what it said last may still lie in the socket
-                    self._wire.send(message)
-            self._await(timeout_s)
-            answer = self._wire.receive(timeout_s)
+                self._line.send(message)
+            answer = self._await(timeout_s)
         except TimeoutError:
             raise self._failure(f"did not answer within {timeout_s:.0f} s ({field})", lost=self._ready) from None
-        except EOFError:
+        if answer is None:
             code = self._exit_code()
-            raise self._failure(how_it_ended(code, self.wrote()), lost=self._ready or code in FROM_OUTSIDE, code=code) from None
+            raise self._failure(how_it_ended(code, self.wrote()), lost=self._ready or code in FROM_OUTSIDE, code=code)
         if "error" in answer:
             self._exit_code()  # what it still writes belongs to the account of it
             raise self._failure(f"failed with {answer['error']}", lost=False)
         return answer
 
-    def _await(self, timeout_s: float) -> None:
-        """Until it answers. It has a deadline of its own, so meanwhile this process does not hang."""
+    def _await(self, timeout_s: float) -> Message | None:
+        """Wait for an answer; None if the child is gone. The wait has a deadline of its own, so this process does not hang."""
         deadline = time.monotonic() + timeout_s
-        while not select.select([self._socket], [], [], min(LOOK_S, max(0.0, deadline - time.monotonic())))[0]:
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                try:
+                    return self._line.next_message(min(LOOK_S, left))
+                except TruncatedFrame:
+                    return None
             progressed()
-            if time.monotonic() >= deadline:
-                raise TimeoutError
+        raise TimeoutError
 
     def _exit_code(self) -> int | None:
-        try:
-            return self._child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            return None
+        self._child.wait(STOP_S)
+        return self._child.code
 
     def _failure(self, what: str, *, lost: bool, code: int | None = None) -> RunnelError:
         """`lost`: it is gone without a word of what was wrong, so that another one may do better."""
@@ -156,9 +153,7 @@ class VllmProcess:
 
     def wrote(self) -> str:
         """The end of what the child wrote."""
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - LOG_CHARS))
-        return self._log.read().decode(errors="replace")
+        return last_text(self._log, LOG_BYTES)
 
     # --------------------------------------------------------------------------------------------------------- weights
     def write(self, params: Mapping[str, Tensor]) -> Message:
@@ -189,7 +184,7 @@ def how_it_ended(code: int | None, wrote: str) -> str:
     if code is None:
         return "does not listen any more"
     if code < 0:
-        return f"was killed by signal {signal.Signals(-code).name}"
+        return exit_text(code)
     errors = [line for line in wrote.splitlines() if ERROR.match(line)]
     return f"ended by itself with exit code {code}" + (f" ({errors[-1]})" if errors else "")
 
@@ -232,11 +227,8 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def _end(child: subprocess.Popen[bytes], sock: socket.socket, memory_fd: int) -> None:
+def _end(child: ChildProgram, line: MessageSocket, memory_fd: int) -> None:
     """The socket closes, which ends the child's loop; its whole session is killed, so nothing that it started stays."""
-    sock.close()
+    line.close()
     os.close(memory_fd)
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    child.end()

@@ -1,8 +1,8 @@
 """The other side of the `vllm` engine: vLLM in a process of its own, one step for each step that it is asked for.
 
-Run by path in vLLM's interpreter, which need not have runnel: this file imports nothing of ours, and vLLM only when it runs.
-It consumes messages (JSON, framed) from the engine's socket and waits for nothing else; it ends when that socket closes, or
-with its parent. Weights come through a shared file that the parent writes, with a checksum.
+Run by path in vLLM's interpreter, which need not have runnel: it loads two modules of ours by their paths, and vLLM only when
+it runs. It consumes messages from the engine's socket and waits for nothing else; it ends when that socket closes, or with its
+parent. Weights come through a shared file that the parent writes, with a checksum.
 
 Tokens are drawn here as every engine draws them (one uniform number a token, of the request's own stream), in a logits
 processor: so a completion goes on with its own numbers when its keys and values are computed anew, whoever runs beside it.
@@ -10,58 +10,40 @@ processor: so a completion goes on with its own numbers when its keys and values
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import importlib.util
 import json
 import mmap
 import os
 import signal
 import socket
-import struct
 import sys
 import traceback
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 Message = dict[str, Any]
-PR_SET_PDEATHSIG = 1
 NOT_FINITE = -1e30
 """Stands for a log-probability that is not a number, on its way through vLLM."""
 
 
-class Wire:
-    """Messages over a stream socket: eight bytes of length, then JSON."""
+def by_path(name: str) -> ModuleType:
+    """A module of `runnel.core` from its file."""
+    file = Path(__file__).resolve().parents[2] / "core" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"runnel_{name}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
 
-    def send(self, message: Message) -> None:
-        data = json.dumps(message).encode()
-        self._socket.sendall(struct.pack("<Q", len(data)) + data)
-
-    def receive(self, timeout_s: float | None = None) -> Message:
-        """The next message. `TimeoutError` if nothing comes for `timeout_s`, `EOFError` if the other side is gone."""
-        self._socket.settimeout(timeout_s)
-        (size,) = struct.unpack("<Q", self._read(8))
-        message: Message = json.loads(self._read(size))
-        return message
-
-    def _read(self, size: int) -> bytes:
-        parts, left = [], size
-        while left:
-            try:
-                part = self._socket.recv(min(left, 1 << 20))
-            except ConnectionResetError:
-                part = b""
-            if not part:
-                raise EOFError("the other side is gone")
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
-
-    def close(self) -> None:
-        self._socket.close()
+if TYPE_CHECKING or __package__:
+    from runnel.core import framing, process
+else:  # run by path: this interpreter need not have runnel, and these two modules import nothing of ours
+    framing, process = by_path("framing"), by_path("process")
 
 
 # ------------------------------------------------------------------------------------------------------------- sampling
@@ -275,23 +257,18 @@ def main() -> int:
     """Entry point: the orders are the first argument, as JSON."""
     orders = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != orders["parent"]:
-        return 1
-    wire = Wire(socket.socket(fileno=orders["socket"]))
+    process.die_with_parent(orders["parent"])
+    line = framing.MessageSocket(socket.socket(fileno=orders["socket"]))
     try:
         server = VLLMServer(orders)
-        wire.send({"ready": True})
-        while True:
-            wire.send(server.answer(wire.receive()))
-    except (EOFError, BrokenPipeError):
-        return 0
-    except Exception as error:  # whatever it is: whoever waits for an answer is told it, before vLLM says its last words
+        line.send({"ready": True})
+        while (message := line.next_message()) is not None:
+            line.send(server.answer(message))
+    except Exception as error:  # whatever it is: the engine is told it, before vLLM writes its last lines
         traceback.print_exc()
-        with contextlib.suppress(BrokenPipeError):
-            wire.send({"error": f"{type(error).__name__}: {error}"})
+        line.send({"error": f"{type(error).__name__}: {error}"})
         return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,23 +6,21 @@ crosses by its name and a job as JSON: nothing is pickled. A worker ends with it
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from runnel.core.clock import Clock
+from runnel.core.framing import Message, MessageSocket
+from runnel.core.process import ChildProgram
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.executors import timed_out
 from runnel.llm.rewards.judging import RewardJob, RewardOutcome, checked
-from runnel.llm.rewards.wire import Frames, frame
 
 SCRIPT = Path(__file__).with_name("worker.py")
 START_S = 120.0
@@ -36,45 +34,24 @@ class WorkerProcess:
 
     def __init__(self, component: RewardComponent, began: float) -> None:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
-        theirs.close()
-        self.socket, self._frames = ours, Frames()
+        with theirs:
+            self.child = ChildProgram(
+                [sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
+                pass_fds=(theirs.fileno(),),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                new_session=True,
+            )
+        self.line = MessageSocket(ours)
         self.ready, self.began = False, began
         self.ticket: int | None = None
         self.job: RewardJob | None = None
-        self.send({"fn": component.target, "options": dict(component.options), "path": sys.path})
+        self.line.send({"fn": component.target, "options": dict(component.options), "path": sys.path})
 
-    def send(self, message: Any) -> None:
-        """Hand a message over; a worker that is gone shows when its answer is read."""
-        with contextlib.suppress(OSError):
-            self.socket.sendall(frame(message))
-
-    def messages(self) -> tuple[list[Any], bool]:
-        """What has arrived, and whether the worker is still there."""
-        try:
-            while data := self.socket.recv(1 << 16, socket.MSG_DONTWAIT):
-                self._frames.feed(data)
-        except BlockingIOError:
-            return self._frames.take(), True
-        except OSError:
-            pass
-        return self._frames.take(), False
-
-    def kill(self) -> int:
-        """End it with all it started; returns its exit code."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.socket.close()
-        return self.process.wait()
+    def kill(self) -> None:
+        """End it with all it started."""
+        self.child.end()
+        self.line.close()
 
 
 class ProcessExecutor:
@@ -89,7 +66,7 @@ class ProcessExecutor:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [w.process.pid for w in self._workers]
+        return [w.child.pid for w in self._workers]
 
     def start(self) -> None:
         """Start one worker, so that its imports are done when the first job comes."""
@@ -103,7 +80,7 @@ class ProcessExecutor:
     def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
         self._read()
         if not self._found and wait_s > 0 and self._workers:
-            select.select([w.socket for w in self._workers], [], [], min(wait_s, STEP_S))
+            select.select([w.line for w in self._workers], [], [], min(wait_s, STEP_S))
             self._read()
         found, self._found = self._found, {}
         return found
@@ -116,16 +93,16 @@ class ProcessExecutor:
 
     def _read(self) -> None:
         for worker in list(self._workers):
-            messages, alive = worker.messages()
-            for message in messages:
+            for message in worker.line.receive():
                 self._take(worker, message)
-            if not alive and worker in self._workers:
-                self._lose(worker, _exit_text(worker.kill()))
+            if worker.line.closed and worker in self._workers:
+                worker.kill()
+                self._lose(worker, f"its worker process {worker.child.how()}")
             elif worker in self._workers:
                 self._check_time(worker)
         self._hand_out()
 
-    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+    def _take(self, worker: WorkerProcess, message: Message) -> None:
         if "ready" in message:
             worker.ready = True
         elif worker.job is None or worker.ticket is None:
@@ -176,10 +153,4 @@ class ProcessExecutor:
             self._found[ticket] = RewardOutcome(None, f"{error}; {fix}")
             return
         worker.ticket, worker.job, worker.began = ticket, job, self._clock.now()
-        worker.send(message)
-
-
-def _exit_text(code: int) -> str:
-    if code >= 0:
-        return f"its worker process ended with exit code {code}"
-    return f"its worker process was killed by {signal.Signals(-code).name}"
+        worker.line.send(message)

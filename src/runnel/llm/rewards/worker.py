@@ -5,17 +5,12 @@ It is started by its path (`processes.py`), so that `runnel/__init__.py`, and to
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import os
-import signal
 import socket
 import sys
 import types
 from pathlib import Path
 from typing import Any
-
-PR_SET_PDEATHSIG = 1
 
 
 def light_package() -> None:
@@ -38,35 +33,27 @@ def light_package() -> None:
     sys.modules["runnel"] = package
 
 
-def die_with(parent: int) -> None:
-    """Be killed by the kernel when the parent ends (Linux); the closed socket says so elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+def plain(value: Any) -> object:
+    """Numbers and arrays of numpy and torch as plain ones: a reward function may return either."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-def receive(connection: socket.socket, frames: Any) -> Any:
-    """The next message; None when the parent has gone."""
-    while True:
-        for message in frames.take():
-            return message
-        data = connection.recv(1 << 16)
-        if not data:
-            return None
-        frames.feed(data)
-
-
-def serve(connection: socket.socket) -> None:
-    """Load the function, then answer one job after another."""
+def serve(socket_fd: int, parent: int) -> None:
+    """Load the function, then answer one job after another until the process `parent` is gone."""
     from runnel.core import user_code
+    from runnel.core.framing import MessageSocket
+    from runnel.core.process import die_with_parent
     from runnel.core.resolve import load_object
     from runnel.llm.rewards.components import with_options
     from runnel.llm.rewards.judging import call
-    from runnel.llm.rewards.wire import Frames, frame
 
-    frames = Frames()
-    start = receive(connection, frames)
+    die_with_parent(parent)
+    connection = MessageSocket(socket.socket(fileno=socket_fd), encode=plain)
+    start = connection.next_message()
+    if start is None:
+        return
     sys.path[:] = start["path"]
     try:
         own = load_object(start["fn"], "reward")
@@ -74,19 +61,17 @@ def serve(connection: socket.socket) -> None:
     except (Exception, SystemExit) as error:
         first, newline, lines = str(error).partition("\n")  # it has the lines of the file, if there are any
         why = f"{type(error).__name__}: {first}"
-        connection.sendall(frame({"failure": f"cannot load {start['fn']}: {why}", "lines": newline + lines}))
+        connection.send({"failure": f"cannot load {start['fn']}: {why}", "lines": newline + lines})
         return
-    connection.sendall(frame({"ready": True}))
-    while (job := receive(connection, frames)) is not None:
+    connection.send({"ready": True})
+    while (job := connection.next_message()) is not None:
         try:
-            answer = frame({"values": call(fn, job["prompts"], job["completions"], job["columns"])})
+            connection.send({"values": call(fn, job["prompts"], job["completions"], job["columns"])})
         except (Exception, SystemExit) as error:  # user code: the parent counts it
-            answer = frame({"failure": user_code.summary(error), "lines": user_code.lines_of(error, own)})
-        connection.sendall(answer)
+            connection.send({"failure": user_code.summary(error), "lines": user_code.lines_of(error, own)})
 
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this file's folder is not a place to import from
-    die_with(int(sys.argv[2]))
     light_package()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -42,6 +42,7 @@ def set_limits(*, cpu_s: int, memory_mb: int, file_mb: int, threads: int) -> Non
 
 def die_with_parent() -> None:
     """Be killed by the kernel when the parent ends."""
+    # As in core/process.py, which cannot be imported here: this program has no package, and sees none of its files.
     ok(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
 
 

@@ -65,6 +65,8 @@ class Link:
         """Why the conversation is over, even where a test has caught that."""
 
     # -------------------------------------------------------------------------------------------------------- messages
+    # As in core/framing.py, which cannot be imported here: this program has no package, sees none of its files, and starts in
+    # milliseconds because it imports neither json nor socket.
     def _lose(self, reason: str) -> LinkLost:
         self.lost = self.lost or reason
         return LinkLost(self.lost)

@@ -14,7 +14,6 @@ import py_compile
 import select
 import selectors
 import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
+from runnel.core.process import ChildProgram
 from runnel.llm.sandbox import calls
 from runnel.llm.sandbox.folder import sandbox_folder
 
@@ -164,8 +164,10 @@ class _Watch:
         asked, tests = _held(order), _held(list(checks))
         self._status, said = os.pipe()
         self._alive, living = os.pipe()
-        theirs = (asked, said, tests, living)
-        self.process = subprocess.Popen(
+        self._stdout, stdout = os.pipe()
+        self._stderr, stderr = os.pipe()
+        told = (asked, said, tests, living)
+        self.process = ChildProgram(
             [
                 sys.executable,
                 "-I",
@@ -174,26 +176,23 @@ class _Watch:
                 "-c",
                 PROGRAM,
                 ",".join(f"{n}={fd}" for n, fd in parts.items()),
-                *map(str, theirs),
+                *map(str, told),
             ],
-            pass_fds=(*parts.values(), *theirs),
+            pass_fds=(*parts.values(), *told),
             env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
             cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+            stdout=stdout,
+            stderr=stderr,
+            new_session=True,
         )
-        for fd in theirs:
+        for fd in (*told, stdout, stderr):
             os.close(fd)
         self.said: dict[int, bytearray] = {fd: bytearray() for fd in self._fds()}
         self._dropped = 0
         self.began = time.perf_counter()
 
     def _fds(self) -> tuple[int, int, int]:
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        return self._status, self.process.stdout.fileno(), self.process.stderr.fileno()
+        return self._status, self._stdout, self._stderr
 
     def wait(self) -> Status | None:
         """Read until the end; a status where that had to be forced."""
@@ -243,18 +242,13 @@ class _Watch:
             pass
 
     def kill(self) -> None:
-        """End whatever is left; its namespace goes with it."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        """End whatever is left; its namespace goes with it. A second call changes nothing."""
+        self.process.end()
         if self._status >= 0:
             self._wait_for_all()
-            os.close(self._status)
-            os.close(self._alive)
+            for fd in (*self._fds(), self._alive):
+                os.close(fd)
             self._status = -1
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
 
 
 @lru_cache(maxsize=8)
@@ -289,7 +283,7 @@ def _result(forced: Status | None, watch: _Watch, c: SandboxConfig, num_checks: 
     facts, stdout, stderr = watch.facts(), watch.text(1), watch.text(2)
     first = next((f for f in facts if "took" in f), None)
     if first is None and forced is None:
-        raise ConfigError("sandbox", watch.process.wait(), f"its process ended before the code started: {stderr[-300:]}")
+        raise ConfigError("sandbox", watch.process.end(GONE_S), f"its process ended before the code started: {stderr[-300:]}")
     broken = {} if first is None else dict(first["broken"])
     if broken and not c.allow_weaker:
         lines = "; ".join(f"{promise} ({reason})" for promise, reason in broken.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -12,30 +11,28 @@ from io import FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from runnel.core.signals import leave_sigterm_to_the_run
+from runnel.core.framing import MessageSocket
+from runnel.core.process import die_with_parent, leave_sigterm_to_the_run, show_name
 from runnel.flow.transports.shm import Doorbells, ShmTransport
-from runnel.run.launchers.line import Line
 from runnel.run.launchers.member import Member, read_experiment, tell_error
 from runnel.track.folder import RunFolder
-
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 def live(parent: int, fds: list[int], held: list[int]) -> int:
     """All of a child's life. `fds` are its line and where its output goes, `held` the memory and the bells of all groups."""
     control, log = fds
-    _die_with(parent)
+    die_with_parent(parent)
     leave_sigterm_to_the_run()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     for name, number in (("stdout", 1), ("stderr", 2)):
         setattr(sys, name, TextIOWrapper(LossyFile(number, "w", closefd=False), errors="replace", write_through=True))
-    line = Line(socket.socket(fileno=control))
-    orders = line.first()
+    line = MessageSocket(socket.socket(fileno=control))
+    orders = line.next_message()
     if orders is None:
         return 0
-    _be_called(orders["group"])
+    show_name(orders["group"])
     with Path(orders["stack_file"]).open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         try:
@@ -56,7 +53,7 @@ class LossyFile(FileIO):
             return len(data)
 
 
-def _member(orders: dict[str, Any], line: Line, held: list[int]) -> Member:
+def _member(orders: dict[str, Any], line: MessageSocket, held: list[int]) -> Member:
     folder = RunFolder.open(orders["run"])
     experiment = read_experiment(folder.read_run_info()["recipe"], folder.read_config())
     memory, bells = held[: len(orders["memory"])], held[len(orders["memory"]) :]
@@ -64,17 +61,3 @@ def _member(orders: dict[str, Any], line: Line, held: list[int]) -> Member:
     shm = ShmTransport(dict(zip(orders["memory"], memory, strict=True)), Doorbells(pipes, orders["group"]))
     numbers = {"epoch": orders["epoch"], "incarnation": orders["incarnation"]}
     return Member(experiment, orders["group"], line, shm, folder=folder.path, **numbers)
-
-
-def _die_with(parent: int) -> None:
-    """Where the system can, be killed when the parent dies; elsewhere the closed control line ends the process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the launching process is gone")
-
-
-def _be_called(group: str) -> None:
-    """Under Linux, `ps` and `top` show which group a process is."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_NAME, group.encode()[:15], 0, 0, 0)

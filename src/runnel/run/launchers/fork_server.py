@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from runnel.core.framing import MessageSocket
+from runnel.core.process import ChildProgram, exit_text, leave_sigterm_to_the_run
 from runnel.core.resolve import load_object
-from runnel.core.signals import leave_sigterm_to_the_run
-from runnel.run.launchers.line import Line
 
 ENTRY = "import sys; from runnel.run.launchers.fork_server import main; sys.exit(main(*sys.argv[1:]))"
 MOST_FDS = 200
@@ -62,9 +61,7 @@ class Fork:
         """In words, once it has ended."""
         if self.code is None:
             return "was lost with the process that had forked it"
-        if self.code < 0:
-            return f"was killed by signal {signal.Signals(-self.code).name} (process {self.pid})"
-        return f"exited with code {self.code} (process {self.pid})"
+        return f"{exit_text(self.code)} (process {self.pid})"
 
 
 class ForkServer:
@@ -72,17 +69,15 @@ class ForkServer:
 
     def __init__(self, live: str, log: Path, *, early: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
+        with theirs, log.open("ab") as file:
+            self._process = ChildProgram(
                 [sys.executable, "-c", ENTRY, str(theirs.fileno()), live, *early],
                 env={**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
             )
-        theirs.close()
-        self._control, self._line = ours, Line(ours)
+        self._control, self._line = ours, MessageSocket(ours)
         self._unborn: list[Fork] = []
         self._forks: dict[int, Fork] = {}
         self.forked = 0
@@ -128,8 +123,7 @@ class ForkServer:
     def close(self) -> None:
         """It holds nothing that could be lost."""
         self._line.close()
-        self._process.kill()
-        self._process.wait()
+        self._process.end()
 
 
 # ------------------------------------------------------------------------------------------------------- the other end
@@ -147,7 +141,7 @@ def main(control: str, live: str, *early: str) -> int:
 
 
 def _fork_until_closed(control: socket.socket, live: Live) -> int:
-    me, line, held = os.getpid(), Line(control), list[int]()
+    me, line, held = os.getpid(), MessageSocket(control), list[int]()
     woken, wake = socket.socketpair()
     wake.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -181,7 +175,7 @@ def _fork_until_closed(control: socket.socket, live: Live) -> int:
                 return 0
 
 
-def _tell_ended(line: Line) -> None:
+def _tell_ended(line: MessageSocket) -> None:
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             line.send({"ended": found[0], "code": os.waitstatus_to_exitcode(found[1])})

@@ -12,10 +12,10 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from runnel.core.framing import MessageSocket
 from runnel.flow.transports.shm import Doorbells
 from runnel.run.launchers.fork_server import Fork, ForkServer
 from runnel.run.launchers.host import ProcessHandle
-from runnel.run.launchers.line import Line
 from runnel.run.launchers.supervisor import supervise
 from runnel.run.session import Session
 from runnel.run.wiring import Edges
@@ -38,7 +38,7 @@ def launch(session: Session) -> str:
 class LocalProcess:
     """A child process."""
 
-    def __init__(self, fork: Fork, line: Line, stack_file: Path) -> None:
+    def __init__(self, fork: Fork, line: MessageSocket, stack_file: Path) -> None:
         self.fork, self.line, self.stack_file = fork, line, stack_file
 
     def waits(self) -> bool:
@@ -97,7 +97,7 @@ class LocalHost:
         ours, theirs = socket.socketpair()
         stack_file = Path(self._scratch.name) / f"{group}.stack"
         stack_file.write_text("")
-        line = Line(ours)
+        line = MessageSocket(ours)
         with self._session.folder.log.open("ab") as log:
             fork = self._living().fork(theirs.fileno(), log.fileno())
         theirs.close()

@@ -20,6 +20,7 @@ from runnel.core.clock import WallClock
 from runnel.core.config import override
 from runnel.core.disk import refused
 from runnel.core.errors import DiskError, EvaluationInterrupted, NonFiniteError, RunnelError
+from runnel.core.framing import Message
 from runnel.core.progress import count_alone, progressed
 from runnel.core.user_code import frames, is_users
 from runnel.graphs.experiment import Experiment
@@ -28,7 +29,7 @@ from runnel.run.best import BestParams
 from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.group import ProcessGroup
 from runnel.run.launchers.heartbeat import BEAT_S, Heartbeat
-from runnel.run.launchers.line import ControlLine, MemberLine, Message
+from runnel.run.launchers.line import ControlLine, MemberLine
 from runnel.run.tracing import open_recorder
 from runnel.run.wiring import Outer, place, wire
 from runnel.track.folder import RunFolder

@@ -23,12 +23,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError, WorkerFailure
+from runnel.core.framing import Message
 from runnel.flow.transports.cluster.map import ClusterMap
 from runnel.flow.transports.cluster.ray import FAULTS, NAMESPACE, agent_name
 from runnel.graphs.experiment import PARAMS, Experiment
 from runnel.run.launchers.deadlines import START_TIMEOUT_S
 from runnel.run.launchers.host import ProcessHandle
-from runnel.run.launchers.line import Message
 from runnel.run.launchers.ray_actors import AgentActor, GroupActor
 from runnel.run.launchers.ray_head import Head, connected
 from runnel.run.launchers.supervisor import supervise

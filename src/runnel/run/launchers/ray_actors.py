@@ -16,13 +16,13 @@ from typing import Any
 import ray
 
 from runnel.core.errors import ConfigError
+from runnel.core.framing import Message
 from runnel.flow.inference.codec import Bytes
 from runnel.flow.transports.cluster.agent import NodeAgent
 from runnel.flow.transports.cluster.map import ClusterMap
 from runnel.flow.transports.cluster.node import AGENT_PLACE, NodeBells, NodeMemory, make_memory
 from runnel.flow.transports.cluster.ray import RayNet
 from runnel.flow.transports.cluster.transport import ClusterTransport
-from runnel.run.launchers.line import Message
 from runnel.run.launchers.member import Member, read_experiment, tell_error
 from runnel.run.wiring import Edges, place
 

@@ -22,12 +22,12 @@ from runnel.core.errors import (
     UnrestorableError,
     WorkerFailure,
 )
+from runnel.core.framing import Message
 from runnel.flow.transports.cluster.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines, Stage
 from runnel.run.launchers.heartbeat import STANDSTILL_S
 from runnel.run.launchers.host import ProcessHandle, ProcessHost
-from runnel.run.launchers.line import Message
 from runnel.run.session import Session
 from runnel.track.folder import RunFolder
 
