@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from runnel.llm.engines.one_pass import OnePassEngine
 from runnel.llm.learning.batches import MicroBatch, questions
 from runnel.llm.learning.trained import Trained, TrainedModel
 from runnel.llm.model.token_model import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 REFERENCE = "reference"
 """Its inference stream, and its parameter channel."""
@@ -104,7 +107,7 @@ class ReferenceEngine(OnePassEngine):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
         temperature: float,
         device: str = "cpu",

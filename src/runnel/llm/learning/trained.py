@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from runnel.llm.model.prefixes import fold
 from runnel.llm.model.sharded_model import ShardedModel
 from runnel.llm.model.token_model import TokenModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class ScalarModel(nn.Module):
     """The body of a causal language model under a head that gives one number a token: a critic, or a reward model.
@@ -26,7 +29,7 @@ class ScalarModel(nn.Module):
     `model`, which is taken over, not copied, and from scores of 0.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.base_model_prefix = body_name(model)
         self.config = model.config
@@ -41,7 +44,7 @@ class ScalarModel(nn.Module):
 
 
 class Trained(Protocol):
-    """A model as the token learner uses it: whole on every rank, or in parts."""
+    """A model as the token learner uses it: whole on every rank, or sharded."""
 
     device: torch.device
 
@@ -50,13 +53,13 @@ class Trained(Protocol):
         ...
 
     def scores(self, part: MicroBatch) -> Tensor:
-        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        """The score of a `ScalarModel` at each trained token. `-> [M]`"""
         ...
 
     def row_logprobs(self, row: Tensor, first: int) -> Tensor: ...
 
     def resident(self) -> AbstractContextManager[None]:
-        """Inside it the weights are where passes need them."""
+        """Inside this context the weights are on the device."""
         ...
 
     def zero_grad(self) -> None: ...
@@ -68,7 +71,7 @@ class Trained(Protocol):
     def params(self) -> Mapping[str, Tensor]: ...
 
     def masters(self) -> Mapping[str, Tensor]:
-        """What is trained, as precise as it is kept."""
+        """Live master weights of what is trained."""
         ...
 
     def base_params(self) -> Mapping[str, Tensor]:
@@ -76,14 +79,14 @@ class Trained(Protocol):
         ...
 
     def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Trained:
-        """The same model, fixed as it is now; one that `moves` keeps its average in float32."""
+        """A frozen copy of the model as it is now; one that `moves` keeps its average in float32."""
         ...
 
     def scalar_model(self) -> ScalarModel:
-        """A `ScalarModel` on this body, to be trained."""
+        """A `ScalarModel` on a copy of this body, to be trained."""
         ...
 
-    def move_towards(self, other: Any, share: float) -> None: ...
+    def move_towards(self, other: Any, fraction: float) -> None: ...
 
     def start_from(self, params: Mapping[str, Tensor]) -> None: ...
 
@@ -93,7 +96,7 @@ class Trained(Protocol):
 
 
 class TrainedModel(TokenModel):
-    """A `TokenModel` that is asked about micro-batches."""
+    """A `TokenModel` that computes on micro-batches."""
 
     def hidden(self, part: MicroBatch) -> Tensor:
         """Hidden states that stand for the trained tokens. `-> [M, width]`"""
@@ -107,7 +110,7 @@ class TrainedModel(TokenModel):
         return self.target_logprobs(self.hidden(part), part.target, temperature=temperature)
 
     def scores(self, part: MicroBatch) -> Tensor:
-        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        """The score of a `ScalarModel` at each trained token. `-> [M]`"""
         scores: Tensor = self.model.score(self.hidden(part)).squeeze(-1).float()
         return scores
 
@@ -117,14 +120,14 @@ class TrainedModel(TokenModel):
 
 
 class ShardedTrainedModel(ShardedModel):
-    """A `ShardedModel` that is asked about micro-batches."""
+    """A `ShardedModel` that computes on micro-batches."""
 
     def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
         return self.logprobs_at(part.tokens, part.lengths, part.position, part.target, temperature=temperature)
 
     def scores(self, part: MicroBatch) -> Tensor:
-        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        """The score of a `ScalarModel` at each trained token. `-> [M]`"""
         return self.scores_at(part.tokens, part.lengths, part.position)
 
     def scalar_model(self) -> ScalarModel:

@@ -1,6 +1,6 @@
 """Where a reward function runs: inside the call, or in threads. Worker processes are in `processes.py`.
 
-A executor takes jobs of one component and gives outcomes back, by ticket, in any order. It never waits longer than asked.
+An executor runs the jobs of one component and returns outcomes by ticket, in any order. It never waits longer than asked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RewardExecutor(Protocol):
     def submit(self, ticket: int, job: RewardJob) -> None: ...
 
     def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
-        """Outcomes since the last call, those of jobs that ran out of time too; waits up to `wait_s` for the first."""
+        """Outcomes since the last call, timeouts included. It waits up to `wait_s` for the first one."""
         ...
 
     def close(self) -> None: ...
@@ -44,7 +44,7 @@ class InlineExecutor:
         self._found: dict[int, RewardOutcome] = {}
 
     def start(self) -> None:
-        """It is ready."""
+        """Does nothing: it is ready."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         self._found[ticket] = judge(self._fn, self._component, job)
@@ -54,12 +54,12 @@ class InlineExecutor:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: it holds no resources."""
 
 
 class ThreadExecutor:
-    """Runs jobs in `component.workers` threads. A job that runs out of time is given up: its thread cannot be stopped, so a
-    fresh one takes its place, and it ends with the process."""
+    """Runs jobs in `component.workers` threads. A job that exceeds its time is abandoned: its thread cannot be stopped, so a
+    new thread replaces it, and the old one ends at the latest with the process."""
 
     def __init__(self, component: RewardComponent, *, timeout_s: float, clock: Clock) -> None:
         self._component, self._timeout_s, self._clock = component, timeout_s, clock
@@ -72,7 +72,7 @@ class ThreadExecutor:
         self._closed = False
 
     def start(self) -> None:
-        """Threads start at once when they are needed."""
+        """Does nothing: threads start when jobs come."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         with self._changed:
@@ -121,6 +121,6 @@ class ThreadExecutor:
             outcome = judge(self._fn, self._component, job)
             with self._changed:
                 if self._began.pop(ticket, None) is None:
-                    return  # given up; another thread has taken this one's place
+                    return  # abandoned: another thread has replaced this one
                 self._found[ticket] = outcome
                 self._changed.notify_all()

@@ -1,17 +1,16 @@
-"""One call of one reward function, and the check of what it says. Whatever is wrong becomes a failure with its reason."""
+"""Call one reward function and check what it returns. Anything wrong becomes a failure with its reason."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runnel.core.checks import as_number, name_of, wrong_number
 from runnel.core.user_code import lines_of, summary
-from runnel.llm.rewards.components import RewardComponent, RewardFn, Value
+from runnel.llm.rewards.components import Reward, RewardComponent, RewardFn, Value
 
 _PROMPT = 80
 """Letters of a prompt in a message."""
@@ -27,13 +26,13 @@ class RewardJob:
     key: int
     prompts: Sequence[str]
     completions: Sequence[str]
-    columns: Mapping[str, Sequence[Any]]
+    columns: Mapping[str, Sequence[object]]
     ids: Sequence[Sequence[int]] = ()
     messages: Sequence[Sequence[Mapping[str, str]]] = ()
 
-    def columns_for(self, component: RewardComponent) -> dict[str, Sequence[Any]]:
-        """What the function gets beside prompts and completions: tokens and messages only where rewards need them."""
-        extra: dict[str, Sequence[Any]] = {}
+    def columns_for(self, component: RewardComponent) -> dict[str, Sequence[object]]:
+        """Columns for the function. Tokens and messages are included only if the component needs them."""
+        extra: dict[str, Sequence[object]] = {}
         if component.tokens or component.level != "sequence":
             extra["completion_ids"] = [list(i) for i in self.ids]
         if component.messages:
@@ -44,8 +43,8 @@ class RewardJob:
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """What one component says of one job, or why it says nothing; `broken`: what it gave is no reward of any kind, as only a
-    mistake in its code gives it; `lines`: those of the function that raised (`core/user_code.py`)."""
+    """The rewards of one component for one job, or the reason why there are none. `broken`: the function returned something
+    that is no reward of any kind, so it has a mistake. `lines`: those of the function that raised (`core/user_code.py`)."""
 
     rewards: Rewards | None
     failure: str = ""
@@ -64,18 +63,18 @@ class Verdict:
     lines: str = ""
 
 
-def call(fn: RewardFn, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]) -> list[Any]:
+def call(fn: RewardFn, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, object]) -> list[Reward]:
     """Call a reward function, sync or async, and return its list."""
     answer = fn(list(prompts), list(completions), **columns)
     return list(asyncio.run(_await(answer)) if inspect.isawaitable(answer) else answer)
 
 
-async def _await(answer: Any) -> Any:
+async def _await(answer: Awaitable[Sequence[Reward]]) -> Sequence[Reward]:
     return await answer
 
 
 def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> RewardOutcome:
-    """Call a component's function here and check what it says."""
+    """Call a component's function in this process and check what it returns."""
     try:
         values = call(fn, job.prompts, job.completions, job.columns_for(component))
     except (Exception, SystemExit) as error:  # user code, which may run a model's code: counted, and the run goes on
@@ -83,8 +82,8 @@ def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> RewardOut
     return checked(component, job, values)
 
 
-def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -> RewardOutcome:
-    """The answer of a function as rewards by channel; wrong lengths, names and numbers are failures."""
+def checked(component: RewardComponent, job: RewardJob, values: Sequence[object]) -> RewardOutcome:
+    """The values that a function returned, as rewards by channel; wrong lengths, names and numbers are failures."""
     if len(values) != len(job.completions):
         return _wrong(component, f"{len(values)} rewards for {len(job.completions)} completions", broken=True)
     out: Rewards = {channel: [] for channel in component.weights}
@@ -101,30 +100,33 @@ def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -
 
 
 def _wrong(component: RewardComponent, what: str, *, broken: bool) -> RewardOutcome:
-    """A verdict that cannot be used, and why; a mistake is told with who made it."""
+    """The outcome for values that cannot be used; for a mistake in the code it names the function."""
     who = component.fn if isinstance(component.fn, str) else name_of(component.fn)
     return RewardOutcome(None, f"{who}: {what}" if broken else what, broken)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Whether a verdict is a number, or numbers: that one is not finite happens to functions that are right."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return all(_is_number(v) for v in value)
     return as_number(value) is not None
 
 
-def _plain(value: Any) -> Value:
+def _plain(value: object) -> Value:
     if value is None:
         return None
     number = as_number(value)
-    return number if number is not None else [_plain(v) for v in value]
+    if number is not None:
+        return number
+    assert isinstance(value, Sequence)
+    return [_plain(v) for v in value]
 
 
-def _sequence(value: Any, job: RewardJob, i: int) -> str | None:
+def _sequence(value: object, job: RewardJob, i: int) -> str | None:
     return wrong_number(value)
 
 
-def _numbers(value: Any, count: int, what: str) -> str | None:
+def _numbers(value: object, count: int, what: str) -> str | None:
     if not isinstance(value, Sequence) or isinstance(value, str):
         return f"is {value!r}"[:80] + f" instead of a list of numbers, one a {what}"
     if len(value) != count:
@@ -132,15 +134,15 @@ def _numbers(value: Any, count: int, what: str) -> str | None:
     return next((f"of a {what} {wrong}" for v in value if (wrong := wrong_number(v))), None)
 
 
-def _token(value: Any, job: RewardJob, i: int) -> str | None:
+def _token(value: object, job: RewardJob, i: int) -> str | None:
     return _numbers(value, len(job.ids[i]), "token")
 
 
-def _turn(value: Any, job: RewardJob, i: int) -> str | None:
+def _turn(value: object, job: RewardJob, i: int) -> str | None:
     return _numbers(value, 1, "turn")
 
 
-def _segment(value: Any, job: RewardJob, i: int) -> str | None:
+def _segment(value: object, job: RewardJob, i: int) -> str | None:
     size = len(job.completions[i])
     for part in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
         if not isinstance(part, Sequence) or isinstance(part, str) or len(part) != 3:
@@ -152,7 +154,7 @@ def _segment(value: Any, job: RewardJob, i: int) -> str | None:
     return None
 
 
-CHECKS: Mapping[str, Callable[[Any, RewardJob, int], str | None]] = {
+CHECKS: Mapping[str, Callable[[object, RewardJob, int], str | None]] = {
     "sequence": _sequence,
     "token": _token,
     "segment": _segment,
@@ -161,7 +163,7 @@ CHECKS: Mapping[str, Callable[[Any, RewardJob, int], str | None]] = {
 
 
 def shown_prompt(prompt: str) -> str:
-    """Which prompt it was, for a message.
+    """A prompt in parentheses, shortened, for a message.
 
     >>> shown_prompt("a b")
     "(prompt 'a b')"
