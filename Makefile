@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo demo-llm test lint types check bench install install-dev browser clean
+.PHONY: demo demo-llm test tests docs tables lint types check bench install install-dev browser clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -15,7 +15,9 @@ demo: install  ## train PPO on CartPole-v1 until it is solved
 demo-llm: $(VENV)/.installed-llm  ## teach a small transformer to write words backwards
 	$(BIN)/runnel train reverse
 
-test: install-dev browser lint types  ## linter, type checker and all tests
+test: lint types tests  ## linter, type checker and all tests
+
+tests: install-dev browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 browser:  ## Chromium, for tests of the board; where it cannot be installed they are skipped
@@ -29,6 +31,13 @@ lint: install-dev
 
 types: install-dev
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs  ## the site of the docs, in build/site; a link that leads nowhere is an error
+	$(BIN)/python docs/make_tables.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
+
+tables: install  ## write the tables of README and docs again that the code knows better
+	$(BIN)/python docs/make_tables.py
 
 bench: install-dev  ## PPO on CartPole-v1 beside Stable-Baselines3
 	$(BIN)/python -m benchmarks.classic.run --row ppo-cartpole
@@ -49,6 +58,10 @@ $(VENV)/.installed-llm: $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) -e '.[docs]'
 	touch $@
 
 clean:

@@ -114,7 +114,7 @@ def reverse(out: str) -> None:
 
 
 def judged(out: str) -> None:
-    """PPO against A2C on two tasks, five seeds each, as `runnel report --over seeds` judges them (docs/statistics.md)."""
+    """PPO against A2C on two tasks, five seeds each, as `runnel report --over seeds` compares them."""
     for recipe, every in (("cartpole", 10), ("a2c", 40)):
         for env in ("CartPole-v1", "Acrobot-v1"):
             for seed in range(1, 6):

@@ -1,4 +1,4 @@
-"""The figures of docs/scaling.md, from simulations: writes docs/assets/scaling-*.svg.
+"""The figures of docs/scale/plan.md, from simulations: writes docs/assets/scaling-*.svg.
 
 python docs/make_scaling.py [inference] [ring] [sample] [params] [stragglers] [full]
 """

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,7 +23,7 @@ from runnel.run.launchers.fork_server import ForkServer
 torch.set_num_threads(1)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="runnel-tests-")  # not where the user's own runs are noted
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
-for folder in ("system", "contract", "unit/llm"):
+for folder in ("system", "contract", "unit/llm", "unit/report"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 FIRST = (
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((i for i, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))
 
 
-class LentNursery(ForkServer):
+class LentForkServer(ForkServer):
     """Stays when a run ends, for the next one: it need not import torch and transformers again."""
 
     def close(self) -> None:
@@ -54,16 +54,16 @@ class LentNursery(ForkServer):
 
 class Lending:
     def __init__(self) -> None:
-        self._made: dict[object, LentNursery] = {}
+        self._made: dict[object, LentForkServer] = {}
 
-    def lend(self, live: str, log: Path, *, early: Sequence[str]) -> LentNursery:
+    def lend(self, live: str, log: Path, *, early: Sequence[str], env: Mapping[str, str] | None) -> LentForkServer:
         """One for each need. Another if a test has changed what a new process would find."""
         found = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        key = (live, tuple(early), Path.cwd(), tuple(sys.path), tuple(found.items()))
+        key = (live, tuple(early), tuple((env or {}).items()), Path.cwd(), tuple(sys.path), tuple(found.items()))
         if key not in self._made or self._made[key].gone():
             while len(self._made) > 1:
                 ForkServer.close(self._made.pop(next(iter(self._made))))
-            self._made[key] = LentNursery(live, log, early=early)
+            self._made[key] = LentForkServer(live, log, early=early, env=env)
         return self._made[key]
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ LENDING = Lending()
 
 
 @pytest.fixture(autouse=True)
-def _one_nursery_for_many_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_fork_server_for_many_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.path.stem in WATCH_PROCESSES:
         LENDING.close()
     else:
@@ -84,6 +84,6 @@ def _one_nursery_for_many_runs(request: pytest.FixtureRequest, monkeypatch: pyte
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_nursery_is_left() -> Iterator[None]:
+def _no_fork_server_is_left() -> Iterator[None]:
     yield
     LENDING.close()

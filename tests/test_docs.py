@@ -119,11 +119,11 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_public_name_is_documented() -> None:
-    """docs/python-api.md names each public name of the package."""
-    text = (ROOT / "docs/python-api.md").read_text()
+    """docs/reference/python.md names each public name of the package."""
+    text = (ROOT / "docs/reference/python.md").read_text()
     names = [n for n in rl.__all__ if not n.startswith("_")]
     missing = [n for n in names if not re.search(rf"\brl\.{n}\b", text)]
-    assert not missing, f"document {', '.join(missing)} in docs/python-api.md"
+    assert not missing, f"document {', '.join(missing)} in docs/reference/python.md"
 
 
 def test_the_installed_command_works() -> None:

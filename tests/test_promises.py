@@ -1,4 +1,4 @@
-"""docs/what-goes-wrong.md names a test for each thing that goes wrong elsewhere: the tests are there."""
+"""docs/evidence/what-goes-wrong.md names a test for each thing that goes wrong elsewhere: the tests are there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    rows = [line for line in (ROOT / "docs" / "what-goes-wrong.md").read_text().splitlines() if line.startswith("| **")]
+    rows = [line for line in (ROOT / "docs/evidence/what-goes-wrong.md").read_text().splitlines() if line.startswith("| **")]
     assert len(rows) == 15
     for row in rows:
         named = NAMED.findall(row)

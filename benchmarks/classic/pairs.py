@@ -1,4 +1,4 @@
-"""Our own rows of docs/speed.md, side against side, in pairs: two commits, or the forms in which one commit can run.
+"""Our own rows of docs/evidence/speed.md, side against side, in pairs: two commits, or the forms in which one commit can run.
 
     python -m benchmarks.classic.pairs --sides before=../before now=.                        # two source trees, as they are
     python -m benchmarks.classic.pairs --sides off:=. numpy:=. on:=. compile:=. --rows ppo-cartpole dqn-cartpole
@@ -72,7 +72,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c-cartpole": ("a2c", {"num_envs": 8, "vector.backend": "serial"}),
     "ppo-cartpole-short": ("ppo", {**PPO, "num_envs": 8, "vector.backend": "serial", "total_steps": 49_000}),
 }
-"""Recipe and settings. The last ones are no rows of docs/speed.md: what else the plain form runs."""
+"""Recipe and settings. The last ones are no rows of docs/evidence/speed.md: what else the plain form runs."""
 _LANE: dict[str, Any] = {**PPO, "num_steps": 32, "ppo.lr": 3e-3, "ppo.value_coef": 0.5, "device": "cuda"}
 _CARTPOLE: dict[str, Any] = {**_LANE, "env": "tensor:CartPole-v1"}
 GPU_ROWS: dict[str, tuple[str, dict[str, Any]]] = {

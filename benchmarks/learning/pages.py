@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/zoo.md again, from what was measured (`benchmarks/results/learning`).
+"""Write the tables of docs/evidence/results.md and docs/reference/zoo.md again, from `benchmarks/results/learning`.
 
 python -m benchmarks.learning.pages
 """
@@ -28,7 +28,7 @@ def measured(entry: Learning) -> tuple[str, str, str]:
     if not rows:
         return "not run", "", ""
     cut = [r["steps"] for r in rows if r["status"] == "cut"]
-    link = f"[{len(rows)}](../benchmarks/results/learning/{entry.name}/table.md)" + (f", cut at {min(cut):,}" if cut else "")
+    link = f"[{len(rows)}](../../benchmarks/results/learning/{entry.name}/table.md)" + (f", cut at {min(cut):,}" if cut else "")
     return link, words([r["train_return"] for r in rows]), words([r["eval_return"] for r in rows])
 
 
@@ -91,5 +91,5 @@ def fill(page: Path, table: str) -> None:
 
 
 if __name__ == "__main__":
-    fill(DOCS / "results.md", results())
-    fill(DOCS / "zoo.md", zoo())
+    fill(DOCS / "evidence/results.md", results())
+    fill(DOCS / "reference/zoo.md", zoo())

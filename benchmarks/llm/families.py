@@ -1,6 +1,6 @@
 """Every causal type of transformers, tiny and with random weights: engine and learner against transformers itself.
 
-    python -m benchmarks.llm.families                # all types; writes docs/families.md; some five minutes on one core
+    python -m benchmarks.llm.families                # all types; writes docs/reference/families.md; five minutes on one core
     python -m benchmarks.llm.families gemma3 qwen2   # these alone, to the terminal
 
 It is what a run from a model folder does before it starts (`runnel/llm/checks/at_start.py`), on the default configuration of
@@ -25,7 +25,7 @@ from runnel.llm.engines.row_cache import cache_argument
 from runnel.llm.model.decoder import supported
 from runnel.llm.model.tiny import tiny_config, tiny_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/families.md"
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 WINDOW = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4096}
 DECODER = {"is_decoder": True}

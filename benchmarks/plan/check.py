@@ -137,8 +137,8 @@ def markdown(result: Row) -> str:
 
 
 def write_docs(table: str) -> None:
-    """Put the table into docs/scaling.md, between its two marks."""
-    page = venvs.ROOT / "docs" / "scaling.md"
+    """Put the table into docs/scale/plan.md, between its two marks."""
+    page = venvs.ROOT / "docs/scale/plan.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     rows = table.partition("\n\n")[2].strip()
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warmup", type=float, default=1.5, help="seconds of a run before it, from the first update (1.5)")
     parser.add_argument("--only", default="", help="only configurations whose name has this in it")
     parser.add_argument("--out", default=str(RESULTS / NAME), help="folder of the result")
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/scaling.md too")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/scale/plan.md too")
     args = parser.parse_args(argv)
     rows = []
     for case in (c for c in CASES if args.only.lower() in c.name.lower()):

@@ -11,6 +11,7 @@ Everything a recipe, an example or your own file needs is a name of this module.
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
+from runnel.agents.base import merge_segments
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
@@ -18,7 +19,6 @@ from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
-from runnel.core.batch import Batch
 from runnel.core.config import refuse_unused, to_data
 from runnel.core.contracts.evaluation import AgentRoute, EvalResult, Evaluation, Policy
 from runnel.core.contracts.inference import Inferencer, Reply, Request
@@ -36,11 +36,11 @@ from runnel.core.errors import (
     RunnelError,
     WorkerFailure,
 )
-from runnel.core.records import FieldSpec, Segment, StreamSpec
+from runnel.core.records import Batch, FieldSpec, Segment, StreamSpec
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import merge_segments, trajectory_stream
+from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
 from runnel.envs.registry import make_env
 from runnel.envs.sampler import VecEnvSampler
@@ -82,11 +82,10 @@ from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.sampling.pairs import PairWriter
 from runnel.llm.tasks import DataConfig, DifficultyConfig, Example, TextTask
 from runnel.losses.base import Loss
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
+from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.inferencer import TorchInferencer
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.nets.optim import Adam
 from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet

@@ -7,8 +7,7 @@ import sys
 
 import torch
 
-from runnel.core.batch import Batch
-from runnel.core.records import FieldSpec, StreamSpec
+from runnel.core.records import Batch, FieldSpec, StreamSpec
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient
 from runnel.flow.params import ChannelSubscriber
 from runnel.flow.slots import TableWriter

@@ -20,7 +20,8 @@ from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 
 PYTHON = os.environ.get("RUNNEL_VLLM_PYTHON") or str(Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
 needs_vllm = pytest.mark.skipif(
-    not Path(PYTHON).is_file(), reason="no interpreter with vLLM: set RUNNEL_VLLM_PYTHON or make .venv-vllm (docs/engines.md)"
+    not Path(PYTHON).is_file(),
+    reason="no interpreter with vLLM: set RUNNEL_VLLM_PYTHON or make .venv-vllm (docs/guides/engines.md)",
 )
 TINY = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 1, "inner": 64}
 SETTINGS: dict[str, Any] = {

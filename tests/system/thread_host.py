@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
+from runnel.run.launchers.host import ProcessHandle
 from runnel.tune import study
 from runnel.tune.job import Message, Talk, work
-from runnel.tune.job_pool import Seat
 
 
-class ThreadSeat:
+class ThreadProcess:
     closed = False
 
     def __init__(self, order: Message, news: threading.Event) -> None:
+        self.line = self
         self._out, self._news, self._talk = SimpleQueue[Message](), news, Talk(self)
         self._mine = threading.Thread(target=work, args=(order, self._talk), daemon=True)
         self._mine.start()
@@ -41,7 +42,13 @@ class ThreadSeat:
     def died(self) -> str:
         return ""
 
-    def end(self) -> None:
+    def waits(self) -> bool:
+        return False
+
+    def stack(self) -> str:
+        return ""
+
+    def end(self, timeout_s: float) -> None:
         self._mine.join()
 
 
@@ -49,15 +56,22 @@ class ThreadHost:
     def __init__(self) -> None:
         self._news = threading.Event()
 
-    def start(self, order: Message) -> ThreadSeat:
-        return ThreadSeat(order, self._news)
+    def open(self, names: Collection[str]) -> None: ...
 
-    def wait(self, handles: Collection[Seat], timeout_s: float) -> None:
+    def start(self, name: str, order: Message) -> ThreadProcess:
+        return ThreadProcess(order, self._news)
+
+    def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         self._news.wait(timeout_s)
         self._news.clear()
 
-    def close(self) -> None:
-        pass
+    def lost(self) -> str:
+        return ""
+
+    def output(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
 
 
 def on_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,21 +15,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.agents.base import of_whole_batch
+from runnel.agents.base import merge_segments, of_whole_batch
 from runnel.core import schedule
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.state import State
-from runnel.core.trajectories import CARRIED, merge_segments
-from runnel.losses.policy import approximate_kl, policy_gradient_loss
-from runnel.losses.value import value_loss
+from runnel.core.trajectories import CARRIED
+from runnel.losses.on_policy import approximate_kl, policy_gradient_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.layers import ReturnScale
 from runnel.nets.optim import Adam
-from runnel.ops.normalise import ReturnScale, explained_variance
-from runnel.ops.returns import gae
+from runnel.ops.returns import explained_variance, gae
 
 MEANS = ("explained_variance", "grad_norm")
 """Metrics that are the same on every rank; all others were divided by the count of the whole batch."""

@@ -17,8 +17,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.ops.returns import vtrace
 

@@ -1,4 +1,4 @@
-"""What learners share: numbers of the whole batch from a rank's part, and transitions from replay, merged and checked."""
+"""What learners share: segments and transitions merged into batches, orders of minibatches, metrics of the whole batch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import NonFiniteError
-from runnel.core.records import Segment
-from runnel.core.state import Metrics
+from runnel.core.records import Batch, Segment
+from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.state import Metrics, State
 
 
 def of_whole_batch(numbers: Tensor, names: Sequence[str], collective: Collective, *, means: Collection[str]) -> Tensor:
@@ -78,3 +78,100 @@ def split_errors(sizes: Sizes, index: Tensor, error: Tensor) -> dict[str, list[M
         feedback[name] = [{"index": index[e - n : e], "priority": error[e - n : e]} for n, e in zip(group, ends, strict=True)]
         start += sum(group)
     return feedback
+
+
+def merge_segments(segments: Sequence[Segment]) -> Batch:
+    """Segments side by side along their rows; `final_index` counts in the merged `[T, B]`.
+
+    One segment, or those of one batch that already lie side by side in the stream's memory, are not copied.
+    """
+    if len(segments) == 1:
+        return segments[0].arrays
+    spec, width = segments[0].spec, sum(s.num_rows for s in segments)
+    merged, left, index = Batch(), 0, []
+    for segment in segments:
+        step = segment.arrays["final_index"].div(segment.num_rows, rounding_mode="floor")
+        index.append(step * width + left + segment.arrays["final_index"].remainder(segment.num_rows))
+        left += segment.num_rows
+    for name, f in spec.fields.items():
+        parts = [s.arrays[name] for s in segments]
+        axis = f.dims.index(spec.rows) if spec.rows in f.dims else 0
+        whole = _neighbours(parts, axis) if spec.rows in f.dims else None
+        merged[name] = torch.cat(parts, dim=axis) if whole is None else whole
+    merged["final_index"] = torch.cat(index)
+    return merged
+
+
+def _neighbours(parts: Sequence[Tensor], axis: int) -> Tensor | None:
+    """The tensor of which `parts` are the pieces along `axis`, if they lie so in memory; else None."""
+    first, at = parts[0], parts[0].storage_offset()
+    home = first.untyped_storage().data_ptr()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != home or part.storage_offset() != at or part.stride() != first.stride():
+            return None
+        at += part.shape[axis] * part.stride(axis)
+    width = sum(p.shape[axis] for p in parts)
+    if axis > 0 and first.stride(axis - 1) != width * first.stride(axis):
+        return None  # neighbours, but with others between them along time
+    return first.as_strided([width if i == axis else n for i, n in enumerate(first.shape)], first.stride())
+
+
+_MOST = 1 << 30
+
+
+class Shuffle:
+    """Permutations from a generator of its own: numpy's for the CPU, the device's elsewhere (never waits for the host)."""
+
+    def __init__(self, seed: int, *, device: str = "cpu") -> None:
+        self.generator = None if torch.device(device).type == "cpu" else torch.Generator(device).manual_seed(seed)
+        self._rng = make_rng(seed, "shuffle")
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """What a captured graph that draws orders has to move on."""
+        return [] if self.generator is None else [self.generator]
+
+    def order(self, num_rows: int) -> Tensor:
+        """A random order of `num_rows` rows. `-> [N] int64`"""
+        if self.generator is None:
+            return torch.from_numpy(self._rng.permutation(num_rows))
+        return self.orders(1, num_rows)[0].long()
+
+    def orders(self, num: int, num_rows: int) -> Tensor:
+        """`num` random orders at once. `-> [num, N]` (int32 or int64)
+
+        On a device, sorting random numbers takes longer than a small network's gradient: a power of 2 is shuffled by `hashed`.
+        """
+        if self.generator is None:
+            return torch.stack([self.order(num_rows) for _ in range(num)])
+        if num_rows & (num_rows - 1) or num_rows > _MOST:
+            return torch.rand(num, num_rows, generator=self.generator, device=self.generator.device).argsort(-1)
+        keys = torch.randint(0, _MOST, (num, 8), generator=self.generator, device=self.generator.device, dtype=torch.int32)
+        return hashed(keys, num_rows)
+
+    def state_dict(self) -> State:
+        device = None if self.generator is None else self.generator.get_state()
+        return {"host": rng_state(self._rng), "device": device}
+
+    def load_state_dict(self, state: State) -> None:
+        set_rng_state(self._rng, state["host"])
+        if self.generator is not None and state["device"] is not None:
+            self.generator.set_state(state["device"].cpu())
+
+
+def hashed(keys: Tensor, num_rows: int) -> Tensor:
+    """A pseudo-random permutation of `num_rows` (a power of 2) numbers for each row of keys. `[E, 8] -> [E, N] int32`
+
+    Four rounds of an odd multiple, a shift and an exclusive or with the upper half of the bits: each of them maps the numbers
+    below a power of 2 onto themselves, one to one (as in a linear congruential generator with a permuted output).
+
+    >>> hashed(torch.arange(8, dtype=torch.int32).view(1, 8), 8).sort().values.tolist()
+    [[0, 1, 2, 3, 4, 5, 6, 7]]
+    """
+    bits = num_rows.bit_length() - 1
+    x = torch.arange(num_rows, dtype=torch.int32, device=keys.device).expand(len(keys), num_rows)
+    factors, offsets = (keys[:, ::2] | 1).unsqueeze(-1), keys[:, 1::2].unsqueeze(-1)
+    for i in range(4):
+        x = torch.addcmul(offsets[:, i], x, factors[:, i]).bitwise_and_(num_rows - 1)
+        x ^= x >> max(bits // 2, 1)
+    return x

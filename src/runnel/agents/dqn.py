@@ -18,16 +18,15 @@ from torch import Tensor
 
 from runnel.agents.base import Sizes, of_whole_batch, split_errors
 from runnel.core import schedule
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
 from runnel.losses.base import Loss
 from runnel.losses.td import categorical_td_loss, huber_td_loss
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.nets.optim import Adam, Target
 from runnel.nets.q_nets import QNet
 from runnel.ops.distributions import mask_logits

@@ -12,8 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.ops.returns import vtrace
 

@@ -14,24 +14,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.agents.base import of_whole_batch
+from runnel.agents.base import Shuffle, merge_segments, of_whole_batch
 from runnel.core import schedule
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.state import Metrics, State
-from runnel.core.trajectories import CARRIED, merge_segments
+from runnel.core.trajectories import CARRIED
 from runnel.losses.base import Loss
-from runnel.losses.policy import approximate_kl, clipped_policy_loss
-from runnel.losses.value import value_loss
+from runnel.losses.on_policy import approximate_kl, clipped_policy_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.layers import ReturnScale
 from runnel.nets.optim import Adam
-from runnel.ops.normalise import ReturnScale, explained_variance, standardise
-from runnel.ops.returns import gae
-from runnel.ops.shuffle import Shuffle
+from runnel.ops.returns import explained_variance, gae, standardise
 
 SUMS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """Metrics that were divided by the count of the whole batch."""

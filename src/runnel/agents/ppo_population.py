@@ -12,9 +12,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Update
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.state import State
 from runnel.nets.population import Population
 

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from runnel.agents.base import BEFORE_UPDATES, Sizes, merge_transitions, read_metrics, split_errors
 from runnel.core import schedule
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.state import State

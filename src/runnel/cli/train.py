@@ -90,7 +90,7 @@ def resume(args: list[str]) -> int:
     check_run(folder, trust=trust, given=_given(args[1:]), training=True)
     recipe = registry.load_recipe(recipe_of(folder))
     base = override(recipe.Config(), folder.read_config())
-    about = "The fields of the run. What you give is changed, if it may change in the middle of a run (docs/command-line.md)."
+    about = "The fields of the run. What you give is changed, if it may change in the middle of a run (docs/reference/cli.md)."
     _, config = parse_with(ResumeOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
     before, after = to_data(base), to_data(config)
     changed = {k: v for k, v in after.items() if v != before[k]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-TRUST = "run the code that the folder names, though you did not make the run here (docs/command-line.md)"
+TRUST = "run the code that the folder names, though you did not make the run here (docs/reference/cli.md)"
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ start without numpy and torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,8 +16,6 @@ from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.resolve import reference
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from runnel.core.spaces import EnvSpec
 
 _ROWS = 3
@@ -60,10 +58,11 @@ def wrong_number(value: Any) -> str | None:
         return None if math.isfinite(number) else f"is {number}"
     shape = tuple(getattr(value, "shape", ()))
     kind = f"{type(value).__name__}{f' of shape {shape}' if shape else ''}"
-    return f"is {_short(value)} ({kind}); expected one finite number"
+    return f"is {short(value)} ({kind}); expected one finite number"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """`repr(value)` in one line, cut where it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
 
@@ -107,7 +106,7 @@ def check_tensor_env(env: Any, device: Any) -> None:
 def _check_array(env: Any, what: str, found: Any, shape: Sequence[int], dtype: Any) -> None:
     if getattr(found, "dtype", None) != dtype or tuple(found.shape) != (_ROWS, *shape):
         known = hasattr(found, "shape") and hasattr(found, "dtype")
-        gave = f"{list(found.shape)} of {found.dtype}" if known else _short(found)
+        gave = f"{list(found.shape)} of {found.dtype}" if known else short(found)
         wanted = f"{[_ROWS, *shape]} of {dtype}"
         raise DataError(f"environment {name_of(env)}: {what} is {gave} for {_ROWS} copies, expected {wanted}")
 
@@ -151,49 +150,4 @@ def check_output(net: Any, method: str, found: Any, shape: Sequence[int], *, fin
         raise NonFiniteError(f"{method} of network {name_of(net)}", None)
 
 
-def check_reply(key: str, found: Tensor, like: Tensor) -> None:
-    """Refuse a field of a policy's answer that would be broadcast or rounded into its place on the stream."""
-    rounds = found.is_floating_point() and not like.is_floating_point()
-    if found.shape != like.shape or rounds:
-        wanted = f"{list(like.shape)} of {like.dtype}"
-        raise DataError(
-            f"the policy answered {key!r} as {list(found.shape)} of {found.dtype}, expected {wanted}; see its act()"
-        )
-
-
 # ------------------------------------------------------------------------------------------------------------ learners
-def check_learner(learner: Any) -> None:
-    """Refuse a learner without a method of the contract, or whose parameters are not tensors by name."""
-    from torch import Tensor
-
-    from runnel.core.contracts.learning import Sharded
-
-    who = name_of(learner)
-    missing = [m for m in ("prepare", "update", "params", "state_dict", "load_state_dict") if not hasattr(learner, m)]
-    if missing:
-        raise DataError(f"learner {who} has no {', '.join(missing)}; see docs/add-an-algorithm.md")
-    if isinstance(learner, Sharded):  # ranks that keep parts of the parameters: nobody has the whole
-        return
-    params = learner.params()
-    wrong = [str(k) for k, x in params.items() if not isinstance(x, Tensor)] if isinstance(params, Mapping) else ["all"]
-    if wrong:
-        raise DataError(f"learner {who}: params() must give tensors by name; wrong: {', '.join(wrong)}")
-
-
-def check_update(learner: Any, update: Any, version: int) -> list[str]:
-    """Refuse what `update` of a learner gave if it is no `Update`, a metric is no number, or a loss or the norm of the gradient
-    is not finite. Returns the names of other metrics that are not: a mean over nothing need not end a run, but is told."""
-    from runnel.core.contracts.learning import Update
-
-    odd = []
-    if not isinstance(update, Update):
-        raise DataError(f"learner {name_of(learner)}: update(batch) gave {type(update).__name__}, expected an Update")
-    for name, value in update.metrics.items():
-        if not isinstance(value, int | float):
-            gave = f"{_short(value)} ({type(value).__name__})"
-            raise DataError(f"learner {name_of(learner)}: metric {name!r} is {gave}; expected a plain number: use float(...)")
-        if not math.isfinite(value):
-            if name.startswith(("loss", "grad_norm")):
-                raise NonFiniteError(f"metric {name!r}", version, f"of learner {name_of(learner)}")
-            odd.append(name)
-    return odd

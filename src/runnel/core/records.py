@@ -6,7 +6,7 @@ models. There is one header per segment and no Python object per row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -14,7 +14,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError, DataError
 
 SOURCES = ("online", "offline", "demonstration", "human", "teacher", "model", "peer")
@@ -209,3 +208,35 @@ class Accounting:
     def check(self, stream: str) -> None:
         if self.balance != 0:
             raise DataError(f"stream {stream!r} does not add up: {self} leaves {self.balance} rows unaccounted for")
+
+
+class Batch(dict[str, Tensor]):
+    """A dict of tensors with the few operations that every stage needs.
+
+    >>> b = Batch(obs=torch.zeros(4, 2), reward=torch.ones(4))
+    >>> b.map(lambda x: x[:2])["reward"].tolist()
+    [1.0, 1.0]
+    """
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
+        """Apply `fn` to each leaf."""
+        return Batch({k: fn(v) for k, v in self.items()})
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Each leaf on `device`; leaves that are there already are not copied."""
+        return self.map(lambda x: x.to(device, non_blocking=True))
+
+    def under(self, prefix: str) -> Batch:
+        """The leaf `prefix`, and every leaf below `prefix/`, under their full names.
+
+        >>> sorted(Batch({"obs/a": torch.zeros(1), "obs/b": torch.zeros(1), "act": torch.zeros(1)}).under("obs"))
+        ['obs/a', 'obs/b']
+        """
+        return Batch({k: v for k, v in self.items() if k == prefix or k.startswith(prefix + "/")})
+
+    @staticmethod
+    def cat(batches: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Batch:
+        """Concatenate leaf by leaf; one batch is returned as it is, without a copy."""
+        if len(batches) == 1:
+            return Batch(batches[0])
+        return Batch({k: torch.cat([b[k] for b in batches], dim=dim) for k in batches[0]})

@@ -25,7 +25,7 @@ class ResumeRule:
 OnResume = Mapping[str, ResumeRule]
 NEXT_UPDATE = "counts from the next update on"
 DISCOUNTED = "the returns in the replay memory are discounted with it"
-UNKNOWN = ResumeRule(False, "its config class does not say in `on_resume` that it may change (docs/add-an-algorithm.md)")
+UNKNOWN = ResumeRule(False, "its config class does not say in `on_resume` that it may change (docs/guides/add-an-algorithm.md)")
 
 
 def may_change(*names: str, then: str = NEXT_UPDATE) -> dict[str, ResumeRule]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
-from runnel.core.records import FieldSpec, Segment, StreamSpec
+from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.spaces import ArraySpec, EnvSpec
 
 CARRIED = "carried_return"
@@ -75,39 +73,3 @@ def trajectory_stream(
         readers=(reader,),
         device=device,
     )
-
-
-def merge_segments(segments: Sequence[Segment]) -> Batch:
-    """Segments side by side along their rows; `final_index` counts in the merged `[T, B]`.
-
-    One segment, or those of one batch that already lie side by side in the stream's memory, are not copied.
-    """
-    if len(segments) == 1:
-        return segments[0].arrays
-    spec, width = segments[0].spec, sum(s.num_rows for s in segments)
-    merged, left, index = Batch(), 0, []
-    for segment in segments:
-        step = segment.arrays["final_index"].div(segment.num_rows, rounding_mode="floor")
-        index.append(step * width + left + segment.arrays["final_index"].remainder(segment.num_rows))
-        left += segment.num_rows
-    for name, f in spec.fields.items():
-        parts = [s.arrays[name] for s in segments]
-        axis = f.dims.index(spec.rows) if spec.rows in f.dims else 0
-        whole = _neighbours(parts, axis) if spec.rows in f.dims else None
-        merged[name] = torch.cat(parts, dim=axis) if whole is None else whole
-    merged["final_index"] = torch.cat(index)
-    return merged
-
-
-def _neighbours(parts: Sequence[Tensor], axis: int) -> Tensor | None:
-    """The tensor of which `parts` are the pieces along `axis`, if they lie so in memory; else None."""
-    first, at = parts[0], parts[0].storage_offset()
-    home = first.untyped_storage().data_ptr()
-    for part in parts:
-        if part.untyped_storage().data_ptr() != home or part.storage_offset() != at or part.stride() != first.stride():
-            return None
-        at += part.shape[axis] * part.stride(axis)
-    width = sum(p.shape[axis] for p in parts)
-    if axis > 0 and first.stride(axis - 1) != width * first.stride(axis):
-        return None  # neighbours, but with others between them along time
-    return first.as_strided([width if i == axis else n for i, n in enumerate(first.shape)], first.stride())

@@ -21,6 +21,8 @@ ONCE = 100.0
 """How far past its bound the mismatch of so few tokens may be: in half precision one of them alone can be off by half. What
 stayed behind, or was put elsewhere, is off by more."""
 PREFIX = "proof/"
+SIZES = PREFIX + "sizes"
+"""The parameter that says whether a version carries a weight check at all."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ def split(params: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], WeightChe
     >>> split({"w": torch.ones(1), **pack(None)})[1] is None
     True
     """
-    if PREFIX + "sizes" not in params:
+    if SIZES not in params:
         return params, None
     plain = {name: value for name, value in params.items() if not name.startswith(PREFIX)}
-    n, m = params[PREFIX + "sizes"].tolist()
+    n, m = params[SIZES].tolist()
     if not m:
         return plain, None
     tokens, logprobs = params[PREFIX + "tokens"], params[PREFIX + "logprobs"]

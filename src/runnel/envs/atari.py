@@ -1,6 +1,6 @@
 """Atari by name (`atari:Breakout`), with the preprocessing of Machado et al. (2018) and Mnih et al. (2015), in ale-py's own
 compiled vector: random no-ops and FIRE first, every action held for 4 frames, maximum of the last two, 84 x 84 grey, 4 frames.
-docs/environments.md has all steps, beside those of other libraries.
+docs/guides/environments.md has all steps, beside those of other libraries.
 
 ale-py's `episodic_life` starts a new game at every lost life, so nothing after the first life is ever played. Here a lost life
 ends the episode and the game goes on (`life_loss_info`), as in the papers.

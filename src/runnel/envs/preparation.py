@@ -1,6 +1,6 @@
 """What is done to a game between the emulator and the policy, in one sentence: names of the same game differ in it.
 
-docs/environments.md has the table of all steps, beside those of Gymnasium and Stable-Baselines3.
+docs/guides/environments.md has the table of all steps, beside those of Gymnasium and Stable-Baselines3.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runnel.envs.fire import NO_FIRE
 from runnel.envs.vector.envpool import PREFIX as POOL
 from runnel.envs.vector.envpool import pool_config
 
-PAGE = "docs/environments.md has the table of names and settings"
+PAGE = "docs/guides/environments.md has the table of names and settings"
 
 
 def describe_preparation(target: Any, kwargs: Mapping[str, Any] | None = None, *, frame_stack: int = 0) -> str:

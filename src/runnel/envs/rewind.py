@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from runnel.core.errors import DataError
-from runnel.core.progress import progressed
 from runnel.core.state import State
+from runnel.core.worker import progressed
 
 
 @runtime_checkable

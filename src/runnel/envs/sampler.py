@@ -15,19 +15,17 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.progress import progressed
-from runnel.core.records import Slot, StreamSpec
+from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State
-from runnel.envs.carried import CarriedReturns
-from runnel.envs.segments import SegmentWriter, make_writer
+from runnel.core.worker import progressed
+from runnel.envs.segments import CarriedReturns, SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.vector.cpu_base import HostVector

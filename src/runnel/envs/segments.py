@@ -2,6 +2,9 @@
 
 `SegmentWriter` writes with tensor copies and never waits for a device; `HostWriter` does the same with numpy views, which
 cost a quarter of a torch call. Views are made once per slot and reused, because a slot's memory never moves.
+
+`CarriedReturns` says how much discounted return the episodes of a segment bring along, for learners that scale rewards by it.
+Only the side that plays the environments sees every step of each episode in order.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
-from runnel.core.checks import check_reply
 from runnel.core.errors import DataError
-from runnel.core.records import Slot
+from runnel.core.records import Batch, Slot
 from runnel.core.state import State
+from runnel.core.trajectories import CARRIED
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
+from runnel.ops.returns import returns_so_far
 
 _OURS = ("terminated", "truncated")
 
@@ -210,3 +213,30 @@ def make_writer(slot: Slot, out: StepOut) -> SegmentWriter:
     """The writer that fits where the slot and the environments live."""
     on_host = all(x.device.type == "cpu" for x in (slot.arrays["rewards/env"], out.reward))
     return HostWriter(slot, out) if on_host and out.final_rows is not None else SegmentWriter(slot, out)
+
+
+class CarriedReturns:
+    """Of the environments of one vector, in the memory of its device; a checkpoint keeps `now` `[B]`."""
+
+    def __init__(self, num_envs: int, *, gamma: float, device: torch.device) -> None:
+        self.gamma, self.now = gamma, torch.zeros(num_envs, device=device)
+
+    def begin(self, arrays: Batch) -> None:
+        """A segment begins: say what its episodes bring along."""
+        arrays[CARRIED].copy_(self.now, non_blocking=True)
+
+    def end(self, arrays: Batch) -> None:
+        """All steps of the segment are written."""
+        ended = arrays["terminated"] | arrays["truncated"]
+        returns: Tensor = returns_so_far(arrays["rewards/env"], ended, arrays[CARRIED], gamma=self.gamma)
+        self.now.copy_(returns[-1].masked_fill(ended[-1], 0.0))
+
+
+def check_reply(key: str, found: Tensor, like: Tensor) -> None:
+    """Refuse a field of a policy's answer that would be broadcast or rounded into its place on the stream."""
+    rounds = found.is_floating_point() and not like.is_floating_point()
+    if found.shape != like.shape or rounds:
+        wanted = f"{list(like.shape)} of {like.dtype}"
+        raise DataError(
+            f"the policy answered {key!r} as {list(found.shape)} of {found.dtype}, expected {wanted}; see its act()"
+        )

@@ -175,34 +175,6 @@ def flatten_obs(space: Any) -> Callable[[Any], dict[str, Array]]:
     return flatten
 
 
-def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[[int, Any], None]:
-    """A function `(row, raw observation)` that writes one row of `buffers`, held against its space; one plain Box costs three
-    comparisons and one numpy assignment."""
-    if len(leaves) == 1 and leaves[0].encode is None and not leaves[0].path:
-        return _box_writer(leaves[0], buffers[leaves[0].key])
-    parts = [(buffers[leaf.key], leaf.pick, leaf.checked, leaf.encode) for leaf in leaves]
-
-    def write(row: int, obs: Any) -> None:
-        for buffer, pick, checked, encode in parts:
-            raw = checked(pick(obs))
-            buffer[row] = raw if encode is None else encode(raw)
-
-    return write
-
-
-def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Any], None]:
-    kind, dtype, shape, checked = np.ndarray, leaf.dtype, leaf.shape, leaf.checked
-
-    def write(row: int, obs: Any) -> None:
-        # types of numpy are single objects, so `is` tells them apart; what it does not know is looked at more closely
-        if obs.__class__ is kind and obs.dtype is dtype and obs.shape == shape:
-            buffer[row] = obs
-        else:
-            buffer[row] = checked(obs)
-
-    return write
-
-
 def action_spec(space: Any) -> ActionSpec:
     """A Gymnasium action space as core sees it: one choice, one box, or several of them (`multi`)."""
     from gymnasium import spaces

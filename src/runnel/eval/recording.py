@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import Policy, Progress
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import DataError
-from runnel.core.progress import progressed
+from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
+from runnel.core.worker import progressed
 from runnel.envs.render import RenderedEnv
 from runnel.eval.runner import act
 

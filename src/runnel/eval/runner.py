@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import EvalResult, Policy, Progress
 from runnel.core.contracts.inference import InferenceClient, Reply
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.envs.registry import Target, evaluation_kwargs, make_env

@@ -181,6 +181,8 @@ class ChannelSubscriber:
             self.num_refused += int(self._channel.has(wanted))
             return None
         self._seen = max(self._seen, wanted)
+        if weight_check.SIZES not in found.params:
+            return found
         params, given = weight_check.split(found.params)
         return replace(found, params=params, weight_check=given)
 

@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.samples import Feedback
-from runnel.core.records import Accounting, Header, Segment, Slot, StreamSpec, check_used, trim
+from runnel.core.records import Accounting, Batch, Header, Segment, Slot, StreamSpec, check_used, trim
 from runnel.core.sharding.batch_split import cut
 from runnel.core.state import State
 from runnel.flow.staleness import AdmissionRule, Counters

@@ -32,8 +32,8 @@ from runnel.graphs.unused import OF_PRIORITIES, ON_ENVIRONMENTS
 from runnel.graphs.user_objects import resolve_live
 from runnel.kernels.select import Accelerator, Mode
 from runnel.kernels.small.numba.ppo import has_numba
-from runnel.nets.mlp import NetConfig
-from runnel.nets.torso import is_image
+from runnel.nets.convolutions import is_image
+from runnel.nets.layers import NetConfig
 
 
 def wrapped_target(env: str, wrappers: Sequence[str]) -> Target:
@@ -90,8 +90,8 @@ class EnvConfig(RunConfig):
     """Gymnasium wrappers around it, the innermost first: module:Class or path/to/file.py:function, each called with the
     environment alone. They count in evaluations and videos too. --env-wrapper NAME adds one."""
     zoo: bool = True
-    """Begin with the settings that were measured on this environment, where there are some (docs/zoo.md); what you set wins.
-    False: begin with the recipe's own defaults."""
+    """Begin with the settings that were measured on this environment, where there are some (docs/reference/zoo.md); what you
+    set wins. False: begin with the recipe's own defaults."""
     num_envs: int = 8
     """Environments of each actor."""
     num_steps: int = 128
@@ -101,9 +101,9 @@ class EnvConfig(RunConfig):
     vector: VectorConfig = field(default_factory=VectorConfig)
     net: NetConfig = field(default_factory=NetConfig)
     compiled: Mode = "auto"
-    """Let kernels stand in for the update and for acting (docs/speed.md). auto: where they serve exactly this learner, and a
-    run is long enough to pay for compiling them (some 20 seconds once on a machine): 50,000 steps on the CPU, 100 million on a
-    CUDA device. on: at once; refused where none serve. off: all code runs as it is written."""
+    """Let kernels stand in for the update and for acting (docs/evidence/speed.md). auto: where they serve exactly this learner,
+    and a run is long enough to pay for compiling them (some 20 seconds once on a machine): 50,000 steps on the CPU, 100 million
+    on a CUDA device. on: at once; refused where none serve. off: all code runs as it is written."""
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments, where it is open."""

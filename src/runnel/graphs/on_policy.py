@@ -83,7 +83,7 @@ def check_compiled(experiment: Experiment) -> Experiment:
         made = experiment.accelerator.learner(experiment.learner(_Ranks(c.placement.trainers)))
         if not made.on:
             why = made.text.partition("because ")[2] or f"no kernels are for {type(made.learner).__name__}"
-            refuse_unused(c, {"compiled": f"{why} (docs/speed.md)"})
+            refuse_unused(c, {"compiled": f"{why} (docs/evidence/speed.md)"})
     return experiment
 
 

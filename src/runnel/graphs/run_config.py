@@ -175,7 +175,7 @@ class RunConfig:
     """Folder of a finished run whose published parameters this one starts from. Critics, optimisers, replay and schedules begin
     anew; the run says which."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
-    """collapse: end the run, with a checkpoint, as soon as a collapse is told (docs/collapse.md); its status is then
+    """collapse: end the run, with a checkpoint, as soon as a collapse is told (docs/guides/collapse.md); its status is then
     `collapsed`. nothing: a collapse is told, and the run goes on."""
     log_every: int = 1
     """Write a row of metrics for each this many updates, with the means of their numbers."""

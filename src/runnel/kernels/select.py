@@ -22,8 +22,8 @@ from runnel.agents.ppo import Numbers, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
 from runnel.agents.sac import SACLearner
 from runnel.agents.td3 import TD3Learner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Learner
+from runnel.core.records import Batch
 from runnel.kernels import stock
 from runnel.kernels.graphs import CudaGraphed
 from runnel.kernels.small import by_hand

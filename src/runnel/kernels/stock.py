@@ -28,10 +28,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from runnel.agents import appo, ddpg, dqn, ppo, ppo_population, sac, td3
-from runnel.losses import policy, value
-from runnel.nets import actor_critic, bodies, continuous, heads, mlp, q_nets, torso
+from runnel.agents import base as shared
+from runnel.losses import base, on_policy
+from runnel.nets import actor_critic, continuous, layers, q_nets
 from runnel.nets import optim as optimise
-from runnel.ops import distributions, masked, normalise, shuffle
+from runnel.ops import distributions
 
 Owner = ModuleType | type
 Place = tuple[Owner, str]
@@ -44,27 +45,31 @@ def _of(owner: Owner, names: str) -> tuple[Place, ...]:
 
 
 ADAM = (*_of(optimise.Adam, "step apply _step _step_on_host"), *_of(optimise, "_join"))
-NORMALISER = _of(normalise.RunningMeanStd, "forward")
-LAYERS = (*_of(mlp.MLP, "__call__ forward _run one _found"), *_of(mlp, "_affine _last"), *_of(torso.Torso, "__call__ forward"))
+NORMALISER = _of(layers.RunningMeanStd, "forward")
+LAYERS = (
+    *_of(layers.MLP, "__call__ forward _run one _found"),
+    *_of(layers, "_affine _last"),
+    *_of(layers.Torso, "__call__ forward"),
+)
 HEADS = (
-    *_of(heads.DiscreteHead, "evaluate"),
-    *_of(heads.ContinuousHead, "evaluate"),
+    *_of(distributions.DiscreteHead, "evaluate"),
+    *_of(distributions.ContinuousHead, "evaluate"),
     *_of(distributions, "mask_logits categorical_evaluate gaussian_evaluate _normal_logprob"),
 )
 ACTOR_CRITIC = (
     *_of(actor_critic.ActorCritic, "both value observe evaluate_scores _values _scores"),
-    *_of(bodies.SeparateBody, "both value policy"),
+    *_of(actor_critic.SeparateBody, "both value policy"),
     *LAYERS,
     *HEADS,
     *NORMALISER,
 )
 ACTING = (
     *_of(actor_critic.ActorCritic, "act observe _scores"),
-    *_of(bodies.SeparateBody, "policy"),
+    *_of(actor_critic.SeparateBody, "policy"),
     *LAYERS,
     *NORMALISER,
-    *_of(heads.DiscreteHead, "sample mode"),
-    *_of(heads.ContinuousHead, "sample mode _shaped"),
+    *_of(distributions.DiscreteHead, "sample mode"),
+    *_of(distributions.ContinuousHead, "sample mode _shaped"),
     *_of(distributions, "mask_logits categorical_sample categorical_mode gaussian_sample gaussian_mode _normal_logprob"),
 )
 """What `ActorCritic.act` runs."""
@@ -73,10 +78,9 @@ ACTING_Q = (*_of(q_nets.QNet, "act q scores expected _join"), *LAYERS, *_of(dist
 PPO = (
     *_of(ppo.PPOLearner, "value epochs step loss policy_loss value_loss _forward _check _far"),
     *_of(ppo, "clipped_policy_loss value_loss approximate_kl _columns"),
-    *_of(policy, "masked_mean _k3"),
-    *_of(value, "masked_mean"),
-    *_of(masked, "masked_mean"),
-    *_of(shuffle.Shuffle, "order"),
+    *_of(on_policy, "masked_mean _k3"),
+    *_of(base, "masked_mean"),
+    *_of(shared.Shuffle, "order"),
     *ACTOR_CRITIC,
     *ADAM,
 )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import EvalResult, Progress
 from runnel.core.contracts.inference import InferenceClient, Reply, Request
+from runnel.core.records import Batch
 from runnel.llm.checks.sizes import check_room
 from runnel.llm.engines.one_pass import OnePassEngine
 from runnel.llm.learning.trained import ScalarModel

@@ -14,12 +14,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.nets.mlp import MLP, NetConfig
-from runnel.nets.torso import Torso
+from runnel.nets.layers import MLP, NetConfig, Torso
 from runnel.ops.distributions import UNIFORM_MARGIN, categorical_sample, mask_logits, squashed_gaussian
 
 LOG_STD_BOUNDS = (-20.0, 2.0)

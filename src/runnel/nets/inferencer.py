@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply, Request, RowPolicy
 from runnel.core.contracts.params import ParamSet
+from runnel.core.records import Batch
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
-from runnel.core.progress import progressed
 from runnel.core.state import State
+from runnel.core.worker import progressed
 
 
 class Adam:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from runnel.core.action_codec import env_action, flat_mask
-from runnel.core.batch import Batch
 from runnel.core.errors import DataError
+from runnel.core.records import Batch
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.inferencer import Acts, to_act

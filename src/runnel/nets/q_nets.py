@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
+from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, Torso
 from runnel.nets.rnn import Core
-from runnel.nets.torso import Torso
 from runnel.ops.distributions import UNIFORM_MARGIN, mask_logits
 
 Obs = Mapping[str, Tensor]

@@ -1,10 +1,13 @@
-"""Returns and advantages from rewards and values, with `terminated` and `truncated` kept apart."""
+"""Returns and advantages from rewards and values, with `terminated` and `truncated` kept apart; their scale over all ranks."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from runnel.core.contracts.learning import Collective
 
 
 def gae(
@@ -94,3 +97,43 @@ def discounted_suffix_sum(x: Tensor, decay: Tensor) -> Tensor:
         decay[:-span] = head * ahead
         span *= 2
     return x
+
+
+def returns_so_far(rewards: Tensor, ended: Tensor, carried: Tensor, *, gamma: float) -> Tensor:
+    """The discounted return of an episode up to each step. `[T, B], [T, B] bool, [B] -> [T, B]`
+
+        G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t
+
+    `carried` is G before the first step: of an episode that goes on, or 0 for one that begins.
+    """
+    first = rewards[:1] + gamma * carried
+    decay = gamma * (~ended[:-1]).to(rewards.dtype)
+    before = torch.cat([torch.zeros_like(first), decay])
+    return discounted_suffix_sum(torch.cat([first, rewards[1:]]).flip(0), before.flip(0)).flip(0)
+
+
+def standardise(x: Tensor, collective: Collective) -> Tensor:
+    """Mean 0 and standard deviation 1 over the entries of all ranks: the same however they are split. `[...] -> [...]`"""
+    local = x.double()
+    moments = torch.stack([local.sum(), local.square().sum(), torch.full_like(local.sum(), x.numel())])
+    total, square, count = collective.all_reduce(moments)
+    mean = total / count
+    std = (square / count - mean.square()).clamp(min=0.0).sqrt()
+    scaled: Tensor = (x - mean.to(x.dtype)) / (std.to(x.dtype) + 1e-8)
+    return scaled
+
+
+def explained_variance(values: Tensor, targets: Tensor, collective: Collective) -> Tensor:
+    """`1 - Var(targets - values) / Var(targets)` over the entries of all ranks: 1 for a perfect critic, 0 for one that knows
+    the mean, and 0 where targets do not differ. `[...], [...] -> []`
+
+    From sums, because a mean over ranks of such shares is not the share of the whole batch.
+    """
+    x = torch.stack([(targets - values).flatten(), targets.flatten()]).double()
+    count = torch.full((2,), float(x.shape[1]), dtype=x.dtype, device=x.device)
+    count, total, square = collective.all_reduce(torch.stack([count, x.sum(1), x.square().sum(1)]))
+    mean = total / count
+    residual, spread = (square / count - mean.square()).clamp(min=0.0)
+    least = 1e-12 * (1.0 + mean[1].square())  # below this, the difference of the two is rounding
+    share: Tensor = torch.where(spread > least, 1.0 - residual / torch.maximum(spread, least), 0.0)
+    return share.to(values.dtype)

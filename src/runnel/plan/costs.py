@@ -51,7 +51,7 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds and bytes of every stage. The defaults are chosen so that SRL's Atari figures come out (docs/scaling.md).
+    """Seconds and bytes of every stage. The defaults are chosen so that SRL's Atari figures come out (docs/scale/plan.md).
 
     A request is what an actor asks at once: the rows of one vector of environments. For a language model the completions that
     one engine has in the making are its rows, and all that one actor makes for a batch counts as one segment.

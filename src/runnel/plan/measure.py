@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.clock import WallClock
 from runnel.core.config import override
 from runnel.core.contracts.inference import Inferencer, Reply, Request
 from runnel.core.contracts.params import ParamSet
+from runnel.core.records import Batch
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel, load
 from runnel.flow.workers.actor import ActorWorker

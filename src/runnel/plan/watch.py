@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply, RowPolicy
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.state import State
 from runnel.flow.params import Kept
 from runnel.flow.slots import TableReader

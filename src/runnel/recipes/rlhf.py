@@ -38,7 +38,7 @@ class Config(rl.PipelineConfig):
     eval_prompts: int = 256
     """Unseen prompts (or pairs) on which each model is measured."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
-    """collapse: a stage that collapses (docs/collapse.md) ends with a checkpoint, and the pipeline with it."""
+    """collapse: a stage that collapses (docs/guides/collapse.md) ends with a checkpoint, and the pipeline with it."""
     lm: rl.ModelConfig = field(default_factory=rl.ModelConfig)
     learner: rl.TokenLearnerConfig = field(default_factory=rl.TokenLearnerConfig)
     """`sft_lr` is the learning rate of the supervised stage, `lr` that of the others."""

@@ -87,7 +87,7 @@ class Run:
     eval: Mapping[str, Any] | None
     train_s: float
     collapses: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What was told of each kind of collapse that is not over (docs/collapse.md); empty for a run that went well."""
+    """What was told of each kind of collapse that is not over (docs/guides/collapse.md); empty for a run that went well."""
     interrupted: bool = False
     """Somebody stopped it from outside (Ctrl-C, SIGTERM, `runnel stop`, the board): `resume` goes on."""
 

@@ -28,8 +28,8 @@ from torch import Tensor
 from runnel.core.contracts.params import ParamSet
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import CheckpointError
-from runnel.core.progress import progressed
 from runnel.core.state import SealedChunk, State
+from runnel.core.worker import progressed
 from runnel.run.codec import decode, encode
 from runnel.track.folder import read_rows
 

@@ -19,10 +19,10 @@ from runnel.core.sharding.param_shards import has_pieces, join_pieces
 from runnel.core.state import State
 from runnel.core.trace import TraceWriter
 from runnel.core.weight_check import split
+from runnel.core.worker import Worker
 from runnel.flow.params import Channel, Kept
 from runnel.flow.slots import SlotTable
 from runnel.flow.workers.actor import ActorWorker
-from runnel.flow.workers.base import Worker
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer

@@ -24,8 +24,8 @@ POOL = "pool"
 """The label of a node that `on NAME` means: `ray start --labels pool=NAME`."""
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 SPREAD_RANKS = (
-    "the ranks of a trainer are on one node; for several, where they meet over the network (docs/cluster.md says what that "
-    "opens), ask for it: add `spread` to the line of `trainer*`"
+    "the ranks of a trainer are on one node; for several, where they meet over the network (docs/scale/security.md says what "
+    "that opens), ask for it: add `spread` to the line of `trainer*`"
 )
 OVER_NETWORK = "they meet over the network; each opens ports without a password on its node's own address"
 GRAMMAR = "write PATTERN: N cores, N gpus, N GiB, on POOL (or on LABEL=VALUE), spread or pack"

@@ -98,7 +98,7 @@ def load_pipeline(name: str) -> Pipeline:
         raise ConfigError("pipeline", name, f"unknown; use one of {', '.join(PIPELINES)}, or the path of your own .py file")
     for part in ("Config", "stages"):
         if not hasattr(module, part):
-            raise ConfigError("pipeline", name, f"the file defines no {part}; see docs/pipelines.md")
+            raise ConfigError("pipeline", name, f"the file defines no {part}; see docs/guides/pipelines.md")
     return Pipeline(name, module, module.Config, module.stages)
 
 

@@ -84,7 +84,7 @@ def load_recipe(name: str | Path) -> Recipe:
         raise ConfigError("recipe", name, fix)
     for part in ("Config", "build"):
         if not hasattr(module, part):
-            raise ConfigError("recipe", name, f"the file defines no {part}; see docs/add-an-algorithm.md")
+            raise ConfigError("recipe", name, f"the file defines no {part}; see docs/guides/add-an-algorithm.md")
     if not (isinstance(module.Config, type) and issubclass(module.Config, RunConfig) and is_dataclass(module.Config)):
         fix = "its Config must be a frozen dataclass that derives from rl.RunConfig (rl.EnvConfig, ...)"
         raise ConfigError("recipe", name, fix)
@@ -194,5 +194,7 @@ def list_tasks() -> dict[str, str]:
     from runnel.llm.tasks import TASKS
 
     found = {name: (make.__doc__ or "").strip().partition("\n")[0] for name, make in TASKS.items()}
-    found["reasoning_gym:NAME"] = "Any task of reasoning-gym, such as reasoning_gym:leg_counting (docs/tasks-and-data.md)."
-    return found | {"FILE": "Prompts of a .jsonl or .parquet file, or of a saved data set (docs/tasks-and-data.md)."}
+    found["reasoning_gym:NAME"] = (
+        "Any task of reasoning-gym, such as reasoning_gym:leg_counting (docs/guides/tasks-and-data.md)."
+    )
+    return found | {"FILE": "Prompts of a .jsonl or .parquet file, or of a saved data set (docs/guides/tasks-and-data.md)."}

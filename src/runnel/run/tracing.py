@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from runnel.core.clock import Clock
 from runnel.core.trace import TraceWriter
-from runnel.flow.workers.base import Worker
+from runnel.core.worker import Worker
 from runnel.graphs.run_config import RunConfig
 from runnel.track.folder import Row, RunFolder
 

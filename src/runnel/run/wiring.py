@@ -22,6 +22,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
 from runnel.core.trace import TraceTrack, TraceWriter
+from runnel.core.worker import Worker
 from runnel.flow.collective import TorchCollective
 from runnel.flow.inference.inline import InlineClient
 from runnel.flow.inference.mailboxes import InferenceServer, InferenceSpec, MailboxClient, MailboxServer, MailboxTable
@@ -32,7 +33,6 @@ from runnel.flow.traced import TracedPublisher, TracedReader, TracedSubscriber, 
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import ShmTransport
 from runnel.flow.workers.actor import ActorWorker, SavedClient
-from runnel.flow.workers.base import Worker
 from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker, Keep
 from runnel.flow.workers.policy import PolicyWorker

@@ -1,8 +1,8 @@
 """Settings by environment. Where one set of defaults does not serve every environment, a recipe begins with what was measured.
 
 `runnel train RECIPE --env ENV` takes the settings of that pair, if there are some, and says so; what a user sets wins, and
-`--no-zoo` (`zoo=False`) leaves them out. Each entry was run over seeds by `benchmarks/learning`; docs/zoo.md has the returns,
-with their curves. The settings are written out in the run's config.json, so a run that is loaded or resumed does not
+`--no-zoo` (`zoo=False`) leaves them out. Each entry was run over seeds by `benchmarks/learning`; docs/reference/zoo.md has the
+returns, with their curves. The settings are written out in the run's config.json, so a run that is loaded or resumed does not
 depend on this table.
 """
 
@@ -114,4 +114,4 @@ def about_zoo(recipe: str, config: RunConfig) -> list[str]:
     taken = [f"{name} = {value}" for name, value in found.items() if values[name] == to_data(value)]
     if not taken:
         return []
-    return [f"settings that were measured on {env} (docs/zoo.md): {', '.join(taken)}; --no-zoo leaves them out"]
+    return [f"settings that were measured on {env} (docs/reference/zoo.md): {', '.join(taken)}; --no-zoo leaves them out"]

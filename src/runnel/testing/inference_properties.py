@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.flow.inference.mailboxes import InferenceServer, InferenceSpec
 from runnel.flow.workers.actor import SavedClient
 from runnel.testing.expect import equal, raises, same_arrays, true

@@ -9,9 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.samples import SampleReader, SampleWriter
-from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
+from runnel.core.records import Batch, FieldSpec, Segment, Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.staleness import AdmissionRule, LagRule, ReplayRatioRule
 from runnel.testing.expect import equal, same_arrays, true

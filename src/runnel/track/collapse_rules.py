@@ -1,6 +1,6 @@
 """What a collapse looks like, as a table: which metric, beyond which limit, for how long, what it means, what to change.
 
-`track/collapse.py` reads it. docs/collapse.md shows it; a test compares the two.
+`track/collapse.py` reads it. docs/guides/collapse.md shows it; a test compares the two.
 """
 
 from __future__ import annotations

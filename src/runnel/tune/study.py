@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from runnel.core.errors import ConfigError, RunnelError
 from runnel.eval.aggregates import over_seeds
 from runnel.graphs import user_objects
 from runnel.run.launchers import check_ray
+from runnel.run.launchers.host import ProcessHost
+from runnel.run.launchers.local import LocalHost
 from runnel.run.session import catch_signals
 from runnel.run.trust import check_code, remember
 from runnel.track.folder import RunFolder
@@ -23,12 +26,15 @@ from runnel.track.status import make_end
 from runnel.tune.command import train_command
 from runnel.tune.folder import Book, StudyFolder, Trial, read_json, study_name, write_json
 from runnel.tune.job import trial_config
-from runnel.tune.job_pool import Host, JobPool, LocalHost
+from runnel.tune.job_pool import JobPool
 from runnel.tune.pbt import TrialPopulation
 from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, named_in, read_setup
 from runnel.tune.show import View
 from runnel.tune.trials import TrialSearch
 
+EARLY = ("gymnasium", "safetensors.torch")
+"""What the fork server of a study imports before the first trial."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 RELEASE_S = 60.0
 """Trials whose tuning process was killed end with a checkpoint; this long is waited for them."""
 
@@ -115,16 +121,24 @@ def _await_orphans(folder: StudyFolder) -> None:
             time.sleep(0.1)
 
 
-def _make_host(setup: Setup, folder: StudyFolder) -> Host:
-    if setup.options.on == "local":
-        return LocalHost(folder.log, threads=setup.config.placement.threads)
-    from runnel.tune.ray_pool import RayHost
+def _make_host(setup: Setup, folder: StudyFolder, stack: ExitStack) -> ProcessHost:
+    """Where the jobs of a study run. `stack` ends what that needs."""
+    config = setup.config
+    if setup.options.on == "ray":
+        from runnel.run.launchers.ray_head import connected
+        from runnel.run.launchers.ray_host import RayHost
 
-    return RayHost(setup, folder)
+        head = stack.enter_context(connected(config.cluster.address, setup.options.workers * config.placement.threads))
+        needs = {"num_cpus": config.placement.threads, "num_gpus": 1 if config.device.startswith("cuda") else 0}
+        return RayHost(head, folder.log, work="runnel.tune.process:run_job", needs=needs)
+    limits = {name: str(config.placement.threads) for name in THREADS if name not in os.environ}
+    host = LocalHost("runnel.tune.process:live", folder.log, early=EARLY, env=limits)
+    stack.callback(host.end)
+    return host
 
 
 class StudySession:
-    """One sitting of a study."""
+    """A study from where it stands to its end, or to an interruption."""
 
     def __init__(self, setup: Setup, folder: StudyFolder, *, live: bool) -> None:
         self._setup, self._folder = setup, folder
@@ -139,7 +153,7 @@ class StudySession:
         try:
             with ExitStack() as stack:
                 stack.callback(self._view.close)
-                pool = JobPool(_make_host(self._setup, self._folder))
+                pool = JobPool(_make_host(self._setup, self._folder, stack))
                 stack.callback(pool.close)
                 stack.enter_context(catch_signals(self._interrupted))
                 status = self._search(pool)

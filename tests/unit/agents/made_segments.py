@@ -7,9 +7,8 @@ from runnel.core.records import Header, Segment, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 
 DISCRETE = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
 BOX = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2))

@@ -9,10 +9,9 @@ from made_segments import BOX, DISCRETE, MASKED, Twin, credit_loop, make_net, ma
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Header, Segment
+from runnel.core.records import Batch, Header, Segment
 from runnel.core.rng import make_rng
 from runnel.core.trajectories import trajectory_stream
 

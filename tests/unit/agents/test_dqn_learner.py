@@ -15,7 +15,7 @@ from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import replay_stream
 from runnel.data.sequences import sequence_stream
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 SPEC = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
 MASKED = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2), has_mask=True)

@@ -22,9 +22,8 @@ from fake_streams import FakeClient, FakeWriter
 
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.sac import SACConfig, SACLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
-from runnel.core.records import Header, Segment, Slot, trim
+from runnel.core.records import Batch, Header, Segment, Slot, trim
 from runnel.core.rng import make_rng
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import ReplayConfig, ReplayStore, replay_stream
@@ -32,7 +31,7 @@ from runnel.data.sequences import SequenceStore, sequence_stream
 from runnel.envs.registry import make_vector
 from runnel.envs.sampler import VecEnvSampler
 from runnel.nets.continuous import CategoricalActor, QEnsemble
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 LINEAR = NetConfig(hidden=())
 ENVS, STEPS, BATCH = 2, 6, 16

@@ -4,17 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.agents.base import merge_segments
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Header, Segment, trim
+from runnel.core.records import Batch, Header, Segment, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import merge_segments, trajectory_stream
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.core.trajectories import trajectory_stream
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 
 SPEC = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
 BOX = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2))

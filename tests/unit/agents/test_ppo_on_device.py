@@ -6,12 +6,10 @@ from made_segments import BOX, DISCRETE, MASKED, make_segment
 
 import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.kernels.select import Accelerator
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

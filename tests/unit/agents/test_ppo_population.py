@@ -7,17 +7,15 @@ from made_segments import BOX, DISCRETE, make_segment
 import runnel as rl
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.errors import ConfigError
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.trajectories import trajectory_stream
 from runnel.eval.population import PopulationEvaluation
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.triton.population import TritonPopulationLearner
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 from runnel.nets.population import BEST, Population
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

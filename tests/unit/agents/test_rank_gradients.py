@@ -25,7 +25,7 @@ from runnel.core.contracts.learning import Collective, HasRng, SingleProcess
 from runnel.core.records import Segment
 from runnel.core.sharding.batch_split import share_of
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 NET = NetConfig(hidden=(16, 16), activation="relu")
 ONE_PASS: dict[str, Any] = {"num_epochs": 2, "num_minibatches": 1, "normalise_obs": True}

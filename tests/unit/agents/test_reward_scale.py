@@ -27,7 +27,7 @@ from runnel.envs.device import CartPole, TensorVector
 from runnel.envs.device.sampler import DeviceSampler
 from runnel.envs.registry import make_vector
 from runnel.envs.sampler import VecEnvSampler
-from runnel.ops.normalise import ReturnScale
+from runnel.nets.layers import ReturnScale
 from runnel.run.checkpoint import Checkpoints, read_parts
 
 STEPS, ENVS, GAMMA = 64, 4, 0.9

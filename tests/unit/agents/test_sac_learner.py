@@ -9,15 +9,14 @@ import torch
 from replay_segments import BOX, CHOICE, MASKED, numpy_mlp, segment
 
 from runnel.agents.sac import SACConfig, SACLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Header, Segment
+from runnel.core.records import Batch, Header, Segment
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.data.replay import replay_stream
 from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.ops.distributions import squashed_gaussian
 
 NET = NetConfig(hidden=(16, 16), activation="relu")

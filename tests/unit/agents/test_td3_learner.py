@@ -12,7 +12,7 @@ from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.contracts.learning import Learner
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.nets.continuous import DeterministicActor, QEnsemble
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 NET = NetConfig(hidden=(16, 16), activation="relu")
 

@@ -16,7 +16,7 @@ from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.contracts.learning import LoadsInitialParams, StartsPartly
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 NET = NetConfig(hidden=(8,), activation="relu")
 

@@ -211,9 +211,10 @@ def test_no_row_however_wrong_takes_the_page_down(tmp_path, data):
     run = RunView("x", RunFolder(tmp_path), tmp_path)
     run.info, run.config = {"git": data.draw(VALUES), "seed": data.draw(VALUES)}, {"tags": data.draw(VALUES)}
     run.columns.feed(lines(*rows) + lines({"kind": "end", "status": "failed"}))
-    encode(detail(run, set()))
-    run.columns.curve("a", "steps")
-    group_labels([run])
+    assert json.loads(encode(detail(run, set())))["id"] == "x"
+    positions, values = run.columns.curve("a", "steps")
+    assert len(positions) == len(values)
+    assert group_labels([run]).keys() == {run.group}
 
 
 def test_the_status_of_a_run(tmp_path):

@@ -1,4 +1,4 @@
-"""`runnel report` as a user calls it; what it says is in tests/unit/track."""
+"""`runnel report` as a user calls it; what it says is in tests/unit/report."""
 
 import json
 import sys

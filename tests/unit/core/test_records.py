@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.metrics import StageTimer
-from runnel.core.records import Accounting, FieldSpec, StreamSpec, trim
+from runnel.core.records import Accounting, Batch, FieldSpec, StreamSpec, trim
 from runnel.core.routes import route
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
+from runnel.core.worker import StageTimer
 
 SPEC = StreamSpec(
     "s",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runnel.agents.base import merge_segments
 from runnel.core.errors import ConfigError
 from runnel.core.records import FieldSpec, Header, Segment, StreamSpec, trim
 from runnel.core.sharding.batch_split import check_shares, cut, share_of
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import merge_segments, trajectory_stream
+from runnel.core.trajectories import trajectory_stream
 
 ENV = EnvSpec({"obs": ArraySpec((2,))}, ActionSpec("discrete", num_actions=2))
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply
 from runnel.core.contracts.samples import Feedback
-from runnel.core.records import Header, Slot, StreamSpec, trim
+from runnel.core.records import Batch, Header, Slot, StreamSpec, trim
 
 
 class FakeWriter:

@@ -1,7 +1,7 @@
 """What `atari:` does to a game, against the same rules written down on the bare emulator, and against Gymnasium's wrappers.
 
-The table is in docs/environments.md. Where it says that Stable-Baselines3 does the same (frames, lives, rewards), so does
-`Rules`; FIRE after a lost life differs on purpose.
+The table is in docs/guides/environments.md. Where it says that Stable-Baselines3 does the same (frames, lives, rewards), so
+does `Rules`; FIRE after a lost life differs on purpose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from runnel.envs.fire import NO_FIRE
 from runnel.envs.preparation import describe_preparation
 from runnel.envs.registry import evaluation_kwargs, make_env, make_vector
-from runnel.envs.vector.contract import episode_seed
+from runnel.envs.vector.cpu_base import episode_seed
 from runnel.run import registry
 
 needs_atari = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")

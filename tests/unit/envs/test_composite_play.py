@@ -8,7 +8,7 @@ import torch
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.registry import make_vector, probe_env
 from runnel.envs.toy import Composite
-from runnel.nets.heads import make_head
+from runnel.ops.distributions import make_head
 
 KINDS = sorted(Composite.SPACES)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from fake_streams import FakeClient, FakeWriter, by_noise, continuous
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.device import Acrobot, CartPole, FourRooms, MountainCar, Pendulum, TensorVector

@@ -8,8 +8,9 @@ from gymnasium import spaces
 
 from runnel.core.errors import ConfigError
 from runnel.envs.registry import list_envs, make_env, make_vector, obs_flattener, probe_env
-from runnel.envs.spaces import action_converter, env_spec, flatten_obs, obs_leaves, obs_writer
+from runnel.envs.spaces import action_converter, env_spec, flatten_obs, obs_leaves
 from runnel.envs.toy import DictGoal, MaskedBandit, PointMass
+from runnel.envs.vector.cpu_base import obs_writer
 
 HAS_ATARI = importlib.util.find_spec("ale_py") is not None
 

@@ -12,9 +12,9 @@ from fake_streams import FakeClient, FakeWriter
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.registry import make_vector, probe_env

@@ -8,9 +8,9 @@ import pytest
 import torch
 from fake_streams import FakeClient, FakeWriter, by_noise
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs import toy

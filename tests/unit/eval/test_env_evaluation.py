@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply
 from runnel.core.errors import ConfigError, DataError, EvaluationInterrupted
+from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.envs.registry import make_vector
 from runnel.envs.toy import Counter, MaskedBandit, PointMass

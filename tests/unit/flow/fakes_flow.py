@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.contracts.learning import Update
 from runnel.core.contracts.params import ParamSet
 from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import EvaluationInterrupted
-from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
+from runnel.core.records import Batch, FieldSpec, Segment, Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.slots import SlotTable, TableReader, TableWriter

@@ -4,9 +4,9 @@ import torch
 from fakes_flow import FakeEvaluation, FakeInferencer, channel_of
 
 from runnel.core.clock import ManualClock
+from runnel.core.worker import Worker
 from runnel.flow.inference.inline import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
-from runnel.flow.workers.base import Worker
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.run.group import ProcessGroup
 

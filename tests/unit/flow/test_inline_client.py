@@ -6,8 +6,8 @@ import pytest
 import torch
 from fakes_flow import FakeInferencer, channel_of
 
-from runnel.core.batch import Batch
 from runnel.core.errors import CheckpointError
+from runnel.core.records import Batch
 from runnel.flow.inference.inline import InlineClient
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from fakes_flow import FakeInferencer, channel_of
 
-from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
+from runnel.core.records import Batch
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.workers.policy import PolicyWorker

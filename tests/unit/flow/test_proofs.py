@@ -9,9 +9,9 @@ import torch
 from fakes_flow import FakeInferencer, FakeLearner, channel_of, make_table, put, trainer_of
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
 from runnel.core.errors import RunnelError
+from runnel.core.records import Batch
 from runnel.core.weight_check import PREFIX, WeightCheck
 from runnel.flow.inference.inline import InlineClient
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable

@@ -12,10 +12,9 @@ import pytest
 import torch
 from remote_ends import Faulty, Remote, RemoteStream, board_map
 
-from runnel.core.batch import Batch
 from runnel.core.errors import DataError
-from runnel.core.progress import num_progressed
-from runnel.core.records import FieldSpec
+from runnel.core.records import Batch, FieldSpec
+from runnel.core.worker import num_progressed
 from runnel.flow.inference.codec import packed, unpack
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer
 from runnel.flow.params import ChannelSubscriber, LocalChannel, checksum

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runnel.agents.base import merge_segments
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import merge_segments, trajectory_stream
+from runnel.core.trajectories import trajectory_stream
 from runnel.flow.slots import TableReader, TableWriter
 from runnel.flow.staleness import LagRule
 from runnel.flow.transports.inproc import InprocTransport

@@ -9,11 +9,11 @@ import torch
 from fakes_flow import FakeLearner, channel_of, make_table, put, trainer_of
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
 from runnel.core.contracts.learning import Update
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError, NonFiniteError
+from runnel.core.records import Batch
 from runnel.flow.params import LocalChannel
 from runnel.flow.slots import SlotTable, TableWriter
 from runnel.flow.staleness import LagRule

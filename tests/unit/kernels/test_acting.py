@@ -11,16 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import SingleProcess
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.acting import FastActorCritic, FastPopulation, FastQ
 from runnel.kernels.small.numpy_act import FEW_ROWS
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
+from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.inferencer import Acts
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.nets.optim import Adam
 from runnel.nets.population import BEST, Population
 from runnel.nets.q_nets import QNet

@@ -24,17 +24,15 @@ from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Update
-from runnel.core.records import Header, Segment, trim
+from runnel.core.records import Batch, Header, Segment, trim
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.replay import replay_stream
 from runnel.kernels.select import Accelerator
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
+from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.continuous import DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 
 METRICS = {"rel": 2e-4, "abs": 2e-5}
 """Tolerance of every metric."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.kernels.graphs import CaptureError, CudaGraphed, cuda_device, recording, signature
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -16,18 +16,16 @@ pytest.importorskip("numba")
 
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.errors import NonFiniteError
-from runnel.core.records import trim
+from runnel.core.records import Batch, trim
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.device import CartPole, TensorVector
 from runnel.kernels.select import Accelerator
 from runnel.kernels.small.acting import FastActorCritic
 from runnel.kernels.small.numba.ppo import CHUNK, NumbaActorCritic
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 
 DISCRETE = ActionSpec("discrete", num_actions=3)
 BOX = ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2)

@@ -148,8 +148,8 @@ def test_fingerprints_are_those_of_the_source() -> None:
 
 def test_an_edited_function_is_not_stood_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stock.why_changed(stock.PPO) == ""
-    monkeypatch.setitem(stock._known(), "losses.policy.masked_mean", "0" * 12)
-    assert stock.why_changed(stock.PPO) == "losses.policy.masked_mean was edited"
+    monkeypatch.setitem(stock._known(), "losses.on_policy.masked_mean", "0" * 12)
+    assert stock.why_changed(stock.PPO) == "losses.on_policy.masked_mean was edited"
 
 
 def test_fingerprints_see_code_and_not_words(tmp_path: Path) -> None:

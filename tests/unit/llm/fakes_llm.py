@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.contracts.params import ParamSet
-from runnel.core.records import Header, Segment, Slot, StreamSpec, trim
+from runnel.core.records import Batch, Header, Segment, Slot, StreamSpec, trim
 from runnel.llm.engines.native import NativeEngine
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.errors import RunnelError
+from runnel.core.records import Batch
 from runnel.llm.learning.drift import Mismatch, version_stats
 
 

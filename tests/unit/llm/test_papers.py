@@ -11,8 +11,8 @@ import pytest
 import torch
 from made_tokens import group
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import SingleProcess
+from runnel.core.records import Batch
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import POLICY, Part
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig

@@ -11,12 +11,12 @@ import torch
 from fakes_llm import FakeStream
 from made_tokens import group
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Inferencer, Request
 from runnel.core.contracts.learning import Learner
 from runnel.core.contracts.params import ParamSet
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.records import Batch
 from runnel.graphs.run_config import EvalConfig
 from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params

@@ -11,10 +11,10 @@ import torch
 from made_tokens import VOCAB, demos, group
 from torch.testing import assert_close
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Inferencer, Reply, Request
 from runnel.core.contracts.learning import HasReference
 from runnel.core.contracts.params import ParamSet
+from runnel.core.records import Batch
 from runnel.flow.inference.codec import packed
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning

@@ -104,7 +104,7 @@ def test_ranks_that_would_share_a_gpu_are_refused() -> None:
 def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:
     """Two updates, each published by all ranks, in one memory or through the leader; what each kept, and the weight_check."""
     from runnel.core.clock import WallClock
-    from runnel.core.metrics import StageTimer
+    from runnel.core.worker import StageTimer
     from runnel.flow.workers.ranks import Ranks
 
     reader, made = batches("grpo", 2)

@@ -10,7 +10,7 @@ import torch
 
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.progress import num_progressed
+from runnel.core.worker import num_progressed
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.evaluation import TextEvaluation, pass_at_k
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params

@@ -13,7 +13,7 @@ from made_tokens import VOCAB, demos, group, pairs
 import runnel.llm.learning.learner as learner_module
 from runnel.core.contracts.learning import Learner, SingleProcess
 from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelError
-from runnel.core.progress import num_progressed
+from runnel.core.worker import num_progressed
 from runnel.llm.algorithms.base import POLICY, SFT
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig

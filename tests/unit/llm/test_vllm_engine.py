@@ -35,7 +35,8 @@ PYTHON = os.environ.get("RUNNEL_VLLM_PYTHON") or str(ROOT / ".venv-vllm" / "bin"
 VOCABULARY = 40
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24]]
 needs_vllm = pytest.mark.skipif(
-    not Path(PYTHON).is_file(), reason="no interpreter with vLLM: set RUNNEL_VLLM_PYTHON or make .venv-vllm (docs/engines.md)"
+    not Path(PYTHON).is_file(),
+    reason="no interpreter with vLLM: set RUNNEL_VLLM_PYTHON or make .venv-vllm (docs/guides/engines.md)",
 )
 
 

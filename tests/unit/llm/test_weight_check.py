@@ -7,10 +7,10 @@ import pytest
 import torch
 from made_tokens import VOCAB, demos, group
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import HasWeightCheck
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import RunnelError
+from runnel.core.records import Batch
 from runnel.core.weight_check import MAX_TOKENS
 from runnel.flow.params import load
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.losses.policy import clipped_policy_loss
-from runnel.losses.value import value_loss
+from runnel.losses.on_policy import clipped_policy_loss, value_loss
 
 
 def gradient_check(fn, x, atol=1e-6):

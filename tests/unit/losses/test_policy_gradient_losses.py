@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.losses.policy import clipped_policy_loss, policy_gradient_loss
+from runnel.losses.on_policy import clipped_policy_loss, policy_gradient_loss
 
 
 def random(seed, *, n=12, scale=0.5):

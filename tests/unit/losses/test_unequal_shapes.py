@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import DataError
-from runnel.losses import actor, policy, preference, td, token, value
+from runnel.losses import actor, on_policy, preference, td, token
 
 N, A, S = 4, 3, 2
 ROW, UNIT = torch.arange(N), torch.arange(N)
@@ -46,7 +46,7 @@ ALONE = {"deterministic_actor_loss"}
 """It takes a single tensor."""
 LOSSES: list[Callable[..., Any]] = [
     fn
-    for module in (actor, policy, preference, td, token, value)
+    for module in (actor, on_policy, preference, td, token)
     for name, fn in vars(module).items()
     if inspect.isfunction(fn) and fn.__module__ == module.__name__ and not name.startswith("_") and name not in ALONE
 ]
@@ -81,7 +81,7 @@ def test_a_tensor_with_one_dimension_more_is_refused(loss: Callable[..., Any], n
 
 def test_what_was_broadcast_was_another_loss() -> None:
     v, target = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert value.value_loss(v, target, denominator=4.0).value.item() == 0.0
+    assert on_policy.value_loss(v, target, denominator=4.0).value.item() == 0.0
     assert (0.5 * (v[:, None] - target[None]).square()).sum().item() / 4.0 == 5.0  # what [N, 1] gave without the check
     with pytest.raises(DataError, match=r"value \[4, 1\] and target \[4\]"):
-        value.value_loss(v[:, None], target, denominator=4.0)
+        on_policy.value_loss(v[:, None], target, denominator=4.0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.distributions import Categorical, Normal
 
 from runnel.core.spaces import ActionLeaf, ActionSpec, multi_action
-from runnel.nets.heads import make_head
 from runnel.ops import distributions as dist
+from runnel.ops.distributions import make_head
 
 
 def choice(n: int) -> ActionSpec:

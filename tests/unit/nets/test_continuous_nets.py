@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import ACTIVATIONS, NetConfig
+from runnel.nets.layers import ACTIVATIONS, NetConfig
 from runnel.nets.optim import Adam
 from runnel.ops.distributions import squashed_gaussian
 

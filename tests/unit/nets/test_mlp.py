@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runnel.nets.mlp import ACTIVATIONS, MLP, NetConfig
+from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig
 
 
 def reference(net: MLP, x: Tensor) -> list[Tensor]:

@@ -5,13 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig, flatten_leaves
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig, flatten_leaves
 from runnel.nets.q_nets import QNet
 
 DISCRETE = EnvSpec({"obs": ArraySpec((4,))}, ActionSpec("discrete", num_actions=3))

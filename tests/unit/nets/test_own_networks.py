@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
-from runnel.core.records import Header, Segment, trim
+from runnel.core.records import Batch, Header, Segment, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.nets.q_nets import QNet
 
 SPEC = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=4))

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import RecurrentBody, build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import ActorCritic, RecurrentBody, build_body
+from runnel.nets.layers import NetConfig
 from runnel.nets.rnn import Core
 
 SPEC = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=4))

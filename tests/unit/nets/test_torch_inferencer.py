@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Inferencer, Request
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import build_body
+from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.inferencer import TorchInferencer
-from runnel.nets.mlp import NetConfig
+from runnel.nets.layers import NetConfig
 from runnel.nets.policy import EnvPolicy
 
 SPEC = EnvSpec({"obs": ArraySpec((4,))}, ActionSpec("discrete", num_actions=3, start=5))

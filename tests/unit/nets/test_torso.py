@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.spaces import ArraySpec
-from runnel.nets.mlp import NetConfig
-from runnel.nets.torso import Conv, Torso
+from runnel.nets.convolutions import Conv
+from runnel.nets.layers import NetConfig, Torso
 
 SHAPES = [
     pytest.param((4, 84, 84), torch.uint8, id="atari"),
@@ -40,7 +40,7 @@ def plain(conv: Conv, image: torch.Tensor, parameters: list[torch.Tensor]) -> to
 
 @pytest.mark.parametrize(("shape", "dtype"), SHAPES)
 def test_it_is_a_plain_convolution(shape, dtype):
-    conv = Conv(ArraySpec(shape, dtype), NetConfig(), key="obs", seed=1)
+    conv = Conv(ArraySpec(shape, dtype), key="obs", seed=1)
     image, ours = pixels((3, *shape), dtype), list(conv.parameters())
     exact = [p.detach().double().requires_grad_() for p in ours]
     y, expected = conv(image), plain(conv, image, exact)
@@ -52,7 +52,7 @@ def test_it_is_a_plain_convolution(shape, dtype):
 
 
 def test_leading_dimensions_and_memory_do_not_matter():
-    conv = Conv(ArraySpec((4, 84, 84), torch.uint8), NetConfig(), key="obs", seed=1)
+    conv = Conv(ArraySpec((4, 84, 84), torch.uint8), key="obs", seed=1)
     image = pixels((6, 4, 84, 84), torch.uint8)
     flat = conv(image)
     torch.testing.assert_close(conv(image.view(2, 3, 4, 84, 84)), flat.view(2, 3, -1))

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from runnel.core.contracts.learning import SingleProcess
-from runnel.ops.masked import masked_mean, masked_sum
-from runnel.ops.normalise import RunningMeanStd, explained_variance
+from runnel.losses.base import masked_mean, masked_sum
+from runnel.nets.layers import RunningMeanStd
+from runnel.ops.returns import explained_variance
 
 
 class TwoRanks:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runnel.ops.shuffle import Shuffle, hashed
+from runnel.agents.base import Shuffle, hashed
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.clock import ManualClock
 from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.contracts.inference import InferenceClient, Reply, Request
 from runnel.core.contracts.learning import Update
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.records import FieldSpec, Slot, StreamSpec
+from runnel.core.records import Batch, FieldSpec, Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.workers.trainer import Phase
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment, InferenceStream

@@ -22,8 +22,8 @@ from runnel.llm.learning.trained import ScalarModel
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import CharTokenizer
-from runnel.nets.bodies import build_body
-from runnel.nets.mlp import NetConfig
+from runnel.nets.actor_critic import build_body
+from runnel.nets.layers import NetConfig
 
 
 def low_bytes(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:

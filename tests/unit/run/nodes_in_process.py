@@ -209,9 +209,8 @@ class ProcessHost:
     def open(self, groups: Collection[str]) -> None:
         self.nodes = Nodes(self._session.experiment, channel=self._channel, late=self._late)
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> ProcessHandle:
-        numbers = {"epoch": epoch, "incarnation": incarnation}
-        self.handles[group] = ProcessHandle(group, self.nodes, self._session, numbers)
+    def start(self, group: str, order: Message) -> ProcessHandle:
+        self.handles[group] = ProcessHandle(group, self.nodes, self._session, order)
         return self.handles[group]
 
     def wait(self, handles: Collection[Any], timeout_s: float) -> None:

@@ -12,15 +12,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from test_going_back import ScriptedHost, ScriptedSeat, local, trained
+from test_going_back import ScriptedHost, ScriptedProcess, local, trained
 
 from runnel.core.clock import ManualClock
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import DeadlockError, WorkerFailure
-from runnel.core.progress import num_progressed
+from runnel.core.framing import Message
+from runnel.core.worker import Worker, num_progressed
 from runnel.envs.vector.processes import ProcessVector
 from runnel.envs.vector.serial import SerialVector, look_at
-from runnel.flow.workers.base import Worker
 from runnel.nets.optim import Adam
 from runnel.run.launchers import supervisor as module
 from runnel.run.launchers.deadlines import FIRST_TIMES, Deadlines
@@ -172,7 +172,7 @@ class Timed(ScriptedHost):
                 handle.words.append({"op": "beat", "waits": {}, "held": {}, "progressed": False, "moved": False, **found})
 
 
-def late(handle: ScriptedSeat, op: str) -> None:
+def late(handle: ScriptedProcess, op: str) -> None:
     """It does not answer that order."""
     send = handle.send
 
@@ -192,7 +192,7 @@ def supervised(path: Path, monkeypatch: pytest.MonkeyPatch, beat: Any) -> tuple[
 def test_a_barrier_waits_for_an_evaluation_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated = 0
 
-    def beat(handle: ScriptedSeat) -> Any:
+    def beat(handle: ScriptedProcess) -> Any:
         nonlocal evaluated
         if handle.group != "trainer" or not handle.orders or handle.orders[-1]["op"] != "pause" or evaluated == 500:
             return {"stages": {}}
@@ -226,8 +226,8 @@ def test_a_process_that_makes_its_workers_for_long_is_waited_for(tmp_path: Path,
     host = Timed(monkeypatch, lambda handle: {"stages": {}, "moved": host.now % 30 == 0})
     start = host.start
 
-    def slow(group: str, **numbers: Any) -> ScriptedSeat:
-        handle = start(group, **numbers)
+    def slow(group: str, order: Message) -> ScriptedProcess:
+        handle = start(group, order)
         handle.words = []
         return handle
 

@@ -112,7 +112,7 @@ def test_a_part_that_the_manifest_does_not_name_is_not_read(tmp_path: Path) -> N
 SAVED = ("worker-trainer", "stream-play", "channel-policy")
 
 
-class ScriptedSeat:
+class ScriptedProcess:
     """A process that answers every order at once, until it is told to die at one."""
 
     def __init__(self, group: str, dies_at: str = "") -> None:
@@ -162,7 +162,7 @@ class ScriptedHost:
 
     def __init__(self, **dies_at: str) -> None:
         self.dies_at = {name.replace("_", "-"): order for name, order in dies_at.items()}
-        self.handles: list[ScriptedSeat] = []
+        self.handles: list[ScriptedProcess] = []
         self.failure: WorkerFailure | None = None
 
     def lost(self) -> str:
@@ -172,8 +172,8 @@ class ScriptedHost:
         if self.failure is not None:
             raise self.failure
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> ScriptedSeat:
-        self.handles.append(ScriptedSeat(group, self.dies_at.pop(group, "")))
+    def start(self, group: str, order: Message) -> ScriptedProcess:
+        self.handles.append(ScriptedProcess(group, self.dies_at.pop(group, "")))
         return self.handles[-1]
 
     def wait(self, handles: Collection[Any], timeout_s: float) -> None: ...

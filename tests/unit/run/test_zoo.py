@@ -14,7 +14,7 @@ from runnel.run import registry
 from runnel.run.zoo import ZOO, about_zoo, zoo_settings
 
 PAIRS = [(recipe, env) for recipe, table in ZOO.items() for env in table]
-DOCS = Path(__file__).parents[3] / "docs" / "zoo.md"
+DOCS = Path(__file__).parents[3] / "docs/reference/zoo.md"
 
 
 def configured(recipe: str, **settings):
@@ -97,7 +97,7 @@ def test_the_page_lists_every_entry():
     text = DOCS.read_text(encoding="utf-8")
     for recipe, env in PAIRS:
         row = next((line for line in text.splitlines() if line.startswith(f"| `{recipe}` | {env} |")), None)
-        assert row is not None, f"docs/zoo.md says nothing of {recipe} on {env}"
+        assert row is not None, f"docs/reference/zoo.md says nothing of {recipe} on {env}"
         for name, value in zoo_settings(recipe, env).items():
             shown = f"{value:,}" if type(value) is int else str(value)
-            assert f"`{name}` {shown}" in row, f"docs/zoo.md says another {name} of {recipe} on {env}"
+            assert f"`{name}` {shown}" in row, f"docs/reference/zoo.md says another {name} of {recipe} on {env}"

@@ -58,6 +58,8 @@ def test_who_asks_is_never_in_the_way_of_who_starts(tmp_path: Path) -> None:
         done.set()
         for thread in threads:
             thread.join()
+    assert asked >= 200
+    assert not folder.is_held()
 
 
 def test_a_run_is_held_while_it_is_and_says_by_whom(tmp_path: Path) -> None:

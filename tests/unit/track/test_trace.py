@@ -15,8 +15,8 @@ import runnel as rl
 from runnel.cli.main import main
 from runnel.core.clock import ManualClock
 from runnel.core.errors import ConfigError
-from runnel.core.metrics import StageTimer
 from runnel.core.trace import MARK, RECORD, SPAN, WAIT, TraceWriter
+from runnel.core.worker import StageTimer
 from runnel.run.checkpoint import Checkpoints
 from runnel.track.trace import write_trace
 from runnel.track.trace.files import Process, _align, read_process

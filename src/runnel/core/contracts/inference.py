@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.params import ParamSet
+from runnel.core.records import Batch
 from runnel.core.state import State
 
 

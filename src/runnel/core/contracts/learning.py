@@ -8,9 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.params import ParamSet
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck

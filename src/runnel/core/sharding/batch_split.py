@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
-from runnel.core.records import Segment, StreamSpec
+from runnel.core.records import Batch, Segment, StreamSpec
 
 
 def shares_evenly(spec: StreamSpec, num_segments: int, ranks: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
 from runnel.envs.device.arrays import Array
 

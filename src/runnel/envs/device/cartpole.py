@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.envs.device.arrays import Array, Constants, Filled, beyond, columns, module_of, plus, plus_product
 from runnel.envs.device.base import ArrayEnv, Leaves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.envs.device.arrays import Array, Constants, Filled, columns, module_of, plus
 from runnel.envs.device.base import ArrayEnv, Leaves

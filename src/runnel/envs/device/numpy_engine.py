@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import RowPolicy
+from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.envs.device.base import Leaves, TensorEnv
 from runnel.envs.device.cartpole import CartPole

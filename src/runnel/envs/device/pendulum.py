@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.envs.device.arrays import Array, Filled, columns, module_of, plus, plus_product
 from runnel.envs.device.base import ArrayEnv, Leaves

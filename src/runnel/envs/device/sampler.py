@@ -16,21 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient, RowPolicy
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Slot, StreamSpec
+from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State
-from runnel.envs.carried import CarriedReturns
 from runnel.envs.device.episodes import records
 from runnel.envs.device.torch_engine import Act, Played
 from runnel.envs.device.vector import TensorVector
 from runnel.envs.sampler import AGENT, VecEnvSampler
+from runnel.envs.segments import CarriedReturns
 from runnel.kernels.graphs import CudaGraphed
 
 _SMALLEST_NOISE = 2.0**-25

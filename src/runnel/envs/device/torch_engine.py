@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.envs.device.base import TensorEnv
 from runnel.envs.device.episodes import DeviceLog, carried, ended_episodes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.checks import check_tensor_env
 from runnel.core.contracts.inference import RowPolicy
+from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.state import State
 from runnel.envs.device.base import ArrayEnv, TensorEnv

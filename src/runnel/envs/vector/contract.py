@@ -13,17 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
-from runnel.core.rng import seed_sequence
+from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
 from runnel.envs.spaces import MASK
 
-_SEED_BLOCK = 64
 MAX_FAILURES = 5
 """An environment that fails in more episodes than this, one after the other, is not made anew again: it will not help."""
 
@@ -108,37 +105,6 @@ class VectorEnv(Protocol):
     def restore(self, state: State) -> None: ...
 
     def close(self) -> None: ...
-
-
-def episode_seed(seed: int, env: int, episode: int) -> int:
-    """The seed that environment `env` is reset with for its `episode`; `env.reset(seed=...)` replays it anywhere.
-
-    Seeds are drawn in blocks, because making a seed sequence costs as much as a few environment steps.
-
-    >>> episode_seed(1, 0, 0) != episode_seed(1, 0, 1) != episode_seed(1, 1, 0)
-    True
-    """
-    return seed_block(seed, env, episode // _SEED_BLOCK)[episode % _SEED_BLOCK]
-
-
-def seed_block(seed: int, env: int, block: int) -> list[int]:
-    """The seeds of 64 episodes in a row."""
-    words = seed_sequence(seed, "env", env, block).generate_state(_SEED_BLOCK, np.uint32)
-    return [int(w) for w in words >> 1]
-
-
-class EpisodeSeeds:
-    """`episode_seed` of one environment, with the block in use kept at hand."""
-
-    def __init__(self, env: int) -> None:
-        self._env = env
-        self._block: tuple[int, int, list[int]] = (-1, -1, [])
-
-    def __call__(self, seed: int, episode: int) -> int:
-        block, offset = divmod(episode, _SEED_BLOCK)
-        if self._block[:2] != (seed, block):
-            self._block = (seed, block, seed_block(seed, self._env, block))
-        return self._block[2][offset]
 
 
 def allocate(spec: EnvSpec, num_envs: int) -> StepOut:

@@ -1,7 +1,16 @@
-"""What all vectors in host memory share: their output memory, episode records and faults."""
+"""What all vectors in host memory share: output memory, episode records, faults, and environments that need no second check.
+
+Gymnasium's classic environments begin each step with `action_space.contains(action)`, a fifth of CartPole's step. A vector has
+already held all actions against the space (`HostVector._check_actions`: type, shape and range), so for plain choices the
+question is answered once (`trusting`). That holds only where the action that the vector has checked is the one that arrives:
+with a wrapper in between that may change it, or in an environment that may ask its space about something else, the check stays.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -11,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.errors import DataError, RunnelError
+from runnel.core.rng import seed_sequence
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
-from runnel.envs.spaces import MASK
+from runnel.envs.spaces import MASK, Array, ObsLeaf
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 from runnel.envs.vector.memory import check_memory
 
@@ -148,3 +158,115 @@ class HostVector:
 def out_arrays(out: StepOut) -> dict[str, Tensor]:
     """What the next decision sees."""
     return {**out.obs, **({} if out.action_mask is None else {MASK: out.action_mask})}
+
+
+def of_gymnasium(env: Any) -> bool:
+    """Whether an environment, or a vector of them, is one that Gymnasium ships."""
+    return type(env.unwrapped).__module__.startswith("gymnasium.envs.")
+
+
+def trusting(env: Any) -> Any:
+    """`env`, whose own `Discrete` action space says yes to everything that its vector lets through."""
+    from gymnasium import spaces
+
+    inner = env.unwrapped
+    plain = type(vars(inner).get("action_space")) is spaces.Discrete
+    if plain and of_gymnasium(env) and _hands_on(env):
+        inner.action_space = _open(inner.action_space)
+    return env
+
+
+def _hands_on(env: Any) -> bool:
+    """Whether an action reaches the environment as it is: every wrapper around it is known to leave it alone."""
+    from gymnasium import wrappers
+
+    while env is not env.unwrapped:
+        if type(env) not in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
+            return False
+        env = env.env
+    return True
+
+
+def trusting_vector(vec: Any) -> Any:
+    """The same for a Gymnasium vector environment with one plain choice a row."""
+    from gymnasium import spaces
+
+    inner = vec.unwrapped
+    plain = inner is vec and of_gymnasium(vec) and type(vec.single_action_space) is spaces.Discrete
+    if plain and type(vars(inner).get("action_space")) is spaces.MultiDiscrete:
+        inner.action_space = _open(inner.action_space)
+    return vec
+
+
+def _open(space: Any) -> Any:
+    """A copy of `space` (its random generator too) that has been asked already."""
+    found, kind = copy.copy(space), space.__class__
+    found.__class__ = _open_class(kind)
+    return found
+
+
+@cache
+def _open_class(kind: Any) -> Any:
+    return type(f"Open{kind.__name__}", (kind,), {"contains": lambda self, x: True})
+
+
+def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[[int, Any], None]:
+    """A function `(row, raw observation)` that writes one row of `buffers`, held against its space; one plain Box costs three
+    comparisons and one numpy assignment."""
+    if len(leaves) == 1 and leaves[0].encode is None and not leaves[0].path:
+        return _box_writer(leaves[0], buffers[leaves[0].key])
+    parts = [(buffers[leaf.key], leaf.pick, leaf.checked, leaf.encode) for leaf in leaves]
+
+    def write(row: int, obs: Any) -> None:
+        for buffer, pick, checked, encode in parts:
+            raw = checked(pick(obs))
+            buffer[row] = raw if encode is None else encode(raw)
+
+    return write
+
+
+def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Any], None]:
+    kind, dtype, shape, checked = np.ndarray, leaf.dtype, leaf.shape, leaf.checked
+
+    def write(row: int, obs: Any) -> None:
+        # types of numpy are single objects, so `is` tells them apart; what it does not know is looked at more closely
+        if obs.__class__ is kind and obs.dtype is dtype and obs.shape == shape:
+            buffer[row] = obs
+        else:
+            buffer[row] = checked(obs)
+
+    return write
+
+
+class EpisodeSeeds:
+    """`episode_seed` of one environment, with the block in use kept at hand."""
+
+    def __init__(self, env: int) -> None:
+        self._env = env
+        self._block: tuple[int, int, list[int]] = (-1, -1, [])
+
+    def __call__(self, seed: int, episode: int) -> int:
+        block, offset = divmod(episode, _SEED_BLOCK)
+        if self._block[:2] != (seed, block):
+            self._block = (seed, block, seed_block(seed, self._env, block))
+        return self._block[2][offset]
+
+
+_SEED_BLOCK = 64
+
+
+def episode_seed(seed: int, env: int, episode: int) -> int:
+    """The seed that environment `env` is reset with for its `episode`; `env.reset(seed=...)` replays it anywhere.
+
+    Seeds are drawn in blocks, because making a seed sequence costs as much as a few environment steps.
+
+    >>> episode_seed(1, 0, 0) != episode_seed(1, 0, 1) != episode_seed(1, 1, 0)
+    True
+    """
+    return seed_block(seed, env, episode // _SEED_BLOCK)[episode % _SEED_BLOCK]
+
+
+def seed_block(seed: int, env: int, block: int) -> list[int]:
+    """The seeds of 64 episodes in a row."""
+    words = seed_sequence(seed, "env", env, block).generate_state(_SEED_BLOCK, np.uint32)
+    return [int(w) for w in words >> 1]

@@ -21,10 +21,10 @@ from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
 from runnel.core.state import State
 from runnel.envs.spaces import MASK, action_spec, env_spec
-from runnel.envs.trust import of_gymnasium, trusting_vector
 from runnel.envs.vector.array_state import ArrayState, check_arrays
 from runnel.envs.vector.batch import BatchVector, Rows, take
-from runnel.envs.vector.contract import EpisodeSeeds, StepOut, mark_stack
+from runnel.envs.vector.contract import StepOut, mark_stack
+from runnel.envs.vector.cpu_base import EpisodeSeeds, of_gymnasium, trusting_vector
 
 MakeVec = Callable[[int], Any]
 """`make(num_envs)` gives a `gymnasium.vector.VectorEnv`."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
-from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, episode_seed
-from runnel.envs.vector.cpu_base import HostVector
+from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut
+from runnel.envs.vector.cpu_base import HostVector, episode_seed
 from runnel.envs.vector.memory import check_memory
 from runnel.envs.vector.shared import read_message, send_message, shared_arrays, shared_out, slice_out
 from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, EnvWorker, Job

@@ -12,16 +12,15 @@ from torch import Tensor
 from runnel.core.action_codec import env_action_rows, final_mask, read_mask
 from runnel.core.checks import reward_number
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.progress import progressed
 from runnel.core.spaces import ActionSpec, EnvSpec
 from runnel.core.state import State
 from runnel.core.user_code import frames, place_of, told
+from runnel.core.worker import progressed
 from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.rewind import load_env, save_env, stateful_part
-from runnel.envs.spaces import MASK, env_spec, mask_in_obs, obs_leaves, obs_writer
-from runnel.envs.trust import of_gymnasium, trusting
-from runnel.envs.vector.contract import MAX_FAILURES, Episode, EpisodeSeeds, StepOut, mark_stack
-from runnel.envs.vector.cpu_base import HostVector, explained_by
+from runnel.envs.spaces import MASK, env_spec, mask_in_obs, obs_leaves
+from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, mark_stack
+from runnel.envs.vector.cpu_base import EpisodeSeeds, HostVector, explained_by, obs_writer, of_gymnasium, trusting
 
 _PRUNE_AT = 1024
 
@@ -127,6 +126,7 @@ class SerialVector(HostVector):
         self._leaves = obs_leaves(inner.observation_space)
         known = self._stack is not None or of_gymnasium(inner)  # some of Gymnasium's own leave their Box, and stay usable
         self._bounds = Bounds([] if known else self._leaves)
+        self._bounded = bool(self._bounds)
         self._bind_writers()
         self._watcher: Callable[[int], None] | None = None
         self._steps = [self._stepper(row) for row in range(num_envs)]
@@ -209,7 +209,7 @@ class SerialVector(HostVector):
         converted, row = self._convert(raw), 0
         while row < self.num_envs:
             row = self._step_from(row, converted)
-        if self._bounds and (rows := due_rows(self._clock, self.num_envs)) is not None:
+        if self._bounded and (rows := due_rows(self._clock, self.num_envs)) is not None:
             self._check_bounds(rows)
 
     def step(self, actions: Tensor) -> StepOut:
@@ -279,7 +279,7 @@ class SerialVector(HostVector):
         if self._mask is not None:
             raw = obs[MASK] if self._mask_in_obs else info.get(MASK)
             self._final[MASK][len(rows)] = final_mask(raw, self.spec.action, terminated=bool(flags[0]))
-        if self._bounds and (found := self._bounds.outside(self._final, slice(len(rows), len(rows) + 1))) is not None:
+        if self._bounded and (found := self._bounds.outside(self._final, slice(len(rows), len(rows) + 1))) is not None:
             raise DataError(found[1])
         rows.append(row)
         seat.failures = 0

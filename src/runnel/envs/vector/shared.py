@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.errors import DataError
 from runnel.core.framing import read_frame, write_frame
+from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
 from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import StepOut

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 
 _ALIGN = 16
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Closes, DirectInferencer, Inferencer, Reply, Request, RowPolicy
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import CheckpointError
+from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.flow.params import ChannelSubscriber, Kept, load
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runnel.core.batch import Batch
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.inference import Reply, Request, RowPolicy
+from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.flow.inference.codec import pack, unpack
 from runnel.flow.params import ChannelSubscriber, Kept

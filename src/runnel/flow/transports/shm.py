@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.memory import free_memory
-from runnel.core.records import StreamSpec
+from runnel.core.records import Batch, StreamSpec
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.state import State
 from runnel.flow.collective import LOOPBACK

@@ -10,8 +10,8 @@ from runnel.core.clock import Clock
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import Sampler, SampleWriter
 from runnel.core.state import State
+from runnel.core.worker import Worker
 from runnel.flow.params import Kept
-from runnel.flow.workers.base import Worker
 
 
 class SavedClient(InferenceClient, Protocol):

@@ -11,9 +11,9 @@ from runnel.core.contracts.samples import Feedback, SampleWriter, Store
 from runnel.core.errors import DataError
 from runnel.core.rng import rng_state, set_rng_state
 from runnel.core.state import State
+from runnel.core.worker import Worker
 from runnel.flow.slots import TableReader
 from runnel.flow.staleness import ReplayRatioRule
-from runnel.flow.workers.base import Worker
 
 
 class BufferWorker(Worker):

@@ -12,8 +12,8 @@ from runnel.core.contracts.evaluation import EpisodeRecorder, Evaluation, Progre
 from runnel.core.disk import refused
 from runnel.core.errors import EvaluationInterrupted
 from runnel.core.state import State
+from runnel.core.worker import Worker
 from runnel.flow.inference.inline import InlineClient
-from runnel.flow.workers.base import Worker
 
 Keep = Callable[[int, Sequence[float], Mapping[str, Tensor]], str]
 """Takes a version that was measured, its returns and its parameters; returns what went wrong."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from runnel.core.clock import Clock
 from runnel.core.contracts.inference import Closes, Inferencer, Request
+from runnel.core.worker import Worker
 from runnel.flow.inference.mailboxes import InferenceServer
 from runnel.flow.params import ChannelSubscriber, load
-from runnel.flow.workers.base import Worker
 
 
 class PolicyWorker(Worker):

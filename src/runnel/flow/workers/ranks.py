@@ -24,14 +24,13 @@ from runnel.core.contracts.learning import HasRng, HasWeightCheck, Learner, Shar
 from runnel.core.contracts.params import SharedPublisher
 from runnel.core.contracts.samples import RankReader, SharedReader
 from runnel.core.errors import RankError
-from runnel.core.metrics import StageTimer
 from runnel.core.sharding.batch_split import share_of
 from runnel.core.sharding.param_shards import ParamShard, rows_of_rank
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import pack
+from runnel.core.worker import StageTimer, Worker
 from runnel.flow.collective import TorchCollective
 from runnel.flow.params import checksum
-from runnel.flow.workers.base import Worker
 from runnel.flow.workers.stragglers import Stragglers
 from runnel.flow.workers.trainer import Budget, Phase, Taken, TrainerWorker, check_finite, count_steps, phase_at
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from runnel.core.checks import check_learner, check_update, name_of
+from runnel.core.checks import name_of, short
 from runnel.core.clock import Clock
 from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, Update
 from runnel.core.contracts.params import ParamPublisher
 from runnel.core.contracts.samples import SampleReader
-from runnel.core.errors import NonFiniteError
+from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.records import Segment
 from runnel.core.state import State
 from runnel.core.weight_check import pack
-from runnel.flow.workers.base import Worker
+from runnel.core.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -215,3 +215,40 @@ def check_finite(params: Mapping[str, Tensor], version: int) -> None:
     name = next((name for name, x in floats.items() if not bool(torch.isfinite(x).all())), None)
     if name is not None:
         raise NonFiniteError(f"params/{name}", version, "after the update; lower the learning rate, or look at the gradient")
+
+
+def check_learner(learner: Any) -> None:
+    """Refuse a learner without a method of the contract, or whose parameters are not tensors by name."""
+    from torch import Tensor
+
+    from runnel.core.contracts.learning import Sharded
+
+    who = name_of(learner)
+    missing = [m for m in ("prepare", "update", "params", "state_dict", "load_state_dict") if not hasattr(learner, m)]
+    if missing:
+        raise DataError(f"learner {who} has no {', '.join(missing)}; see docs/guides/add-an-algorithm.md")
+    if isinstance(learner, Sharded):  # ranks that keep parts of the parameters: nobody has the whole
+        return
+    params = learner.params()
+    wrong = [str(k) for k, x in params.items() if not isinstance(x, Tensor)] if isinstance(params, Mapping) else ["all"]
+    if wrong:
+        raise DataError(f"learner {who}: params() must give tensors by name; wrong: {', '.join(wrong)}")
+
+
+def check_update(learner: Any, update: Any, version: int) -> list[str]:
+    """Refuse what `update` of a learner gave if it is no `Update`, a metric is no number, or a loss or the norm of the gradient
+    is not finite. Returns the names of other metrics that are not: a mean over nothing need not end a run, but is told."""
+    from runnel.core.contracts.learning import Update
+
+    odd = []
+    if not isinstance(update, Update):
+        raise DataError(f"learner {name_of(learner)}: update(batch) gave {type(update).__name__}, expected an Update")
+    for name, value in update.metrics.items():
+        if not isinstance(value, int | float):
+            gave = f"{short(value)} ({type(value).__name__})"
+            raise DataError(f"learner {name_of(learner)}: metric {name!r} is {gave}; expected a plain number: use float(...)")
+        if not math.isfinite(value):
+            if name.startswith(("loss", "grad_norm")):
+                raise NonFiniteError(f"metric {name!r}", version, f"of learner {name_of(learner)}")
+            odd.append(name)
+    return odd

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import RowPolicy
+from runnel.core.records import Batch
 from runnel.kernels import stock
 from runnel.kernels.small.numba import dqn as numba_dqn
 from runnel.kernels.small.numba import ppo as numba_ppo

@@ -16,12 +16,11 @@ from torch.nn.functional import softplus
 
 from runnel.agents.sac import SACLearner
 from runnel.agents.td3 import TD3Learner
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.kernels.small.passes import GradientPasses
 from runnel.nets.continuous import LOG_STD_BOUNDS, DeterministicActor, QEnsemble, SquashedGaussianActor
-from runnel.nets.mlp import MLP
+from runnel.nets.layers import MLP, Torso
 from runnel.nets.optim import Adam
-from runnel.nets.torso import Torso
 from runnel.ops.distributions import HALF_LOG_TWO_PI, LOG_TWO
 from runnel.ops.targets import min_target, soft_target
 

@@ -1,7 +1,8 @@
 """Acting on a few rows in numpy. At 8 rows a numpy call costs a quarter of a torch call, and acting is nothing but calls.
 
 The same weights (views of the same memory) and the same formulas as `nets/actor_critic.py`, `nets/q_nets.py` and
-`nets/heads.py`; results agree to float32 rounding. For networks of one plain float vector, without convolutions or a core.
+`ops/distributions.py`; results agree to float32 rounding. For networks of one plain float vector, without convolutions or a
+core.
 """
 
 from __future__ import annotations
@@ -14,16 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import SeparateBody
-from runnel.nets.heads import ContinuousHead, DiscreteHead
-from runnel.nets.mlp import MLP
+from runnel.nets.actor_critic import ActorCritic, SeparateBody
+from runnel.nets.layers import MLP, RunningMeanStd, Torso
 from runnel.nets.q_nets import QNet
-from runnel.nets.torso import Torso
-from runnel.ops.distributions import HALF_LOG_TWO_PI, UNIFORM_MARGIN
-from runnel.ops.normalise import RunningMeanStd
+from runnel.ops.distributions import HALF_LOG_TWO_PI, UNIFORM_MARGIN, ContinuousHead, DiscreteHead
 
 Array = NDArray[Any]
 FEW_ROWS = 256

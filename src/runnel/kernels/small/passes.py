@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.nets.mlp import MLP
+from runnel.nets.layers import MLP
 
 
 class GradientPasses:

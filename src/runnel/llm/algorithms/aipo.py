@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import Component, Part
 from runnel.llm.algorithms.policy import CLIP_METRICS, PolicyAlgorithm, PolicyConfig

@@ -13,9 +13,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import DataError
+from runnel.core.records import Batch
 from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch
 from runnel.losses.base import Loss
 from runnel.ops.ragged import row_index, row_sum

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.config import check_least
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import Aggregation
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
+from runnel.core.records import Batch
 from runnel.llm.algorithms.base import Aggregation, Component
 from runnel.llm.algorithms.policy import ClipConfig, PolicyAlgorithm, clip_component
 from runnel.ops.credit import group_advantage

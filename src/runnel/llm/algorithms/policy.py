@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.resuming import NEXT_UPDATE, OnResume, may_change
 from runnel.llm.algorithms.base import POLICY, Aggregation, Component, Part, aggregate, row_reward, sum_channels
 from runnel.losses.base import Loss

@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.algorithms.base import Component, Part, aggregate
 from runnel.llm.algorithms.policy import ClipConfig, PolicyAlgorithm, clip_component
 from runnel.losses.base import Loss
 from runnel.losses.token import token_value_loss
-from runnel.ops.normalise import explained_variance
 from runnel.ops.ragged import last_of_row, row_index, token_gae
+from runnel.ops.returns import explained_variance
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import DataError
+from runnel.core.records import Batch
 from runnel.llm.algorithms.base import Aggregation, Component, Part
 from runnel.llm.algorithms.policy import PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss

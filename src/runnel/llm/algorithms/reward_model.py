@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
+from runnel.core.records import Batch
 from runnel.llm.algorithms.base import SCORE, Component, Part
 from runnel.llm.algorithms.dpo import PAIR_METRICS, annotate_pairs
 from runnel.losses.base import Loss

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective
+from runnel.core.records import Batch
 from runnel.llm.algorithms.base import SFT, Component, Part, aggregate
 from runnel.losses.base import Loss
 from runnel.losses.token import sft_loss

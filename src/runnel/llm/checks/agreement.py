@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.params import ParamSet
+from runnel.core.records import Batch
 from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Engine, SamplingConfig, make_request

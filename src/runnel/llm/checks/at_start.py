@@ -151,7 +151,7 @@ def _tell_slow(engine: Engine) -> None:
     if isinstance(engine, NativeEngine) and not engine.batches:
         kind = engine.model.config.model_type
         why = f"models of type {kind!r} keep more than keys and values, so the engine runs a row at a time"
-        warnings.warn(f"{why}; others decode many times faster (docs/families.md)", stacklevel=3)
+        warnings.warn(f"{why}; others decode many times faster (docs/reference/families.md)", stacklevel=3)
 
 
 def check_learner(model: TokenModel) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What completes tokens (docs/engines.md)."""
+    """What completes tokens (docs/guides/engines.md)."""
 
     on_resume: ClassVar[OnResume] = may_change("precision", "on_update", then="the engine starts that way") | stays(
         "kind", "num_slots", "fixed_shapes", why="completions that are on their way are in the checkpoint in that form"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Request
 from runnel.core.contracts.params import ParamSet
+from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.llm.model.token_model import TokenModel
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Inferencer, Reply, Request
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.llm.model.causal_lm import num_positions
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from runnel.core.errors import ConfigError, EngineLost, RunnelError, WorkerFailure
 from runnel.core.framing import Message, MessageSocket, TruncatedFrame
 from runnel.core.process import ChildProgram, exit_text, last_text
-from runnel.core.progress import progressed
+from runnel.core.worker import progressed
 from runnel.llm.engines import vllm_server
 
 PYTHON = "RUNNEL_VLLM_PYTHON"
@@ -145,7 +145,7 @@ class VllmProcess:
         wrote = self.wrote()
         self.close()
         if "No module named 'vllm'" in wrote:
-            fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/engines.md)"
+            fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/guides/engines.md)"
             return ConfigError("engine.vllm.python", self._python, fix)
         lines = "" if code in FROM_OUTSIDE else worth_reading(wrote)  # it did not see that coming
         told = f"{what.rstrip('.')}{explained(what)}" + (f"\nIts last lines:\n{lines}" if lines else "")

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.kernels.graphs import send
 from runnel.ops.ragged import row_index, row_sum
 

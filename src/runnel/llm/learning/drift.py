@@ -12,8 +12,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.errors import RunnelError
+from runnel.core.records import Batch
 from runnel.core.state import Metrics
 from runnel.core.weight_check import ONCE
 from runnel.llm.learning.batches import MicroBatch

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.config import check_least
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.memory import memory_for
-from runnel.core.progress import progressed
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.schedule import at, parse
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
+from runnel.core.worker import progressed
 from runnel.llm.algorithms.base import Algorithm, Component, Part
 from runnel.llm.learning.batches import MicroBatch, join_rows, merge, questions, sample_rows, split_tokens, split_units
 from runnel.llm.learning.drift import Drift, Mismatch, version_stats

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.state import State
 from runnel.llm.algorithms.base import row_reward, sum_channels
 from runnel.llm.learning.batches import MicroBatch

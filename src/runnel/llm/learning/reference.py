@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.memory import memory_for
+from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import whole
 from runnel.core.state import State
 from runnel.llm.engines.one_pass import OnePassEngine

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Collective, MeshCollective
 from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.weight_check import WeightCheck
 from runnel.llm.algorithms.base import Algorithm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
+from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.core.weight_check import MAX_TOKENS, WeightCheck
 from runnel.llm.learning.trained import Trained

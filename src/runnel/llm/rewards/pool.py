@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import DataError
-from runnel.core.progress import progressed
+from runnel.core.worker import progressed
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.executors import InlineExecutor, RewardExecutor, ThreadExecutor
 from runnel.llm.rewards.judging import RewardJob, RewardOutcome, Verdict, joined, shown_prompt
@@ -98,7 +98,7 @@ class RewardPool:
         for ticket, outcome in outcomes.items() if name not in self._proved else ():
             if outcome.broken:
                 at = next(shown_prompt(job.prompts[0]) for job in self._jobs if self._tickets[job.key] == ticket)
-                raise DataError(f"reward {name!r}: {outcome.failure} {at}; see check_reward in docs/add-a-reward.md")
+                raise DataError(f"reward {name!r}: {outcome.failure} {at}; see check_reward in docs/guides/add-a-reward.md")
             if outcome.rewards is not None:
                 self._proved.add(name)
                 return

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.records import Slot
+from runnel.core.records import Batch, Slot
 from runnel.core.state import State
 from runnel.llm.rewards.components import Level, Value
 from runnel.llm.rewards.judging import Rewards, scalar

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.learning import Update
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import DataError
-from runnel.core.records import Segment, Slot
+from runnel.core.records import Batch, Segment, Slot
 from runnel.core.state import Metrics, State
 from runnel.llm.algorithms.base import sum_channels
 from runnel.llm.learning.batches import join_rows

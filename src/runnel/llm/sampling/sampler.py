@@ -15,11 +15,11 @@ from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import DataError
-from runnel.core.progress import progressed
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.core.state import State
+from runnel.core.worker import progressed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.learning.reference import REFERENCE, ReferencePlan, reference_rows
 from runnel.llm.rewards.judging import RewardJob, Rewards, Verdict, shown_prompt

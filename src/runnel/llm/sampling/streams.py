@@ -11,8 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from runnel.core.batch import Batch
-from runnel.core.records import FieldSpec, StreamSpec
+from runnel.core.records import Batch, FieldSpec, StreamSpec
 
 
 def rollout_stream(

@@ -1,4 +1,4 @@
-"""One process group of the local launcher: forked by the fork server, ordered over its line. It ends with the launcher."""
+"""A process that the fork server has made for the local launcher: its log and its order, and the life of a process group."""
 
 from __future__ import annotations
 
@@ -7,57 +7,74 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from io import FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from runnel.core.framing import MessageSocket
+from runnel.core.framing import Message, MessageSocket
 from runnel.core.process import die_with_parent, leave_sigterm_to_the_run, show_name
 from runnel.flow.transports.shm import Doorbells, ShmTransport
 from runnel.run.launchers.member import Member, read_experiment, tell_error
 from runnel.track.folder import RunFolder
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
-def live(parent: int, fds: list[int], held: list[int]) -> int:
-    """All of a child's life. `fds` are its line and where its output goes, `held` the memory and the bells of all groups."""
+
+def begin(fds: Sequence[int]) -> tuple[MessageSocket, Message] | None:
+    """Send what this process prints to its log, and wait for its order: the line and the order, or None if none comes any more.
+
+    `fds` are what `LocalHost.start` gives: the end of the line, and the log. From here on SIGUSR1 writes the stacks of all
+    threads into the order's `stack_file`.
+    """
     control, log = fds
-    die_with_parent(parent)
-    leave_sigterm_to_the_run()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     for name, number in (("stdout", 1), ("stderr", 2)):
         setattr(sys, name, TextIOWrapper(LossyFile(number, "w", closefd=False), errors="replace", write_through=True))
     line = MessageSocket(socket.socket(fileno=control))
-    orders = line.next_message()
-    if orders is None:
+    order = line.next_message()
+    if order is None:
+        return None
+    show_name(order["name"])
+    stack = Path(order["stack_file"]).open("w")  # noqa: SIM115 (it is written to until the process ends)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    return line, order
+
+
+def live(parent: int, fds: list[int], held: list[int]) -> int:
+    """What the process of a group does from its start to its end. `held` are the memory and the bells of all groups."""
+    die_with_parent(parent)
+    leave_sigterm_to_the_run()
+    begun = begin(fds)
+    if begun is None:
         return 0
-    show_name(orders["group"])
-    with Path(orders["stack_file"]).open("w") as stack:
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-        try:
-            member = _member(orders, line, held)
-        except Exception as error:
-            tell_error(line, orders["group"], error)
-            return 1
-        return member.serve()
+    line, order = begun
+    try:
+        member = _member(order, line, held)
+    except Exception as error:
+        tell_error(line, order["name"], error)
+        return 1
+    return member.serve()
 
 
 class LossyFile(FileIO):
-    """Where what a process prints goes. It is not worth a run: what the disk has no room for is lost."""
+    """A file for what a process prints. What the disk has no room for is lost: that is no reason to end a run."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         try:
             return super().write(data)
         except OSError:
-            return len(data)
+            return memoryview(data).nbytes
 
 
-def _member(orders: dict[str, Any], line: MessageSocket, held: list[int]) -> Member:
-    folder = RunFolder.open(orders["run"])
+def _member(order: Message, line: MessageSocket, held: Sequence[int]) -> Member:
+    folder = RunFolder.open(order["run"])
     experiment = read_experiment(folder.read_run_info()["recipe"], folder.read_config())
-    memory, bells = held[: len(orders["memory"])], held[len(orders["memory"]) :]
-    pipes = dict(zip(orders["groups"], zip(bells[::2], bells[1::2], strict=True), strict=True))
-    shm = ShmTransport(dict(zip(orders["memory"], memory, strict=True)), Doorbells(pipes, orders["group"]))
-    numbers = {"epoch": orders["epoch"], "incarnation": orders["incarnation"]}
-    return Member(experiment, orders["group"], line, shm, folder=folder.path, **numbers)
+    memory, bells = held[: len(order["memory"])], held[len(order["memory"]) :]
+    pipes = dict(zip(order["groups"], zip(bells[::2], bells[1::2], strict=True), strict=True))
+    shm = ShmTransport(dict(zip(order["memory"], memory, strict=True)), Doorbells(pipes, order["name"]))
+    epoch, incarnation = order["epoch"], order["incarnation"]
+    return Member(experiment, order["name"], line, shm, folder=folder.path, epoch=epoch, incarnation=incarnation)

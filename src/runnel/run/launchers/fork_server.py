@@ -83,6 +83,15 @@ class ForkServer:
         self.forked = 0
         """Children so far; none ever if it cannot import what it needs."""
 
+    def fileno(self) -> int:
+        """A descriptor that can be read when something is told."""
+        return self._line.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is known to be gone; `gone` also looks."""
+        return self._line.closed
+
     def hold(self, fds: Sequence[int]) -> None:
         """Children to come get these, in this order, after those that are held already."""
         for start in range(0, len(fds), MOST_FDS):

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.core.clock import Clock
-from runnel.core.progress import num_progressed
-from runnel.flow.workers.base import Worker
+from runnel.core.worker import Worker, num_progressed
 
 BEAT_S = 0.25
 STANDSTILL_S = 2.0
@@ -17,7 +16,7 @@ STANDSTILL_S = 2.0
 
 class Heartbeat:
     """Looks at the workers of a process from another thread, and only reads: the age of a stage is the time since it began, or
-    since a piece of its work came back (`core/progress.py`), whichever is later."""
+    since a piece of its work came back (`core/worker.py`), whichever is later."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,5 +1,7 @@
-"""The local launcher: one process per group on this machine, over shared memory. All are forks of one that has imported what
-they need (`fork_server.py`)."""
+"""Processes on this machine, and the local launcher: one process for each group of a run, over shared memory.
+
+All processes are forks of one that has imported what they need (`fork_server.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from runnel.core.framing import MessageSocket
+from runnel.core.errors import WorkerFailure
+from runnel.core.framing import Message, MessageSocket
+from runnel.core.process import last_text
 from runnel.flow.transports.shm import Doorbells
 from runnel.run.launchers.fork_server import Fork, ForkServer
 from runnel.run.launchers.host import ProcessHandle
@@ -22,13 +26,14 @@ from runnel.run.wiring import Edges
 
 EARLY = ("gymnasium", "safetensors.torch", "numba")
 EARLY_FOR_TEXT = ("transformers.models.llama.modeling_llama",)
-"""Whatever the model, most of that import is what all of them share."""
+"""For every model: most of that import is what all of them share."""
 KILL_TIMEOUT_S = 5.0
+STACK_TIMEOUT_S = 2.0
 
 
 def launch(session: Session) -> str:
     """Run to the end; returns the status."""
-    host = LocalHost(session)
+    host = LocalGroups(session)
     try:
         return supervise(session, host)
     finally:
@@ -36,7 +41,7 @@ def launch(session: Session) -> str:
 
 
 class LocalProcess:
-    """A child process."""
+    """A `ProcessHandle` on this machine: a fork, and the line to it."""
 
     def __init__(self, fork: Fork, line: MessageSocket, stack_file: Path) -> None:
         self.fork, self.line, self.stack_file = fork, line, stack_file
@@ -48,11 +53,11 @@ class LocalProcess:
         return self.fork.how() if self.fork.ended() else ""
 
     def stack(self) -> str:
-        self.fork.signal(signal.SIGUSR1)
-        deadline = time.monotonic() + 2.0
+        self.fork.signal(signal.SIGUSR1)  # `child.begin` has it write its stack to the file
+        deadline = time.monotonic() + STACK_TIMEOUT_S
         while time.monotonic() < deadline and self.stack_file.stat().st_size == 0:
             time.sleep(0.02)
-        time.sleep(0.1)
+        time.sleep(0.1)  # the first lines are there; the rest takes a moment
         return self.stack_file.read_text() or "(it does not answer)"
 
     def end(self, timeout_s: float) -> None:
@@ -63,80 +68,94 @@ class LocalProcess:
 
 
 class LocalHost:
-    """Child processes over memory that this one makes and hands down."""
+    """A `ProcessHost` on this machine, for processes that share nothing. `live` is what they do (`module:function`, see
+    `fork_server.Live`); what they print goes to `log`. The fork server starts with the first process, and stays until `end`."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._fds: dict[str, int] = {}
-        self._pipes: dict[str, tuple[int, int]] = {}
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+    def __init__(self, live: str, log: Path, *, early: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self._live, self._log, self._early, self._env = live, log, early, env
+        self._held: list[int] = []
         self._fork_server: ForkServer | None = None
-
-    def open(self, groups: Collection[str]) -> None:
-        self._fds = Edges(self._session.experiment, self._session.groups).allocate()
-        self._pipes = Doorbells.make(list(self._session.groups))
         self._scratch = tempfile.TemporaryDirectory(prefix="runnel-")
-        if self._fork_server is not None:
-            self._fork_server.hold(self._shared())
 
-    def _shared(self) -> list[int]:
-        return [*self._fds.values(), *(fd for pair in self._pipes.values() for fd in pair)]
+    def open(self, names: Collection[str]) -> None:
+        """They share nothing."""
 
-    def _living(self) -> ForkServer:
-        """The process that forks; another one if it is gone."""
-        if self._fork_server is not None and self._fork_server.gone():
-            self.end()
-        if self._fork_server is None:
-            early = EARLY + (EARLY_FOR_TEXT if self._session.experiment.token_streams else ())
-            self._fork_server = ForkServer("runnel.run.launchers.child:live", self._session.folder.log, early=early)
-            self._fork_server.hold(self._shared())
-        return self._fork_server
-
-    def start(self, group: str, *, epoch: int, incarnation: int) -> LocalProcess:
-        assert self._scratch is not None, "open it first"
+    def start(self, name: str, order: Message) -> LocalProcess:
         ours, theirs = socket.socketpair()
-        stack_file = Path(self._scratch.name) / f"{group}.stack"
+        stack_file = Path(self._scratch.name) / f"{name}.stack"
         stack_file.write_text("")
-        line = MessageSocket(ours)
-        with self._session.folder.log.open("ab") as log:
+        with theirs, self._log.open("ab") as log:
             fork = self._living().fork(theirs.fileno(), log.fileno())
-        theirs.close()
-        line.send(
-            {
-                "run": str(self._session.folder.path.resolve()),
-                "group": group,
-                "memory": list(self._fds),
-                "groups": list(self._pipes),
-                "epoch": epoch,
-                "incarnation": incarnation,
-                "stack_file": str(stack_file),
-            }
-        )
+        line = MessageSocket(ours)
+        line.send({**order, "name": name, "stack_file": str(stack_file)})
         return LocalProcess(fork, line, stack_file)
 
+    def _living(self) -> ForkServer:
+        """The fork server; another one if it is gone."""
+        if self._fork_server is not None and self._fork_server.gone():
+            if not self._fork_server.forked:
+                raise WorkerFailure("fork server", f"does not start; see {self._log}")
+            self._fork_server.close()
+            self._fork_server = None
+        if self._fork_server is None:
+            self._fork_server = ForkServer(self._live, self._log, early=self._early, env=self._env)
+            self._fork_server.hold(self._held)
+        return self._fork_server
+
+    def _share(self, fds: list[int]) -> None:
+        """Have processes to come get these descriptors, and no others."""
+        self._held = fds
+        if self._fork_server is not None:
+            self._fork_server.drop()
+            self._fork_server.hold(fds)
+
     def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
-        lines = [s.line for s in handles if isinstance(s, LocalProcess)]
-        select.select([line for line in lines if not line.closed], [], [], timeout_s)
+        told: list[MessageSocket | ForkServer] = [h.line for h in handles if isinstance(h, LocalProcess) and not h.line.closed]
+        if self._fork_server is not None and not self._fork_server.closed:
+            told.append(self._fork_server)  # it tells that a process has ended; the closed line of one says less
+        select.select(told, [], [], timeout_s)
 
     def lost(self) -> str:
         return ""
 
     def output(self) -> str:
-        return self._session.folder.log.read_text(errors="replace")[-2000:]
+        with self._log.open("rb") as log:
+            return last_text(log)
 
     def close(self) -> None:
-        """Let go of what the groups share; the process that forks stays for the next ones."""
-        if self._fork_server is not None:
-            self._fork_server.drop()
-        for fd in self._shared():
-            os.close(fd)
-        self._fds, self._pipes = {}, {}
-        if self._scratch is not None:
-            self._scratch.cleanup()
-            self._scratch = None
+        """They share nothing."""
 
     def end(self) -> None:
-        """Nothing is left."""
+        """End the fork server. Processes that are left go on."""
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
+        self._scratch.cleanup()
+
+
+class LocalGroups(LocalHost):
+    """The groups of a run, over memory that this process makes and hands down."""
+
+    def __init__(self, session: Session) -> None:
+        early = EARLY + (EARLY_FOR_TEXT if session.experiment.token_streams else ())
+        super().__init__("runnel.run.launchers.child:live", session.folder.log, early=early)
+        self._session = session
+        self._fds: dict[str, int] = {}
+        self._pipes: dict[str, tuple[int, int]] = {}
+
+    def open(self, names: Collection[str]) -> None:
+        self._fds = Edges(self._session.experiment, self._session.groups).allocate()
+        self._pipes = Doorbells.make(list(self._session.groups))
+        self._share([*self._fds.values(), *(fd for pair in self._pipes.values() for fd in pair)])
+
+    def start(self, name: str, order: Message) -> LocalProcess:
+        run = str(self._session.folder.path.resolve())
+        return super().start(name, {**order, "run": run, "memory": list(self._fds), "groups": list(self._pipes)})
+
+    def close(self) -> None:
+        """Let go of what the groups share; the fork server stays for the next ones."""
+        held = self._held
+        self._share([])
+        for fd in held:
+            os.close(fd)
+        self._fds, self._pipes = {}, {}

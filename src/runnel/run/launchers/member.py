@@ -21,8 +21,8 @@ from runnel.core.config import override
 from runnel.core.disk import refused
 from runnel.core.errors import DiskError, EvaluationInterrupted, NonFiniteError, RunnelError
 from runnel.core.framing import Message
-from runnel.core.progress import count_alone, progressed
 from runnel.core.user_code import frames, is_users
+from runnel.core.worker import count_alone, progressed
 from runnel.graphs.experiment import Experiment
 from runnel.run import registry
 from runnel.run.best import BestParams

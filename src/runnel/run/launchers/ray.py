@@ -7,11 +7,12 @@ Each node that has a group of the run has an agent too, which makes the shared m
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
-import sys
 import time
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from ipaddress import IPv4Address, ip_address
 from typing import Any
@@ -29,8 +30,9 @@ from runnel.flow.transports.cluster.ray import FAULTS, NAMESPACE, agent_name
 from runnel.graphs.experiment import PARAMS, Experiment
 from runnel.run.launchers.deadlines import START_TIMEOUT_S
 from runnel.run.launchers.host import ProcessHandle
-from runnel.run.launchers.ray_actors import AgentActor, GroupActor
+from runnel.run.launchers.ray_actors import AgentActor, ProcessActor
 from runnel.run.launchers.ray_head import Head, connected
+from runnel.run.launchers.ray_host import RayHost, RayProcess, kill, surroundings
 from runnel.run.launchers.supervisor import supervise
 from runnel.run.needs import SPREAD_RANKS, Need, NodeRoom, describe_fit, fit, needs_of, on_one_node, rank_groups
 from runnel.run.session import Session
@@ -44,8 +46,14 @@ MANY = 100_000
 
 def launch(session: Session) -> str:
     """Run to the end; returns the status."""
-    with connected(session.experiment, session.groups) as head:
-        return supervise(session, RayHost(session, head))
+    with _cluster_for(session.experiment, session.groups) as head:
+        return supervise(session, RayGroups(session, head))
+
+
+def _cluster_for(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> AbstractContextManager[Head]:
+    needs = needs_of(experiment, groups).values()
+    labels = {k: v for need in needs for k, v in need.labels.items()}
+    return connected(experiment.config.cluster.address, math.ceil(sum(need.cores for need in needs)), labels)
 
 
 def rooms() -> list[NodeRoom]:
@@ -62,112 +70,9 @@ def rooms() -> list[NodeRoom]:
 
 def show_placement(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> str:
     """How the run would lie on its cluster; a `ConfigError` says what is missing."""
-    with connected(experiment, groups):
+    with _cluster_for(experiment, groups):
         needs, nodes, ranks = needs_of(experiment, groups), rooms(), rank_groups(experiment, groups)
         return describe_fit(needs, fit(needs, nodes, on_one_node(ranks, needs)), nodes, ranks)
-
-
-class RayLine:
-    """Our end of a group's control line: orders are calls, and one question is always open that its words answer."""
-
-    def __init__(self, actor: Any) -> None:
-        self.closed = False
-        self.lost = ""
-        self._actor = actor
-        self._left: list[Message] = []
-        self._sent = 0
-        self.open: Any = None
-
-    def begin(self) -> None:
-        self.open = self._actor.listen.remote()
-
-    def send(self, message: Message) -> None:
-        if not self.closed:
-            self._actor.order.remote(self._sent, json.dumps(message).encode())
-            self._sent += 1
-
-    def look(self) -> None:
-        """Keep what has arrived; sets `lost` when the group is gone."""
-        while self.open is not None and ray.wait([self.open], timeout=0)[0]:
-            try:
-                self._left += json.loads(ray.get(self.open))
-                self.open = self._actor.listen.remote()
-            except RayError as error:
-                self.lost, self.open = _reason(error), None
-
-    def receive(self) -> list[Message]:
-        self.look()
-        found, self._left = self._left, []
-        return found
-
-
-def _reason(error: RayError) -> str:
-    """Ray's account of a loss, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"was lost: {' '.join(lines)[:400]}"
-
-
-class RayProcess:
-    """A group as a Ray actor. It is placed by Ray in its own time; then it begins."""
-
-    def __init__(self, group: str, actor: Any, head: Head) -> None:
-        self.group, self.actor, self._head = group, actor, head
-        self.numbers: dict[str, int] = {}
-        self.line = RayLine(actor)
-        self.place: Any = actor.where.remote()
-        """The question where Ray has put it, until that is known."""
-        self.node = ""
-        self.ip = ""
-        self.begun = False
-        self._failed = ""
-
-    def placed(self) -> bool:
-        """Whether Ray has found a node for it by now."""
-        if self.place is not None and ray.wait([self.place], timeout=0)[0]:
-            try:
-                found = json.loads(ray.get(self.place))
-                self.node, self.ip = found["node"], found["ip"]
-            except RayError as error:
-                self._failed = _reason(error)
-            self.place = None
-        return bool(self.node)
-
-    def waits(self) -> bool:
-        """Ray has no place for it yet."""
-        return self.place is not None
-
-    def died(self) -> str:
-        if not self._failed:
-            self.line.look()
-        if self._failed or not self.line.lost:
-            return self._failed
-        return f"on node {self.node[:8]} {self.line.lost}"
-
-    def fail(self, how: str) -> None:
-        """Its node is not usable any more."""
-        self._failed = self._failed or how
-        _kill(self.actor, self._head)
-
-    def stack(self) -> str:
-        try:
-            text: str = ray.get(self.actor.stack.remote(), timeout=5.0)
-        except (RayError, TimeoutError):
-            return "(it does not answer)"
-        return text
-
-    def end(self, timeout_s: float) -> None:
-        self.line.closed = True
-        if self.begun and timeout_s > 0 and not self.died():
-            ray.wait([self.actor.ended.remote()], timeout=timeout_s)
-        _kill(self.actor, self._head)
-
-
-def _kill(actor: Any, head: Head) -> None:
-    """End an actor's process. Ray does that through its head; without one, the process is asked to end itself."""
-    if head.silent():
-        actor.leave.remote()
-    else:
-        ray.kill(actor)
 
 
 class Node:
@@ -194,11 +99,12 @@ class Node:
         return bool(ray.wait([self.alive], timeout=0)[0])
 
 
-class RayHost:
-    """`supervisor.ProcessHost` on a Ray cluster."""
+class RayGroups(RayHost):
+    """The groups of a run on a Ray cluster, with an agent on each node that has some."""
 
     def __init__(self, session: Session, head: Head) -> None:
-        self._session, self._head = session, head
+        super().__init__(head, session.folder.log)
+        self._session = session
         self._id = ""
         self._opened = False
         self._needs = needs_of(session.experiment, session.groups)
@@ -224,9 +130,9 @@ class RayHost:
         while not all(handle.placed() for handle in self._handles.values()):
             for handle in self._handles.values():
                 if handle.died():
-                    raise WorkerFailure(handle.group, handle.died())
+                    raise WorkerFailure(handle.name, handle.died())
             if time.monotonic() > deadline:
-                late = next(s.group for s in self._handles.values() if not s.placed())
+                late = next(s.name for s in self._handles.values() if not s.placed())
                 raise WorkerFailure(late, f"found no place on the cluster in {START_TIMEOUT_S:g} s")
             time.sleep(0.02)
 
@@ -269,14 +175,14 @@ class RayHost:
         if need.memory:
             options["memory"] = need.memory
         name = f"runnel-{self._id}-{group}-{secrets.token_hex(2)}"
-        return ray.remote(GroupActor).options(name=name, namespace=NAMESPACE, max_concurrency=64, **options).remote()
+        return ray.remote(ProcessActor).options(name=name, namespace=NAMESPACE, max_concurrency=64, **options).remote()
 
-    def start(self, group: str, *, epoch: int, incarnation: int) -> RayProcess:
-        handle = self._handles.get(group)
-        if handle is None or handle.numbers:
+    def start(self, name: str, order: Message) -> RayProcess:
+        handle = self._handles.get(name)
+        if handle is None or handle.order:
             self._head.check()
-            handle = self._handles[group] = RayProcess(group, self._actor(group), self._head)
-        handle.numbers = {"epoch": epoch, "incarnation": incarnation}
+            handle = self._handles[name] = RayProcess(name, self._actor(name), self._head)
+        handle.order = order
         self._advance()
         return handle
 
@@ -284,7 +190,7 @@ class RayHost:
         """Bring every group that waits a step further: Ray places it, its node gets an agent, it begins."""
         self._drop_lost_nodes()
         for handle in self._handles.values():
-            if handle.begun or not handle.numbers or not handle.placed():
+            if handle.begun or not handle.order or not handle.placed():
                 continue
             if handle.node not in self._nodes:
                 self._head.check()
@@ -311,10 +217,9 @@ class RayHost:
         return Node(name, agent, agent.open.remote(json.dumps(orders).encode()))
 
     def _begin(self, handle: RayProcess, node: Node) -> None:
-        orders = {
-            **self._orders(),
-            **handle.numbers,
-            "group": handle.group,
+        handle.order |= self._orders() | {
+            "work": "runnel.run.launchers.ray_actors:run_group",
+            "name": handle.name,
             "run": str(self._session.folder.path.resolve()),
             "node": node.name,
             "memory": node.memory,
@@ -322,19 +227,15 @@ class RayHost:
             "map": self._map().to_data(),
         }
         node.next_place += 1
-        handle.actor.begin.remote(json.dumps(orders).encode())
-        handle.line.begin()
-        handle.begun = True
+        handle.begin()
         self._tell_map()
 
-    def _orders(self) -> dict[str, Any]:
+    def _orders(self) -> Message:
         experiment = self._session.experiment
-        return {
+        return surroundings() | {
             "id": self._id,
             "recipe": self._session.folder.read_run_info()["recipe"],
             "config": to_data(experiment.config),
-            "cwd": os.getcwd(),
-            "sys_path": [p for p in sys.path if p],
             "faults": os.environ.get(FAULTS, ""),
         }
 
@@ -394,23 +295,13 @@ class RayHost:
     # ---------------------------------------------------------------------------------------------------------- waiting
     def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         self._advance()
-        questions = [handle.line.open for handle in self._handles.values() if handle.line.open is not None]
-        if questions:
-            ray.wait(questions, timeout=timeout_s)
-        else:
-            time.sleep(timeout_s)
-
-    def lost(self) -> str:
-        return self._head.lost()
-
-    def output(self) -> str:
-        return self._session.folder.log.read_text(errors="replace")[-2000:] if self._session.folder.log.exists() else ""
+        super().wait(self._handles.values(), timeout_s)
 
     def close(self) -> None:
         for handle in self._handles.values():
-            _kill(handle.actor, self._head)
+            kill(handle.actor, self._head)
         for node in self._nodes.values():
-            _kill(node.agent, self._head)
+            kill(node.agent, self._head)
         for room in {id(room): room for room, _ in self._rooms.values()}.values():
             if not self._head.silent():
                 remove_placement_group(room)

@@ -11,12 +11,12 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import ray
 
 from runnel.core.errors import ConfigError
 from runnel.core.framing import Message
+from runnel.core.resolve import load_object
 from runnel.flow.inference.codec import Bytes
 from runnel.flow.transports.cluster.agent import NodeAgent
 from runnel.flow.transports.cluster.map import ClusterMap
@@ -29,7 +29,7 @@ from runnel.run.wiring import Edges, place
 FLUSH_S = 0.25
 
 
-def enter(orders: dict[str, Any]) -> None:
+def enter(orders: Message) -> None:
     """Stand where the launching process stood: same folder, same modules."""
     for path in reversed(orders["sys_path"]):
         if path not in sys.path:
@@ -90,8 +90,8 @@ class QueueLine:
         return found
 
 
-class GroupActor:
-    """A process group as a Ray actor. Its workers are polled on a thread of their own; Ray's calls come in on another."""
+class ProcessActor:
+    """A process as a Ray actor. Its work is done on a thread of its own; Ray's calls come in on another."""
 
     def __init__(self) -> None:
         self._line: QueueLine | None = None
@@ -110,35 +110,12 @@ class GroupActor:
         threading.Thread(target=self._run, args=(json.loads(data), self._line, loop), daemon=True).start()
         self._begun.set()
 
-    def _run(self, orders: dict[str, Any], line: QueueLine, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, order: Message, line: QueueLine, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            member = self._member(orders, line)
-        except Exception as error:
-            tell_error(line, orders["group"], error)
-        else:
-            member.serve()
+            enter(order)
+            load_object(order["work"], "work")(order, line)
         finally:
             loop.call_soon_threadsafe(self._ended.set)
-
-    def _member(self, orders: dict[str, Any], line: QueueLine) -> Member:
-        enter(orders)
-        log = Path(orders["run"]) / "log.txt"
-        if not log.parent.is_dir():
-            raise ConfigError("out", orders["run"], "this node does not see the run's folder; put it on a shared file system")
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        transport = ClusterTransport(
-            NodeMemory.from_data(orders["memory"]),
-            orders["place"],
-            RayNet(orders["id"], orders["faults"]),
-            ClusterMap.from_data(orders["map"]),
-            node=orders["node"],
-            first=orders["incarnation"] << 32,
-        )
-        experiment = read_experiment(orders["recipe"], orders["config"])
-        numbers = {"epoch": orders["epoch"], "incarnation": orders["incarnation"]}
-        return Member(experiment, orders["group"], line, transport, folder=log.parent, **numbers)
 
     async def order(self, number: int, data: bytes) -> None:
         """Orders are numbered: Ray may bring calls in any order."""
@@ -167,6 +144,36 @@ class GroupActor:
     async def leave(self) -> None:
         """End the process: the cluster has no head any more that could do it."""
         os._exit(0)
+
+
+def run_group(order: Message, line: QueueLine) -> None:
+    """What the actor of a process group does from its start to its end."""
+    try:
+        member = _member(order, line)
+    except Exception as error:
+        tell_error(line, order["name"], error)
+    else:
+        member.serve()
+
+
+def _member(order: Message, line: QueueLine) -> Member:
+    log = Path(order["run"]) / "log.txt"
+    if not log.parent.is_dir():
+        raise ConfigError("out", order["run"], "this node does not see the run's folder; put it on a shared file system")
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    epoch, incarnation = order["epoch"], order["incarnation"]
+    transport = ClusterTransport(
+        NodeMemory.from_data(order["memory"]),
+        order["place"],
+        RayNet(order["id"], order["faults"]),
+        ClusterMap.from_data(order["map"]),
+        node=order["node"],
+        first=incarnation << 32,
+    )
+    experiment = read_experiment(order["recipe"], order["config"])
+    return Member(experiment, order["name"], line, transport, folder=log.parent, epoch=epoch, incarnation=incarnation)
 
 
 class AgentActor:

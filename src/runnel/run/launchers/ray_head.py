@@ -6,7 +6,6 @@ the launching process too, without a word. So the head is asked all the time, an
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,9 +22,7 @@ from ray.exceptions import RayError
 
 from runnel.core.errors import ClusterLost, ConfigError
 from runnel.flow.transports.cluster.ray import NAMESPACE
-from runnel.graphs.experiment import Experiment
 from runnel.run.launchers.guard import ClusterGuard
-from runnel.run.needs import needs_of
 from runnel.run.wiring import available_cores
 
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
@@ -48,16 +45,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # ------------------------------------------------------------------------------------------------------------------ joining
 @contextmanager
-def connected(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> Iterator[Head]:
-    """A cluster: the one we are in, the one at `cluster.address`, or a new one on this machine that ends with the run."""
+def connected(address: str, cores: int, labels: Mapping[str, str] | None = None) -> Iterator[Head]:
+    """A cluster: the one we are in, the one at `address` (or RAY_ADDRESS), or a new one on this machine that ends with us."""
     if ray.is_initialized():
         with watched_head() as head:
             yield head
         return
-    address = experiment.config.cluster.address or os.environ.get("RAY_ADDRESS", "")
-    needs = needs_of(experiment, groups).values()
-    labels = {k: v for need in needs for k, v in need.labels.items()}
-    cluster = joined(address) if address else made(math.ceil(sum(need.cores for need in needs)), labels)
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    cluster = joined(address) if address else made(cores, labels)
     with cluster, watched_head(lost_s=LOST_S if address else OWN_LOST_S) as head:
         yield head
 

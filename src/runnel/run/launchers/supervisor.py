@@ -156,7 +156,7 @@ class Supervisor:
     def _handle(self, name: str) -> Child:
         """Incarnations differ between epochs, and between the starts of a group within one."""
         epoch, restarts = self.session.epoch, len(self._losses.get(name, ())) + self._comings.get(name, 0)
-        return Child(name, self.host.start(name, epoch=epoch, incarnation=epoch + (restarts << 12)))
+        return Child(name, self.host.start(name, {"epoch": epoch, "incarnation": epoch + (restarts << 12)}))
 
     def _owns_streams(self, group: str) -> bool:
         e, members = self.session.experiment, self.session.groups[group]

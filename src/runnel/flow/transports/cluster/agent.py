@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from runnel.core.batch import Batch
 from runnel.core.contracts.inference import Reply
 from runnel.core.errors import DataError
-from runnel.core.records import Header, Slot
+from runnel.core.records import Batch, Header, Slot
 from runnel.flow.inference.codec import Bytes, packed, unpack
 from runnel.flow.inference.mailboxes import MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, checksum

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from runnel.core.batch import Batch
 from runnel.core.errors import RunnelError
+from runnel.core.records import Batch
 from runnel.flow.inference.codec import packed
 from runnel.flow.params import Channel
 from runnel.flow.transports.cluster.map import ClusterMap

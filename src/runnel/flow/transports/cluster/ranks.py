@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from runnel.core.batch import Batch
 from runnel.core.errors import DataError
-from runnel.core.records import Header, Segment, StreamSpec
+from runnel.core.records import Batch, Header, Segment, StreamSpec
 from runnel.flow.inference.codec import Bytes, packed, unpack
 from runnel.flow.slots import SlotTable, TableReader
 from runnel.flow.transports.cluster import remote

@@ -18,13 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from runnel.core.batch import Batch
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.inference import Reply
 from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import RunnelError
-from runnel.core.progress import progressed
-from runnel.core.records import Header, Slot, StreamSpec, check_used, trim
+from runnel.core.records import Batch, Header, Slot, StreamSpec, check_used, trim
+from runnel.core.worker import progressed
 from runnel.flow.inference.codec import Bytes, packed, unpack
 from runnel.flow.inference.mailboxes import Asker, InferenceSpec
 from runnel.flow.params import ChannelSubscriber

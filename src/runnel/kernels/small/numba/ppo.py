@@ -25,14 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.contracts.inference import RowPolicy
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import SeparateBody
-from runnel.nets.heads import ContinuousHead, DiscreteHead
-from runnel.nets.mlp import MLP
+from runnel.nets.actor_critic import ActorCritic, SeparateBody
+from runnel.nets.layers import MLP, RunningMeanStd, Torso
 from runnel.nets.optim import Adam
-from runnel.nets.torso import Torso
-from runnel.ops.distributions import UNIFORM_MARGIN
-from runnel.ops.normalise import RunningMeanStd
+from runnel.ops.distributions import UNIFORM_MARGIN, ContinuousHead, DiscreteHead
 
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
 """What `passes` says of each optimiser step."""

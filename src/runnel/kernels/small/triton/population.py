@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from runnel.agents.ppo import Numbers, PPOConfig, PPOLearner
-from runnel.core.batch import Batch
 from runnel.core.contracts.learning import Update
+from runnel.core.records import Batch
 from runnel.kernels.small.numba.ppo import METRICS
 from runnel.kernels.small.triton.ppo import TritonActorCritic
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.optim import flat_view
 from runnel.nets.population import Population
-from runnel.ops.normalise import explained_variance
+from runnel.ops.returns import explained_variance
 
 
 class TritonPopulationLearner(PPOLearner):

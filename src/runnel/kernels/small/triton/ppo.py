@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 
 from runnel.kernels.small.numpy_act import vector_leaf
-from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.bodies import SeparateBody
-from runnel.nets.heads import ContinuousHead, DiscreteHead
-from runnel.nets.mlp import MLP
+from runnel.nets.actor_critic import ActorCritic, SeparateBody
+from runnel.nets.layers import MLP, Torso
 from runnel.nets.optim import Adam
-from runnel.nets.torso import Torso
+from runnel.ops.distributions import ContinuousHead, DiscreteHead
 
 _BLOCK = 64
 _SHARES = 132

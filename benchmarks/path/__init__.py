@@ -1,0 +1,1 @@
+"""Which files of the package one training iteration goes through: `python -m benchmarks.path`."""

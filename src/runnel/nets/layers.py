@@ -1,0 +1,328 @@
+"""Layers that every network is made of: perceptrons, the torso that turns an observation into one vector, scales.
+
+For small networks most of a training step is spent between the operations, not in them. So networks of equal shape (actor and
+critic, twin critics) run as one stack of matrices on the CPU.
+
+Running statistics (`RunningMeanStd`, `ReturnScale`) belong to the learner and travel with its parameters. Mean and variance are
+buffers, so they are published, checkpointed and restored like weights, and acting uses exactly the statistics that the learner
+had at that version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runnel.core.contracts.learning import Collective
+from runnel.core.errors import ConfigError, UnusedSettingError
+from runnel.core.resuming import OnResume, stays
+from runnel.core.rng import make_seed
+from runnel.core.spaces import ArraySpec
+from runnel.nets.convolutions import Channels, Conv, Kind, is_image
+from runnel.ops.returns import returns_so_far
+
+Activation = Literal["tanh", "relu", "silu"]
+DEFAULT_HIDDEN = (64, 64)
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """What a network is made of: convolutions for images, fully connected layers, a recurrent core."""
+
+    on_resume: ClassVar[OnResume] = stays(
+        "hidden", "activation", "conv", "channels", "core", "core_size", "shared", why="what was learned is of that network"
+    )
+
+    hidden: tuple[int, ...] | None = None
+    """Width of each hidden layer. None: 64, 64 for vectors; after convolutions one layer, 512 (nature) or 128 (small)."""
+    activation: Activation = "tanh"
+    """Nonlinearity between layers (convolutions always use relu)."""
+    conv: Kind = "auto"
+    """Convolutions for image leaves: `nature` (Mnih et al. 2015) for 84 x 84, `small` for 10 x 10 boards, by size if auto."""
+    channels: Channels = "auto"
+    """Which axis of an image leaf holds its channels: first is [C, H, W], last is [H, W, C]. auto goes by the shape (two equal
+    neighbours are height and width, else the channels are by far the smallest); a shape that does not tell is refused."""
+    core: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent core after the hidden layers; actor and critic then share all layers but the last."""
+    core_size: int = 64
+    """Width of the recurrent core."""
+    shared: bool | None = None
+    """Actor and critic share their layers. None: only where there are convolutions or a core."""
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for a network that cannot be built."""
+        if any(width < 1 for width in self.hidden or ()):
+            raise ConfigError("net.hidden", self.hidden, "each layer needs a width of at least 1")
+        if self.core_size < 1:
+            raise ConfigError("net.core_size", self.core_size, "use at least 1")
+        if self.core != "none" and self.shared is False:
+            raise ConfigError("net.shared", False, "a recurrent core is shared by actor and critic; leave net.shared alone")
+
+
+class MLP(nn.Module):
+    """Linear layers, `[..., I] -> [..., O]`; orthogonal weights (gain sqrt 2, `head_gain` for the last), zero biases.
+
+    With `copies` = S it holds S networks of one shape: `[..., I] -> [S, ..., O]`. With `num_outputs` a tuple, copy i has a
+    last layer of width `num_outputs[i]`, and a tuple comes back.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int | tuple[int, ...],
+        *,
+        config: NetConfig,
+        head_gain: float | Sequence[float],
+        seed: int | Sequence[int],
+        copies: int = 0,
+    ) -> None:
+        super().__init__()
+        config.check()
+        hidden = DEFAULT_HIDDEN if config.hidden is None else config.hidden
+        self.num_inputs, self.activation, self.copies = num_inputs, config.activation, copies
+        outputs = num_outputs if isinstance(num_outputs, tuple) else (num_outputs,)
+        self.heads = len(outputs) if isinstance(num_outputs, tuple) else 0
+        assert self.heads in (0, copies), "one head for each copy"
+        num_nets = max(copies, 1)
+        seeds = [seed if num_nets == 1 else make_seed(seed, i) for i in range(num_nets)] if isinstance(seed, int) else seed
+        gains = [head_gain] * num_nets if isinstance(head_gain, int | float) else head_gain
+        widths = [outputs[i if self.heads else 0] for i in range(num_nets)]
+        nets = [
+            _orthogonal([num_inputs, *hidden, width], head_gain=gain, seed=s)
+            for width, gain, s in zip(widths, gains, seeds, strict=True)
+        ]
+        trunk, heads = [list(net) for net in nets], []
+        if self.heads:
+            heads = [net.pop() for net in trunk]
+        layers = [_stack([net[i] for net in trunk], stacked=copies > 0) for i in range(len(trunk[0]))]
+        pairs = [*layers, *((w, torch.zeros(w.shape[1])) for w in heads)]
+        self.weight = nn.ParameterList(nn.Parameter(w) for w, _ in pairs)
+        self.bias = nn.ParameterList(nn.Parameter(b) for _, b in pairs)
+        self._layers: list[tuple[Tensor, Tensor]] | None = None
+        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def __call__(self, x: Tensor, *, copies: int = 0) -> Any:
+        # without hooks: finding them costs as much as a small layer
+        return self.forward(x, copies=copies)
+
+    def forward(self, x: Tensor, *, copies: int = 0) -> Any:
+        """`copies`: by the first so many networks of the stack alone (0: all)."""
+        lead, x = x.shape[:-1], x.reshape(-1, self.num_inputs)
+        if self.copies and x.is_cuda:
+            # One network after the other: a batched product does not share the sum over rows, which is the gradient of a
+            # weight, between the multiprocessors of a GPU; a single one does.
+            parts = [self.one(x, i) for i in range(copies or self.copies)]
+            outputs = tuple(parts) if self.heads else (torch.stack(parts),)
+        else:
+            outputs = self._run(x, copies)
+        if len(lead) != 1:
+            outputs = tuple(
+                o.reshape(*(o.shape[:1] if self.copies and not self.heads else ()), *lead, o.shape[-1]) for o in outputs
+            )
+        return outputs if self.heads else outputs[0]
+
+    def _run(self, x: Tensor, copies: int) -> tuple[Tensor, ...]:
+        """All networks at once, `[N, I]` -> one output, or one for each head."""
+        layers, act = self._found(), _IN_PLACE[self.activation]
+        if copies:
+            layers = [(w[:copies], b[:copies]) for w, b in layers]
+        num_hidden = len(layers) - (self.heads or 1)
+        for weight, bias in layers[:num_hidden]:
+            x = act(_affine(x, weight, bias))
+        if not self.heads:
+            return (_last(x, *layers[-1]),)
+        parts = x.unbind(0) if num_hidden else (x,) * self.heads
+        return tuple(torch.addmm(b, h, w) for h, (w, b) in zip(parts, layers[num_hidden:], strict=True))
+
+    def one(self, x: Tensor, copy: int) -> Tensor:
+        """One network of the stack alone. `[..., I] -> [..., O]`"""
+        lead, x = x.shape[:-1], x.reshape(-1, self.num_inputs)
+        layers, act = self._found(), _IN_PLACE[self.activation]
+        num_hidden = len(layers) - (self.heads or 1)
+        for weight, bias in layers[:num_hidden]:
+            x = act(torch.addmm(bias[copy], x, weight[copy]))
+        weight, bias = layers[num_hidden + copy] if self.heads else (layers[-1][0][copy], layers[-1][1][copy])
+        return torch.addmm(bias, x, weight).reshape(*lead, weight.shape[-1])
+
+    def _found(self) -> list[tuple[Tensor, Tensor]]:
+        """Weights and biases by layer. Finding them through modules costs as much as a small layer."""
+        if self._layers is None:
+            self._layers = list(zip(self.weight, self.bias, strict=True))
+        return self._layers
+
+
+def _forget(module: nn.Module, incompatible: object) -> None:
+    """`load_state_dict(assign=True)` replaces parameters."""
+    assert isinstance(module, MLP)
+    module._layers = None
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`x W + b`, for one network or for a stack `[S, I, O]` on a shared `[N, I]` or own `[S, N, I]` input."""
+    if weight.dim() == 2:
+        return torch.addmm(bias, x, weight)
+    if x.dim() == 2:
+        x = x.expand(weight.shape[0], *x.shape)
+    # in place: memory that is new has to be mapped first, which takes longer than the sum
+    return torch.bmm(x, weight).add_(bias)
+
+
+def _last(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`_affine` for the last layer. A product that gives a column takes four times as long as one with a vector."""
+    if weight.dim() == 2 or weight.shape[2] > 1 or x.dim() == 2 or not x.shape[1]:  # of no rows `addmv` gives one
+        return _affine(x, weight, bias)
+    parts = (torch.addmv(b, h, w) for h, w, b in zip(x, weight.squeeze(-1), bias.flatten(1), strict=True))
+    return torch.stack(list(parts)).unsqueeze(-1)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "silu": F.silu}
+_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_, "silu": F.silu}
+"""What a layer's own output is given to; the gradients of tanh and relu need no more than the result."""
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+def _orthogonal(widths: Sequence[int], *, head_gain: float, seed: int) -> list[Tensor]:
+    """Weights `[I, O]` of one network, drawn from `seed` alone."""
+    generator = torch.Generator().manual_seed(seed)
+    gains = [2.0**0.5] * (len(widths) - 2) + [head_gain]
+    drawn = []
+    for num_in, num_out, gain in zip(widths[:-1], widths[1:], gains, strict=True):
+        weight = torch.empty(num_out, num_in)
+        weight = nn.init.orthogonal_(weight, gain=gain, generator=generator)
+        # `contiguous` would keep odd strides where a width is 1, and BLAS rounds differently by strides
+        drawn.append(weight.t().clone(memory_format=torch.contiguous_format))
+    return drawn
+
+
+def _stack(weights: Sequence[Tensor], *, stacked: bool) -> tuple[Tensor, Tensor]:
+    """One layer of all copies: `[S, I, O]` and `[S, 1, O]`, or plain `[I, O]` and `[O]`."""
+    if not stacked:
+        return weights[0], torch.zeros(weights[0].shape[1])
+    return torch.stack(list(weights)), torch.zeros(len(weights), 1, weights[0].shape[1])
+
+
+# -------------------------------------------------------------------------------------------------------------- leaves
+def leaves_width(obs: Mapping[str, ArraySpec]) -> int:
+    """Numbers in one observation, over all leaves."""
+    return sum(torch.Size(leaf.shape).numel() for leaf in obs.values())
+
+
+def flatten_leaves(obs: Mapping[str, Tensor], leaves: Sequence[tuple[str, ArraySpec]]) -> Tensor:
+    """All leaves side by side, as float32, in the order of `leaves`. `{key: [..., *shape]} -> [..., width]`
+
+    >>> spec = {"obs/a": ArraySpec((2, 2)), "obs/b": ArraySpec((), torch.int64)}
+    >>> flatten_leaves({"obs/a": torch.ones(3, 2, 2), "obs/b": torch.zeros(3)}, sorted(spec.items())).shape
+    torch.Size([3, 5])
+    """
+    parts = [_flat(obs[key], len(leaf.shape)) for key, leaf in leaves]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _flat(x: Tensor, num_dims: int) -> Tensor:
+    if num_dims != 1:
+        x = x.reshape(*x.shape[: x.dim() - num_dims], -1)
+    return x if x.dtype == torch.float32 else x.to(torch.float32)
+
+
+class Torso(nn.Module):
+    """Observation leaves `[..., *shape]` -> `[..., width]`."""
+
+    def __init__(self, obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int) -> None:
+        super().__init__()
+        images = {k: leaf for k, leaf in obs.items() if is_image(leaf)} if config.conv != "none" else {}
+        self._vectors = [(k, leaf) for k, leaf in sorted(obs.items()) if k not in images]
+        if config.channels != "auto" and not images:
+            why = "no part of the observation is convolved, so none has channels"
+            raise UnusedSettingError("net.channels", config.channels, f"{why}; leave it at 'auto'")
+        self.convs = nn.ModuleDict(
+            {k: Conv(x, config.conv, config.channels, key=k, seed=make_seed(seed, k)) for k, x in sorted(images.items())}
+        )
+        self._convs: list[tuple[str, Conv]] = [(k, c) for k, c in self.convs.items() if isinstance(c, Conv)]
+        self.width = leaves_width(dict(self._vectors)) + sum(c.width for _, c in self._convs)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether there is an image among the leaves."""
+        return bool(self._convs)
+
+    def settle(self, config: NetConfig) -> NetConfig:
+        """`config` with the hidden layers that fit this torso, where it leaves them open."""
+        if config.hidden is not None:
+            return config
+        kinds = [c.kind for _, c in self._convs]
+        return replace(config, hidden=DEFAULT_HIDDEN if not kinds else ((512,) if "nature" in kinds else (128,)))
+
+    def __call__(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return self.forward(obs)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        if not self._convs:
+            return flatten_leaves(obs, self._vectors)
+        parts = [conv(obs[key]) for key, conv in self._convs]
+        if self._vectors:
+            parts.append(flatten_leaves(obs, self._vectors))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and population variance over all rows seen; `forward` gives `clip((x - mean) / std)`. Before data: identity.
+
+    The merge of two sets (n, m, v) is that of Chan et al. 1983, in float64:
+    `m = m_a + d n_b / n`, `v n = v_a n_a + v_b n_b + d^2 n_a n_b / n` with `d = m_b - m_a`.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...], *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.clip, self.epsilon = clip, epsilon
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., *shape] -> [..., *shape]`, in the type of `x`."""
+        scale = (self.var + self.epsilon).rsqrt().to(x.dtype)
+        return ((x - self.mean.to(x.dtype)) * scale).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, collective: Collective) -> None:
+        """Take in the rows of `x` of every rank. `[N, *shape]`. In place, so that published tensors keep their address."""
+        shift = x.to(torch.float64) - self.mean
+        rows = torch.full_like(self.mean, x.shape[0])
+        num_new, total, square = collective.all_reduce(torch.stack([rows, shift.sum(0), shift.square().sum(0)]))
+        delta = total / num_new
+        count = self.count + num_new
+        spread = self.var * self.count + (square - total * delta) + delta.square() * self.count * num_new / count
+        self.mean.add_(delta * num_new / count)
+        self.var.copy_(spread / count)
+        self.count.add_(x.shape[0] * collective.world_size)
+
+
+class ReturnScale(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return, so that values stay near 1.
+
+        G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t,  r'_t = clip(r_t / sqrt(Var G))
+
+    As Gymnasium's vector wrapper NormalizeReward and Stable-Baselines3's VecNormalize. The mean is not taken away: that would
+    change what is best. An episode goes on over segments, so a segment comes with the return that it begins in the middle of.
+    """
+
+    def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.gamma, self.clip = gamma, clip
+        self.statistics = RunningMeanStd(())
+
+    def forward(self, rewards: Tensor, ended: Tensor, carried: Tensor, collective: Collective) -> Tensor:
+        """Take the rewards of a segment in, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`"""
+        returns = returns_so_far(rewards, ended, carried, gamma=self.gamma)
+        self.statistics.update(returns.flatten(), collective)
+        scale = (self.statistics.var + self.statistics.epsilon).rsqrt().to(rewards.dtype)
+        return (rewards * scale).clamp(-self.clip, self.clip)
