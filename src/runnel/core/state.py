@@ -9,12 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 State = dict[str, Any]
 """What `snapshot` and `state_dict` return: nested dicts and lists of tensors, arrays, numbers, texts and None."""
+Plain = Any
+"""Plain data: what a message or a JSON text holds."""
 Metrics = dict[str, float]
 """Numbers of an update, by name."""
+Array = NDArray[Any]
+"""A numpy array of any type."""
+Settings = Mapping[str, Any]
+"""Arguments by name, as a user gives them (`env_kwargs`)."""
+Event = dict[str, Any]
+"""What a worker reports (an episode, a fault): `kind`, and the fields of that kind."""
 
 
 @dataclass(frozen=True)

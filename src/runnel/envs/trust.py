@@ -1,25 +1,28 @@
-"""Environments that are known: Gymnasium's own, which need not be asked everything that is asked of others.
+"""Removes a repeated check from Gymnasium's own environments.
 
-Gymnasium's classic environments begin each step with `action_space.contains(action)`, a fifth of CartPole's step. A vector has
-already held all actions against the space (`HostVector._check_actions`: type, shape and range), so for plain choices the
-question is answered once. That holds only where the action that the vector has checked is the one that arrives: with a wrapper
-in between that may change it, or in an environment that may ask its space about something else, the question stays.
+Gymnasium's classic environments begin each step with `action_space.contains(action)`, which takes a fifth of CartPole's step. A
+vector has already checked type, shape and range of all actions (`CpuVector._check_actions`), so for plain choices this second
+check is skipped. It stays wherever the action could be another one than the vector has checked: behind a wrapper that may
+change it, and in an environment that may ask its space about something else.
 """
 
 from __future__ import annotations
 
 import copy
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 
-def of_gymnasium(env: Any) -> bool:
-    """Whether an environment, or a vector of them, is one that Gymnasium ships."""
+def of_gymnasium(env: gym.Env) -> bool:
+    """Whether an environment, or a vector of them, is part of Gymnasium itself."""
     return type(env.unwrapped).__module__.startswith("gymnasium.envs.")
 
 
-def trusting(env: Any) -> Any:
-    """`env`, whose own `Discrete` action space says yes to everything that its vector lets through."""
+def trusting(env: gym.Env) -> gym.Env:
+    """`env`, whose `Discrete` action space accepts every action without a look at it, where that is safe."""
     from gymnasium import spaces
 
     inner = env.unwrapped
@@ -29,8 +32,8 @@ def trusting(env: Any) -> Any:
     return env
 
 
-def _hands_on(env: Any) -> bool:
-    """Whether an action reaches the environment as it is: every wrapper around it is known to leave it alone."""
+def _hands_on(env: gym.Env) -> bool:
+    """Whether an action reaches the environment unchanged: every wrapper around it is known not to touch actions."""
     from gymnasium import wrappers
 
     while env is not env.unwrapped:
@@ -40,7 +43,7 @@ def _hands_on(env: Any) -> bool:
     return True
 
 
-def trusting_vector(vec: Any) -> Any:
+def trusting_vector(vec: gym.vector.VectorEnv) -> gym.vector.VectorEnv:
     """The same for a Gymnasium vector environment with one plain choice a row."""
     from gymnasium import spaces
 
@@ -51,13 +54,14 @@ def trusting_vector(vec: Any) -> Any:
     return vec
 
 
-def _open(space: Any) -> Any:
-    """A copy of `space` (its random generator too) that has been asked already."""
+def _open(space: gym.Space) -> gym.Space:
+    """A copy of `space`, with its random generator, that contains every action."""
     found, kind = copy.copy(space), space.__class__
+    # a subclass, so that `isinstance` and everything else of the space stay as they are
     found.__class__ = _open_class(kind)
     return found
 
 
 @cache
-def _open_class(kind: Any) -> Any:
+def _open_class(kind: type) -> type:
     return type(f"Open{kind.__name__}", (kind,), {"contains": lambda self, x: True})

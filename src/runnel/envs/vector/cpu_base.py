@@ -1,27 +1,31 @@
-"""What all vectors in host memory share: their output memory, episode records and faults."""
+"""The common part of all vectors in CPU memory: output memory, episode records and faults."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.errors import DataError, RunnelError
 from runnel.core.spaces import EnvSpec
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
 from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 from runnel.envs.vector.memory import check_memory
 
+if TYPE_CHECKING:
+    import gymnasium as gym
 
-def explained_by(check: str, method: Any, error: BaseException | None = None) -> str:
-    """Points at the `method` of an environment that broke the contract (none of its own lines raised `error`), and at the
-    command `check`, which explains how."""
+
+def explained_by(check: str, method: object, error: BaseException | None = None) -> str:
+    """The end of a message about an environment that broke the contract: the place of `method` and the command `check`.
+
+    Empty where `error` came from the environment's own lines, which the message shows already.
+    """
     if error is not None and not called_wrongly(error):
         return ""
     place = place_of(method)
@@ -30,12 +34,12 @@ def explained_by(check: str, method: Any, error: BaseException | None = None) ->
     return f"\n  {'; '.join(found)}" if found else ""
 
 
-def _step_of(env: Any) -> Any:
+def _step_of(env: gym.Env) -> object:
     return getattr(type(getattr(env, "unwrapped", env)), "step", None)
 
 
-class HostVector:
-    """The part of the contract that does not depend on what steps. A step is done when `send` returns, unless overridden."""
+class CpuVector:
+    """The part of the contract that is the same for all back ends. A step is done when `send` returns, unless overridden."""
 
     name: str
     out: StepOut
@@ -51,7 +55,7 @@ class HostVector:
         out: StepOut | None = None,
         check: str = "",
     ) -> None:
-        """`check` is the command that says what is wrong with such an environment."""
+        """`check` is the command that explains what is wrong with an environment. `out`: memory to use; None allocates it."""
         self.check = check
         check_memory(spec, num_envs, num_steps=0, num_segments=0)
         self.spec, self.num_envs, self.index0, self.name = spec, num_envs, index0, name
@@ -70,9 +74,8 @@ class HostVector:
     def send(self, actions: Tensor) -> None:
         raise NotImplementedError
 
-    def _check_actions(self, actions: NDArray[Any]) -> None:
-        """Refuse what is not one action a row, and a choice outside of its space, as Gymnasium would. Plain numbers are
-        compared faster than arrays, up to thousands of them."""
+    def _check_actions(self, actions: Array) -> None:
+        """Refuse all but one action for each row, and a choice outside its space, as Gymnasium would."""
         if actions.size != self._action_size or len(actions) != self.num_envs:
             raise DataError(
                 f"{self.num_envs} environments {self.name!r} were given actions of shape {actions.shape}, not "
@@ -82,7 +85,7 @@ class HostVector:
             return
         if actions.dtype.kind not in "iu":
             raise DataError(f"environment {self.name!r} was given actions as {actions.dtype}; a choice is an integer")
-        chosen = actions.tolist()
+        chosen = actions.tolist()  # Python's min and max beat numpy's up to thousands of rows
         if min(chosen) < 0 or max(chosen) >= self._num_actions:
             row = next(i for i, a in enumerate(chosen) if not 0 <= a < self._num_actions)
             raise DataError(
@@ -90,9 +93,8 @@ class HostVector:
                 f"space: there are {self._num_actions} actions, counted from 0"
             )
 
-    def _told(self, where: str, error: BaseException, env: Any, after: str = "") -> DataError:
-        """What went wrong in an environment: where, what, and the lines of its own code. Where it breaks the contract, the
-        command that explains it."""
+    def _error(self, where: str, error: BaseException, env: gym.Env, after: str = "") -> DataError:
+        """The error about an environment: where, what, the lines of its own code, and `explained_by`."""
         what = str(error) if isinstance(error, RunnelError) else f"raised {summary(error)}"
         return DataError(f"{where} {what}{after}{frames(error)}{explained_by(self.check, _step_of(env), error)}")
 
@@ -120,7 +122,7 @@ class HostVector:
         self.out.final_rows = []
 
     def _keep_last(self, row: int) -> None:
-        """Cut the episode of `row` where it is: reward 0, truncated, the last good observation as its final one."""
+        """Truncate the episode of `row` now, with reward 0 and the last good observation as its final one."""
         rows = self.out.final_rows
         assert rows is not None
         for key, final in self._final.items():
@@ -128,7 +130,7 @@ class HostVector:
         self._reward[row], self._terminated[row], self._truncated[row] = 0.0, False, True
         rows.append(row)
 
-    def _save_host(self) -> State:
+    def _save_outputs(self) -> State:
         return {
             "seed": self._seed,
             "clock": self._clock,
@@ -136,7 +138,7 @@ class HostVector:
             "ended": [[e.env, e.total, e.length] for e in self._ended],
         }
 
-    def _load_host(self, state: State) -> None:
+    def _load_outputs(self, state: State) -> None:
         self._seed, self._clock = state["seed"], state["clock"]
         self._ended = [Episode(int(e), float(r), int(n)) for e, r, n in state["ended"]]
         for key, x in out_arrays(self.out).items():
@@ -146,5 +148,5 @@ class HostVector:
 
 
 def out_arrays(out: StepOut) -> dict[str, Tensor]:
-    """What the next decision sees."""
+    """The arrays of the next decision: observation leaves and mask."""
     return {**out.obs, **({} if out.action_mask is None else {MASK: out.action_mask})}

@@ -1,6 +1,6 @@
 """One child process of a `ProcessVector`: a `SerialVector` over some of its rows, in shared memory.
 
-It is forked, so it takes any factory and starts in milliseconds; it never touches a device, uses one thread, and dies with its
+It is forked, so it takes any factory and starts in milliseconds. It never uses a device, has one thread, and dies with its
 parent.
 """
 
@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,21 +23,26 @@ from torch import Tensor
 from runnel.core import user_code
 from runnel.core.errors import RunnelError
 from runnel.core.signals import leave_sigterm_to_the_run
+from runnel.core.state import Array, State
 from runnel.envs.vector.contract import StepOut
 from runnel.envs.vector.serial import SerialVector
-from runnel.envs.vector.shared import Array, read_message, send_message
+from runnel.envs.vector.shared import read_message, send_message
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 STEP, TELL, DONE, FAULTS, ERROR = b"s", b"t", b"d", b"f", b"e"
 _DIE_WITH_PARENT = 1
 _OURS: set[int] = set()
-"""Pipe ends of this process to all its workers. A child closes them: a pipe ends only when nobody else holds it."""
+"""This process's ends of the pipes to all its workers. A child closes its copies: a pipe ends when its last holder closes
+it."""
 
 
 @dataclass
 class Job:
-    """What a worker works on: its rows, and the memory for them."""
+    """The work of one worker: its rows, and the memory for them."""
 
-    make: Callable[[], Any]
+    make: Callable[[], gym.Env]
     rows: slice
     out: StepOut
     actions: Tensor
@@ -67,7 +72,7 @@ class EnvWorker:
         order_read, self.orders = os.pipe()
         self.answers, answer_write = os.pipe()
         parent = os.getpid()
-        sys.stdout.flush()
+        sys.stdout.flush()  # else the child has a copy of what is buffered and writes it again
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -82,9 +87,9 @@ class EnvWorker:
         self.code: int | None = None
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether an answer (or the end of the process) is there, after at most `timeout_s`."""
+        """Wait for a byte, or for the end of the process; False after `timeout_s`."""
         if timeout_s is None and not self.job.spin_s:
-            return True  # reading waits as well as anything
+            return True  # the read that follows waits by itself
         end = time.perf_counter() + self.job.spin_s
         while not self.poll.poll(0):
             if time.perf_counter() >= end:
@@ -92,13 +97,13 @@ class EnvWorker:
         return True
 
     def hang_up(self) -> None:
-        """Close the pipes; a child that reads them ends by itself."""
+        """Close the pipes. A child that reads from them then ends by itself."""
         for fd in {self.orders, self.answers} & _OURS:
             _OURS.discard(fd)
             os.close(fd)
 
     def end(self, *, patience_s: float = 0.0) -> str:
-        """End the process, and say how it ended. Safe to call twice."""
+        """End the process. Returns how it ended. May be called twice."""
         self.hang_up()
         if self.code is None:
             self.code = _reap(self.pid, patience_s)
@@ -119,14 +124,14 @@ def _reap(pid: int, patience_s: float) -> int:
 
 # ------------------------------------------------------------------------------------------------------------ the child
 def _live(job: Job, orders: int, answers: int, parent: int) -> None:
-    """The whole life of a child; it never returns into its parent's code."""
+    """Run the child until it ends. It never returns into its parent's code."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         leave_sigterm_to_the_run()
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() == parent:
+        if os.getppid() == parent:  # else the parent died before prctl was in force
             torch.set_num_threads(1)
             _serve(job, orders, answers)
         code = 0
@@ -190,7 +195,7 @@ def _build(job: Job) -> SerialVector:
     return vector
 
 
-def _obey(vector: SerialVector, told: dict[str, Any]) -> Any:
+def _obey(vector: SerialVector, told: State) -> State | None:
     match told["op"]:
         case "reset":
             vector.reset(told["seed"])
