@@ -13,28 +13,31 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "runnel"
 FILES = sorted(SRC.rglob("*.py"))
 
-BELOW_RUN = {"core", "ops", "losses", "nets", "kernels", "envs", "data", "agents", "llm", "flow", "eval", "track"}
+BELOW_GRAPHS = {"core", "ops", "losses", "nets", "kernels", "envs", "data", "agents", "llm", "flow", "eval", "track"}
+BELOW_RUN = BELOW_GRAPHS | {"graphs", "report", "testing"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "ops": {"core"},
     "losses": {"core", "ops"},
     "nets": {"core", "ops"},
-    "kernels": {"core", "ops", "losses", "nets", "agents"},
-    "envs": {"core", "ops", "kernels"},
     "data": {"core", "ops"},
     "flow": {"core"},
     "agents": {"core", "ops", "losses", "nets", "data"},
+    "kernels": {"core", "ops", "losses", "nets", "agents"},
+    "envs": {"core", "ops", "kernels"},
     "llm": {"core", "ops", "losses", "nets", "data", "kernels"},
     "eval": {"core", "envs"},
     "track": {"core", "eval"},
-    "testing": BELOW_RUN,
-    "run": BELOW_RUN | {"testing"},
-    "plan": {"core", "flow", "track", "run"},
-    "board": {"core", "eval", "track"},
+    "report": {"core", "eval", "track"},
+    "board": {"core", "eval", "track", "report"},
+    "graphs": BELOW_GRAPHS,
+    "testing": BELOW_GRAPHS,
+    "run": BELOW_RUN,
+    "runnel": BELOW_RUN | {"run"},
     "recipes": {"runnel"},
-    "tune": BELOW_RUN | {"testing", "run", "recipes", "runnel"},
-    "cli": BELOW_RUN | {"testing", "run", "recipes", "tune", "plan", "board", "runnel"},
-    "runnel": BELOW_RUN | {"testing", "run"},
+    "tune": BELOW_RUN | {"run", "recipes", "runnel"},
+    "plan": {"core", "flow", "track", "report", "graphs", "run"},
+    "cli": BELOW_RUN | {"run", "recipes", "tune", "plan", "board", "runnel"},
 }
 """Besides itself. `runnel` is the package's own __init__: the public names."""
 NAMES_NOBODY_USES = {"utils", "util", "common", "helpers", "misc", "legacy", "experimental", "v2"}
@@ -130,9 +133,19 @@ def test_modules_form_no_cycle() -> None:
         visit(module, ())
 
 
-def test_flow_meets_agents_llm_and_envs_only_in_run() -> None:
+def test_flow_meets_agents_llm_and_envs_only_in_graphs_and_run() -> None:
     sides = {"agents", "llm", "envs", "eval", "nets", "data"}
     assert not [w for own, target, w in edges() if (own == "flow" and target in sides) or (own in sides and target == "flow")]
+
+
+def test_agents_and_nets_are_plain_code() -> None:
+    """What accelerates them is handed to them, so that the update that is read is the update that runs."""
+    assert not [where for own, target, where in edges() if own in {"agents", "nets"} and target == "kernels"]
+
+
+def test_every_folder_is_a_package() -> None:
+    """A wheel leaves out folders without `__init__.py`."""
+    assert not {name_of(path.parent) for path in FILES} - {name_of(path.parent) for path in FILES if path.name == "__init__.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

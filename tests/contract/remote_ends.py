@@ -376,7 +376,7 @@ class Remote:
         return f"node-{len(self.net.agents)}"
 
     def agent(self, node: str, where: ClusterMap, *, bells: EventBells | None = None, **memory: Any) -> NodeAgent:
-        memory = {"tables": {}, "boards": {}, "channels": {}, **memory}
+        memory = {"tables": {}, "mailbox_tables": {}, "channels": {}, **memory}
         agent = self.loop.do(lambda: NodeAgent(node, where, self.wire, bells=bells or EventBells(), **memory))
         self.net.agents[node] = agent
         self.loop.do(agent.start)

@@ -105,7 +105,7 @@ def main() -> int:
     assert spec.loader is not None
     server = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(server)
-    server.Server, sys.argv = Server, sys.argv[3:]  # type: ignore[attr-defined]
+    server.VLLMServer, sys.argv = Server, sys.argv[3:]  # type: ignore[attr-defined]
     code: int = server.main()
     return code
 

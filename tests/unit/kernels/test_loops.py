@@ -176,7 +176,7 @@ def test_a_draw_at_the_end_has_a_probability_and_broken_logits_show():
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_recording_tokens(drawn, in_torch):
-    both = [slots.Rows(6, 4, device=torch.device("cpu")) for _ in range(2)]
+    both = [slots.SlotRows(6, 4, device=torch.device("cpu")) for _ in range(2)]
     for rows in both:
         rows.left[:] = torch.tensor([1, 2, 3, 3, 3, 4])
         rows.active[:5], rows.sane[:] = 1, 1
@@ -195,7 +195,7 @@ def test_recording_tokens(drawn, in_torch):
 
 @pytest.mark.parametrize("size", [7, 600])
 def test_drawing_and_recording_in_one(size, in_torch):
-    both = [slots.Rows(6, 4, device=torch.device("cpu")) for _ in range(2)]
+    both = [slots.SlotRows(6, 4, device=torch.device("cpu")) for _ in range(2)]
     uniforms = torch.rand(6, 4, dtype=torch.float64)
     for rows in both:
         rows.left[:], rows.active[:], rows.sane[:] = torch.tensor([1, 2, 3, 3, 3, 4]), 1, 1

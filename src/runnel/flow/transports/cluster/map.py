@@ -31,7 +31,7 @@ class ClusterMap:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> ClusterMap:
-        mailbox_tables = {name: dict(nodes) for name, nodes in data["boards"].items()}
+        mailbox_tables = {name: dict(nodes) for name, nodes in data["mailbox_tables"].items()}
         params = {name: (home, list(all)) for name, (home, all) in data["params"].items()}
         rest = {"clients": dict(data["clients"]), "number": data["number"]}
         return ClusterMap(dict(data["streams"]), mailbox_tables, params, dict(data["lives"]), dict(data["meet_at"]), **rest)

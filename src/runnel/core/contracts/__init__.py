@@ -1,0 +1,1 @@
+"""What workers, samplers, inferencers, learners and task sources promise each other: one file by subject, protocols only."""
