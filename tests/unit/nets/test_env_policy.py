@@ -18,10 +18,10 @@ from runnel.nets.heads import make_head
 from runnel.nets.policy import EnvPolicy
 
 ACTIONS = spaces.Dict(
-    {"buttons": spaces.MultiBinary(2), "move": spaces.Tuple((spaces.Discrete(3, start=1), spaces.ActionBox(-0.5, 0.5, (2,))))}
+    {"buttons": spaces.MultiBinary(2), "move": spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(-0.5, 0.5, (2,))))}
 )
-MASKED = env_spec(spaces.ActionBox(-1, 1, (3,)), ACTIONS, has_mask=True)
-PLAIN = env_spec(spaces.ActionBox(-1, 1, (3,)), ACTIONS)
+MASKED = env_spec(spaces.Box(-1, 1, (3,)), ACTIONS, has_mask=True)
+PLAIN = env_spec(spaces.Box(-1, 1, (3,)), ACTIONS)
 
 
 def flatten(obs: Any) -> dict[str, np.ndarray]:
