@@ -101,7 +101,7 @@ class ActorCritic(nn.Module):
         action, logprob = (
             self.head.mode(out, mask, self.log_std) if greedy else self.head.sample(out, rows["noise"], mask, self.log_std)
         )
-        return Batch(action=action, logprob=logprob, **after)
+        return Batch({"action": action, "logprob": logprob, **after})
 
     # --------------------------------------------------------------------------------------------------------- learning
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:

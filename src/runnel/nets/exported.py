@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +29,7 @@ class PolicyGraph(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         rows = Batch(zip(self.inputs, inputs, strict=True))
-        reply: Any = self.net.act(rows, greedy=True)  # type: ignore[operator]
+        reply: Batch = self.net.act(rows, greedy=True)  # type: ignore[operator]
         return (*env_actions(self.env_spec.action, reply["action"]), *(reply[name] for name in self.state_spec))
 
     def example(self, num: int = 3, *, seed: int = 0) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""EnvPolicy: a trained network as a user holds it, from a raw observation to what `env.step` accepts."""
+"""`EnvPolicy`: a trained network that takes raw observations and returns what `env.step` accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from runnel.core.rng import make_rng
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.inferencer import Acts, to_act
 
-Flatten = Callable[[Any], Mapping[str, np.ndarray]]
+Obs = Any
+"""An observation or an action of an environment, nested as its space is."""
+Flatten = Callable[[Obs], Mapping[str, np.ndarray]]
 
 
 class EnvPolicy:
@@ -34,7 +36,7 @@ class EnvPolicy:
         self._state_spec: Mapping[str, ArraySpec] = getattr(net, "state_spec", {})  # a user's own network may have none
         self._state = Batch()
 
-    def act(self, obs: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
+    def act(self, obs: Obs, *, deterministic: bool = True, action_mask: Obs = None) -> Obs:
         """One action for one observation; for a batch, what a vector environment takes (arrays with a leading dimension).
 
         `action_mask` is for environments that give it in `info`; one inside the observation is found by itself.
@@ -59,6 +61,7 @@ class EnvPolicy:
         if batched:
             return self._to_env(action)
         one = self._to_env(action[0])
+        # a plain int: environments index lists with it, and print it
         return int(one) if self.env_spec.action.kind == "discrete" else one
 
     def reset(self, ended: np.ndarray | None = None) -> None:

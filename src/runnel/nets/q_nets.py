@@ -155,7 +155,7 @@ class QNet(nn.Module):
             rank = (torch.ones_like(q) if mask is None else mask.to(q.dtype)).cumsum(-1)
             random = torch.searchsorted(rank, (pick.unsqueeze(-1) * rank[..., -1:]).floor(), right=True).squeeze(-1)
             action = torch.where(explore < self.epsilon, random, action)
-        return Batch(action=action, **after)
+        return Batch({"action": action, **after})
 
 
 def _followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:

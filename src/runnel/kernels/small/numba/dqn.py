@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from runnel.core.state import Array
 from runnel.kernels.small.numba.ppo import ACT_ROWS, OnVector, has_numba, one_blas_thread
 from runnel.kernels.small.numpy_act import NumpyQ, vector_leaf
 from runnel.nets.optim import Adam
@@ -17,7 +16,6 @@ from runnel.nets.q_nets import QNet
 
 METRICS = ("loss/td", "td_error", "q", "grad_norm")
 """What `step` says of an optimiser step."""
-Array = NDArray[Any]
 _NO_MASK = np.zeros((0, 0), np.bool_)
 _COLUMNS = ("action", "rewards/env", "discount", "weight")
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.contracts.inference import RowPolicy
+from runnel.core.state import Array
 from runnel.nets.actor_critic import ActorCritic, SeparateBody
 from runnel.nets.layers import MLP, RunningMeanStd, Torso
 from runnel.nets.optim import Adam
@@ -32,7 +32,6 @@ from runnel.ops.distributions import UNIFORM_MARGIN, ContinuousHead, DiscreteHea
 
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
 """What `passes` says of each optimiser step."""
-Array = NDArray[Any]
 ACT_ROWS = 128
 """Rows up to which compiled code, which goes row by row there, acts faster than torch."""
 CHUNK = 1024

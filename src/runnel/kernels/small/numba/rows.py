@@ -15,11 +15,25 @@ from runnel.kernels.jit import njit
 
 LOWEST = np.float32(np.finfo(np.float32).min)
 HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
-OPTIONS = {"cache": True, "fastmath": {"contract", "nsz", "arcp", "reassoc"}, "error_model": "numpy", "nogil": True}
 _BELOW_ONE = np.float32(1.0 - 2.0**-24)
+_FASTMATH = {"contract", "nsz", "arcp", "reassoc"}
 
 
-@njit(inline="always", **OPTIONS)
+def jit(function, inline="never"):
+    """Compile a function.
+
+    The order of sums may change, so that they compile to vector instructions. NaN and infinity stay exact: a run that diverges
+    must be noticed.
+    """
+    return njit(function, cache=True, fastmath=_FASTMATH, error_model="numpy", nogil=True, inline=inline)
+
+
+def jit_inline(function):
+    """`jit`, with the function's code put into its callers."""
+    return jit(function, inline="always")
+
+
+@jit_inline
 def tanh(x):
     """A rational approximation that compiles to vector instructions; within 4e-7 of the true value."""
     x = min(max(x, np.float32(-7.905311)), np.float32(7.905311))
@@ -36,7 +50,7 @@ def tanh(x):
     return x * p / q
 
 
-@njit(**OPTIONS)
+@jit
 def split(vector, sizes):
     """Views of the parameters in one vector; `sizes` are I, H1, H2, A, and whether there is a log_std."""
     ni, h1, h2, a, gauss = sizes
@@ -57,7 +71,7 @@ def split(vector, sizes):
     return log_std, w1, w2, wa, wc, b1, b2, vector[at : at + a], vector[at + a : at + a + 1]
 
 
-@njit(**OPTIONS)
+@jit
 def _affine(x, weight, bias, out):
     """`x W + b` of one row. `[I], [I, O], [O] -> [O]`"""
     for j in range(out.shape[0]):
@@ -68,13 +82,13 @@ def _affine(x, weight, bias, out):
             out[j] += xi * weight[i, j]
 
 
-@njit(**OPTIONS)
+@jit
 def _bend(h, relu):
     for j in range(h.shape[0]):
         h[j] = max(h[j], np.float32(0.0)) if relu else tanh(h[j])
 
 
-@njit(**OPTIONS)
+@jit
 def score_row(x, w1, w2, w3, b1, b2, b3, h1, h2, scores, relu):
     """The output of one row through two hidden layers, kept in `h1` and `h2`. `[I] -> [A]`"""
     _affine(x, w1, b1, h1)
@@ -84,7 +98,7 @@ def score_row(x, w1, w2, w3, b1, b2, b3, h1, h2, scores, relu):
     _affine(h2, w3, b3, scores)
 
 
-@njit(**OPTIONS)
+@jit
 def pick(scores, noise):
     """The action at `noise` in (0, 1) by the inverse of the cumulative distribution, and its log-probability. `[A]`"""
     top = scores[0]
