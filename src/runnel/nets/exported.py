@@ -1,4 +1,4 @@
-"""A policy as one graph of tensors: observations in, what `env.step` takes out. `torch.export` and ONNX take it from here."""
+"""A policy as one graph of tensors, from observations to the action of `env.step`, for `torch.export` and ONNX."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 
 
 class PolicyGraph(nn.Module):
-    """The greedy policy of a network, without Python around it: normalisation, network, best action, bounds of the environment.
+    """The greedy policy of a network: normalisation, network, best action, bounds of the environment.
 
     Inputs in order: the leaves of the observation, `action_mask` where the policy was trained with one, the recurrent state.
-    Outputs in order: the parts of the action, then the state after the step. All have the batch in front.
+    Outputs in order: the parts of the action, then the state after the step. The first dimension of all is the batch.
     """
 
     def __init__(self, net: nn.Module, env_spec: EnvSpec) -> None:
@@ -33,7 +33,7 @@ class PolicyGraph(nn.Module):
         return (*env_actions(self.env_spec.action, reply["action"]), *(reply[name] for name in self.state_spec))
 
     def example(self, num: int = 3, *, seed: int = 0) -> tuple[Tensor, ...]:
-        """Made-up inputs of the right shapes; every action is open."""
+        """Random inputs of the right shapes; the mask allows every action."""
         generator = torch.Generator().manual_seed(seed)
 
         def make(name: str, spec: ArraySpec) -> Tensor:

@@ -1,5 +1,7 @@
-"""Targets of temporal-difference learning: what Q(s, a) should have been. With several critics, as distributions over a fixed
-support (for a cross-entropy loss), and over several steps, cut where an episode or the data ends.
+"""Targets of temporal-difference learning: the values that Q(s, a) is moved to.
+
+There are targets of several critics, as distributions over a fixed support (for a cross-entropy loss), and over several steps,
+cut where an episode or the data ends.
 
 `discount` comes from replay (`data/replay.py`): gamma for one step, gamma^m for m steps, and 0 where the episode terminated.
 A truncated episode keeps its discount, because it bootstraps from the observation at which it was cut.
@@ -57,7 +59,7 @@ def c51_target(probs: Tensor, reward: Tensor, discount: Tensor, *, support: Tens
     place = ((reward.unsqueeze(-1) + discount.unsqueeze(-1) * support - low) / width).clamp(0.0, last)
     below = place.floor().clamp(max=last - 1)
     upper = probs * (place - below)
-    index = below.nan_to_num(0.0).long()  # what is not a number stays so in the mass, and must not become an index
+    index = below.nan_to_num(0.0).long()  # NaN is no index; it stays in `upper`, so the loss still shows it
     target = torch.zeros_like(probs).scatter_add_(-1, index, probs - upper)
     return target.scatter_add_(-1, index + 1, upper)
 

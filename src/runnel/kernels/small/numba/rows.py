@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""One row through a small actor, compiled by Numba: for acting on a few rows, and inside compiled environments.
+"""Compiled acting, one row at a time: for few rows, and inside compiled environments.
 
 Parameters of actor and critic lie in one vector: log_std [A] (continuous actions), w1 [2, I, H1], w2 [2, H1, H2], the actor's
 head [H2, A], the critic's [H2, 1], then the biases in the same order; index 0 of 2 is the actor.
@@ -22,14 +22,14 @@ _FASTMATH = {"contract", "nsz", "arcp", "reassoc"}
 def jit(function, inline="never"):
     """Compile a function.
 
-    The order of sums may change, so that they compile to vector instructions. NaN and infinity stay exact: a run that diverges
-    must be noticed.
+    The compiler may reorder sums, which allows vector instructions. NaN and infinity stay exact, so that a run that diverges is
+    noticed.
     """
     return njit(function, cache=True, fastmath=_FASTMATH, error_model="numpy", nogil=True, inline=inline)
 
 
 def jit_inline(function):
-    """`jit`, with the function's code put into its callers."""
+    """`jit`, with the code of the function inlined into its callers."""
     return jit(function, inline="always")
 
 
@@ -105,13 +105,13 @@ def pick(scores, noise):
     for k in range(1, scores.shape[0]):
         top = max(top, scores[k])
     total = np.float32(0.0)
-    for k in range(scores.shape[0]):
+    for k in range(scores.shape[0]):  # minus the largest: `exp` of a score alone may overflow
         total += np.exp(scores[k] - top)
     goal = min(noise, _BELOW_ONE) * total
     at, reached = 0, np.exp(scores[0] - top)
     while reached <= goal and at < scores.shape[0] - 1:
         at += 1
         reached += np.exp(scores[at] - top)
-    while scores[at] == LOWEST:  # rounding may have led to the end of the row; never to an action of probability 0
+    while scores[at] == LOWEST:  # rounding may lead to the end of the row, where an action may be forbidden
         at -= 1
     return at, scores[at] - top - np.log(total)

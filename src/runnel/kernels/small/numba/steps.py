@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""What `ppo.py` and `dqn.py` run: networks of two hidden layers, their losses and Adam, compiled by Numba.
+"""The kernels of `ppo.py` and `dqn.py`: networks of two hidden layers, their losses and Adam, compiled by Numba.
 
-Parameters lie in one vector in the order of `parameters()` (`rows.py` has the layout of an actor and a critic).
-Formulas are those of `losses/` and `nets/optim.py`; the tests hold them against each other. Products of matrices are BLAS's,
-everything between two of them is one loop.
+Parameters lie in one vector in the order of `parameters()` (`rows.py` has the layout of an actor and a critic). The formulas
+are those of `losses/` and `nets/optim.py`; the tests compare both. BLAS computes the products of matrices, and one loop
+computes everything between two products.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def _activate(h, bias, relu):
 @jit
 def _through(grad, h, to_bias, relu):
     """A gradient through the nonlinearity that gave `h`, in place, and its sum over the rows. `[N, H], [N, H], [H]`"""
+    # tanh'(x) = 1 - tanh(x)^2 and relu'(x) need only the output `h`, so the input need not be kept
     to_bias[:] = 0.0
     for n in range(h.shape[0]):
         g, a = grad[n], h[n]
@@ -102,7 +103,7 @@ def _losses(scores, value, to_scores, to_value, to_log_std, log_std, rows, count
             found = -spread
             for k in range(a):
                 z = (moves[i, k] - scores[i, k]) * np.exp(-log_std[k])
-                to_scores[i, k] = z
+                to_scores[i, k] = z  # kept here until the gradient needs it
                 found -= np.float32(0.5) * z * z
             entropy = spread + np.float32(0.5) * np.float32(a)
         else:
@@ -113,6 +114,7 @@ def _losses(scores, value, to_scores, to_value, to_log_std, log_std, rows, count
             top = scores[i, 0]
             for k in range(1, a):
                 top = max(top, scores[i, k])
+            # to_scores keeps `exp(score - top)` until the gradient needs it
             total, mean = np.float32(0.0), np.float32(0.0)
             for k in range(a):
                 e = np.exp(scores[i, k] - top)
@@ -180,8 +182,10 @@ def step(vector, grads, moments, sizes, relu, obs, columns, order, coefs, adam_n
 
 @jit
 def gradients(vector, grads, sizes, relu, obs, columns, order, first, stop, coefs, memory, parts):
-    """The gradient `grads[c]` of the loss over `order` that is due to chunk c of its rows, for `first` <= c < `stop`, and its
-    parts of the metrics in `parts[c]`. A chunk has as many rows as `memory`, the last one may have fewer."""
+    """The part of the gradient from each chunk c of the rows `order`, into `grads[c]`, for `first` <= c < `stop`.
+
+    Its part of the metrics goes into `parts[c]`. A chunk has as many rows as `memory`; the last one may have fewer.
+    """
     size = memory[0].shape[0]
     for c in range(first, stop):
         rows = order[c * size : (c + 1) * size]
@@ -190,9 +194,9 @@ def gradients(vector, grads, sizes, relu, obs, columns, order, first, stop, coef
 
 @jit
 def descend(vector, grads, moments, adam_numbers, parts, numbers):
-    """Adam along the sum of `grads`, cut to the longest norm; the metrics and that norm go into `numbers` `[7]`.
+    """Adam along the sum of `grads`, clipped to the largest norm; metrics and norm go into `numbers` `[7]`.
 
-    Nothing is changed where the loss is not finite.
+    If the loss is not finite, nothing changes.
     """
     numbers[:] = 0.0
     for c in range(parts.shape[0]):
@@ -263,7 +267,7 @@ def _gradient(vector, grad, sizes, relu, obs, columns, order, count, coefs, memo
 
 @jit
 def _descend(vector, grad, moments, adam_numbers):
-    """Adam along the gradient, scaled to the longest norm allowed; returns its norm before."""
+    """Adam along the gradient, clipped to the largest norm; returns the norm before."""
     norm = np.float32(0.0)
     for i in range(grad.shape[0]):
         norm += grad[i] * grad[i]
@@ -289,7 +293,7 @@ def split_q(vector, sizes):
 
 @jit
 def best_actions(vector, sizes, relu, x, mask, action, h1, h2, scores):
-    """The best action of each row `[B, I]` among those that `mask` leaves open."""
+    """The best action of each row `[B, I]` of those that `mask` allows."""
     w1, w2, w3, b1, b2, b3 = split_q(vector, sizes)
     for n in range(x.shape[0]):
         score_row(x[n], w1, w2, w3, b1, b2, b3, h1, h2, scores, relu)
@@ -320,7 +324,7 @@ def _all_scores(vector, sizes, relu, x, h1, h2, out):
 def q_step(vector, target, grad, moments, sizes, relu, double, delta, columns, adam_numbers, memory, error, numbers):
     """One optimiser step of Q-learning; loss, mean error, mean Q and the gradient's norm go into `numbers` `[4]`.
 
-    Nothing is changed where the loss is not finite.
+    If the loss is not finite, nothing changes.
     """
     x, following, action, reward, discount, weight, mask = columns
     h1, h2, d1, d2, scores, after, chooser, to_scores = memory
@@ -340,7 +344,7 @@ def q_step(vector, target, grad, moments, sizes, relu, double, delta, columns, a
         slope = c * weight[i] * scale
         to_scores[i, action[i]] = slope
         error[i] = abs(e)
-        numbers[0] += slope * (e - np.float32(0.5) * c)
+        numbers[0] += slope * (e - np.float32(0.5) * c)  # Huber's loss, with the error e clipped to c: c e - c^2 / 2
         numbers[1] += error[i] * scale
         numbers[2] += q * scale
     if not np.isfinite(numbers[0]):
