@@ -46,6 +46,7 @@ class Conv(nn.Module):
         for out, kernel, stride in LAYERS[self.kind]:
             if min(height, width) < kernel:
                 raise ConfigError("net.conv", kind, f"images of {leaf.shape} are too small for it; use small, or none")
+            # torch's own initialisation would draw from the global generator
             layer = nn.utils.skip_init(nn.Conv2d, channels, out, kernel, stride)  # type: ignore[no-untyped-call]
             nn.init.orthogonal_(layer.weight, gain=2.0**0.5, generator=generator)
             nn.init.zeros_(layer.bias)

@@ -134,6 +134,7 @@ class TorchInferencer:
 
     def _bind(self, params: Mapping[str, Tensor]) -> None:
         tensors = list(params.values())
+        # loading walks over all modules, so the same memory is bound only once
         if self._bound is None or any(a.data_ptr() != b.data_ptr() for a, b in zip(self._bound, tensors, strict=True)):
             self.net.load_state_dict(params, assign=True)
             self._bound = tensors

@@ -39,7 +39,7 @@ class Adam:
         self._vector = torch.cat([p.detach().reshape(-1) for p in self._weights])
         self._mean, self._square = torch.zeros_like(self._vector), torch.zeros_like(self._vector)
         for weight, part in zip(self._weights, torch.split(self._vector, [p.numel() for p in self._weights]), strict=True):
-            weight.data = part.view_as(weight)
+            weight.data = part.view_as(weight)  # the parameter object stays: modules hold it
         self._count = torch.zeros(())
         # on an accelerator, rate and step count are device memory: a replayed CUDA graph reads their present values
         self._on_device = self._vector.new_tensor([lr, 0.0]) if self._vector.is_cuda else None

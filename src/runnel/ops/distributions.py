@@ -40,6 +40,7 @@ def categorical_sample(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """
     probs = logits.softmax(-1)
     cdf = _cumulative(probs)
+    # times the last entry, because rounded probabilities do not sum to 1; `right` steps over actions of probability 0
     action = torch.searchsorted(cdf, noise.clamp(max=1.0 - UNIFORM_MARGIN) * cdf[..., -1:], right=True)
     return action.squeeze(-1), probs.gather(-1, action).log().squeeze(-1)
 
@@ -185,6 +186,7 @@ class MultiHead(nn.Module):
         pick, real = _padding(sizes)
         order = _stored_order(spec)
         self._moved = order != list(range(len(order)))
+        # not persistent: they follow from the spec, so they are not published with the weights
         for name, value in (("_pick", pick), ("_real", real), ("_order", torch.tensor(order))):
             self.register_buffer(name, value, persistent=False)
         self.register_buffer("_back", torch.tensor(order).argsort(), persistent=False)

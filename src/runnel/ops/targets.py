@@ -57,7 +57,7 @@ def c51_target(probs: Tensor, reward: Tensor, discount: Tensor, *, support: Tens
     """
     low, width, last = support[0], support[1] - support[0], support.shape[0] - 1
     place = ((reward.unsqueeze(-1) + discount.unsqueeze(-1) * support - low) / width).clamp(0.0, last)
-    below = place.floor().clamp(max=last - 1)
+    below = place.floor().clamp(max=last - 1)  # the last atom has none above it: it is reached from the one below
     upper = probs * (place - below)
     index = below.nan_to_num(0.0).long()  # NaN is no index; it stays in `upper`, so the loss still shows it
     target = torch.zeros_like(probs).scatter_add_(-1, index, probs - upper)

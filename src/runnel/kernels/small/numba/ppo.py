@@ -103,6 +103,7 @@ class NumbaActorCritic(OnVector):
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor] | None:
         """Actions and log-probabilities `[B, *action.shape], [B]`. None for more rows than `ACT_ROWS`: torch is faster then."""
+        # imported at first use, here and below: Numba is optional and slow to import
         from runnel.kernels.small.numba import steps as kernels
 
         if len(noise) > ACT_ROWS:

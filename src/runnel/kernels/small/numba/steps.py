@@ -163,6 +163,7 @@ def _losses(scores, value, to_scores, to_value, to_log_std, log_std, rows, count
 def adam(vector, grad, mean, square, scale, rate, b1, b2, eps, count):
     """One step of Adam along `scale * grad`."""
     c1, c2 = np.float32(1.0 / (1.0 - b1**count)), np.float32(1.0 / math.sqrt(1.0 - b2**count))
+    # float32 throughout: one float64 number would make the loop float64, with half as many numbers in a vector register
     f1, f2, lr, e, s = np.float32(b1), np.float32(b2), np.float32(rate), np.float32(eps), np.float32(scale)
     one = np.float32(1.0)
     for i in range(vector.shape[0]):
