@@ -87,7 +87,7 @@ class TorchInferencer:
             return []
         with torch.inference_mode():
             groups = [now] if self.merge else [[r] for r in now]
-            return [reply for group in groups for reply in self._answer(group)]
+            return [reply for group in groups for reply in self._replies(group)]
 
     def abort(self, ids: Sequence[int]) -> None:
         gone = set(ids)
@@ -116,13 +116,13 @@ class TorchInferencer:
         self.version = state["version"]
         self._pending = [Request(r["id"], Batch(r["rows"]), r["version"]) for r in state["pending"]]
 
-    def _answer(self, requests: list[Request]) -> list[Reply]:
+    def _replies(self, requests: list[Request]) -> list[Reply]:
         if len(requests) == 1:
             request = requests[0]
             return [Reply(request.id, self._forward(request.rows), self.version)]
         sizes = [len(next(iter(r.rows.values()))) for r in requests]
-        answer = self._forward(Batch.cat([r.rows for r in requests]))
-        parts = {k: torch.split(v, sizes) for k, v in answer.items()}
+        joined = self._forward(Batch.cat([r.rows for r in requests]))
+        parts = {k: torch.split(v, sizes) for k, v in joined.items()}
         return [Reply(r.id, Batch({k: p[i] for k, p in parts.items()}), self.version) for i, r in enumerate(requests)]
 
     def _forward(self, rows: Batch) -> Batch:

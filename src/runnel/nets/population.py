@@ -14,6 +14,7 @@ from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.optim import flat_view
 
 BEST = -1
+"""`chosen` for the member with the highest recent return."""
 
 
 class Population:

@@ -89,13 +89,14 @@ def n_step_returns(
         R_t = sum_{k < m_t} gamma^k r_{t+k}
         d_t = gamma^{m_t}, or 0 if step t + m_t - 1 terminated
 
-    Gives R, d, and `last` = t + m_t - 1 (int64): the target of step t is `R_t + d_t * V(what followed step last_t)`. For
-    a truncated episode that is its final observation.
+    Gives R, d, and `last` = t + m_t - 1 (int64): the target of step t is `R_t + d_t * V(state after step last_t)`. In a
+    truncated episode that state is its final observation.
     """
     alive = gamma * (~terminated).to(rewards.dtype)
     time = torch.arange(len(rewards), device=rewards.device).reshape(-1, *[1] * (rewards.dim() - 1)).expand(rewards.shape)
     cut = (terminated | truncated)[:-1]
     total, discount, last = rewards, alive, time
+    # after round k, entry t covers up to k + 1 steps: its own, and those that entry t + 1 covered before
     for _ in range(min(n, len(rewards)) - 1):
         total = torch.cat([torch.where(cut, rewards[:-1], rewards[:-1] + gamma * total[1:]), rewards[-1:]])
         discount = torch.cat([torch.where(cut, alive[:-1], gamma * discount[1:]), alive[-1:]])
