@@ -151,7 +151,7 @@ def test_ranks_that_all_wait_for_each_other_are_told() -> None:
     limits, ranks = Deadlines(10.0), ["trainer", "trainer-1"]
     assert limits.at_odds({"trainer": 50.0}, ranks) == "", "the other one is at work"
     assert limits.at_odds({"trainer": 50.0, "trainer-1": 2.0}, ranks) == ""
-    assert "wait for each other since 11.0 s" in limits.at_odds({"trainer": 50.0, "trainer-1": 11.0}, ranks)
+    assert "have waited for each other for 11.0 s" in limits.at_odds({"trainer": 50.0, "trainer-1": 11.0}, ranks)
     assert limits.at_odds({"trainer": 50.0}, ["trainer"]) == ""
 
 

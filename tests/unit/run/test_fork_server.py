@@ -112,7 +112,7 @@ def test_children_are_lost_with_the_process_that_forks(tmp_path: Path) -> None:
     fork, line = child(fork_server)
     assert fork.wait(60.0)
     assert (fork.pid, fork.code, fork_server.forked) == (None, None, 0)
-    assert fork.how() == "was lost with the process that had forked it"
+    assert fork.how() == "was lost with its fork server"
     assert line.next_message() is None
     assert "no_such_thing" in (tmp_path / "log.txt").read_text()
     child(fork_server)  # nobody hears it, nothing is raised

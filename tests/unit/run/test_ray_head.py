@@ -56,7 +56,7 @@ def test_a_cluster_that_wants_a_token_is_told_from_none(
     init_fails(monkeypatch, ConnectionError(f"Failed to connect to Ray cluster at {address}"))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(
-        ConfigError, match=r"answers, but does not let us in.*RAY_AUTH_MODE=token.*RAY_AUTH_TOKEN.*get-auth-token"
+        ConfigError, match=r"refuses this process: its token.*RAY_AUTH_MODE=token.*RAY_AUTH_TOKEN.*get-auth-token"
     ):
         attach(address if given == "explicit" else "auto")
     assert signal.getsignal(signal.SIGTERM) is before

@@ -1,4 +1,4 @@
-"""A process that the fork server has made for the local launcher: its log and its order, and the life of a process group."""
+"""A child of the fork server under the local launcher: its log, its order, and the main function of a process group."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def begin(fds: Sequence[int]) -> tuple[MessageSocket, Message] | None:
-    """Send what this process prints to its log, and wait for its order: the line and the order, or None if none comes any more.
+    """Redirect this process's output to its log and wait for its order; returns the line and the order, or None without one.
 
-    `fds` are what `LocalHost.start` gives: the end of the line, and the log. From here on SIGUSR1 writes the stacks of all
+    `fds` come from `LocalHost.start`: the end of the line, and the log. From here on SIGUSR1 writes the stacks of all
     threads into the order's `stack_file`.
     """
     control, log = fds
@@ -45,7 +45,7 @@ def begin(fds: Sequence[int]) -> tuple[MessageSocket, Message] | None:
 
 
 def live(parent: int, fds: list[int], held: list[int]) -> int:
-    """What the process of a group does from its start to its end. `held` are the memory and the bells of all groups."""
+    """Main function of a group's process. `held` are the descriptors of the memory and the bells of all groups."""
     die_with_parent(parent)
     leave_sigterm_to_the_run()
     begun = begin(fds)
@@ -61,7 +61,7 @@ def live(parent: int, fds: list[int], held: list[int]) -> int:
 
 
 class LossyFile(FileIO):
-    """A file for what a process prints. What the disk has no room for is lost: that is no reason to end a run."""
+    """A file for a process's output. When the disk is full the output is lost, but the run goes on."""
 
     def write(self, data: ReadableBuffer) -> int:
         try:

@@ -1,4 +1,4 @@
-"""When a process of a run counts as hung: by what its heartbeat says, never while pieces of its work come back."""
+"""Rules for when a process of a run counts as hung, from its heartbeats. A process that makes progress never does."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 LIMIT, STALL = "placement.stage_timeout_s", "placement.stall_timeout_s"
 START_TIMEOUT_S = 300.0
-"""A process that starts may do nothing that can be seen for so long, or for `placement.stage_timeout_s` where that is more."""
+"""A starting process may show no progress for this time, or for `placement.stage_timeout_s` if that is longer."""
 FIRST_TIMES = 2.5
-"""The first time in a stage may last so many times `placement.stage_timeout_s`: kernels are compiled, engines start."""
+"""Factor on `placement.stage_timeout_s` the first time in a stage: kernels are compiled, engines start."""
 
 Stage = tuple[str, float, bool]
-"""The stage of a worker, the seconds since something of it came back, and whether it is in it for the first time."""
+"""A worker's stage, the seconds since its last progress, and whether the worker is in this stage for the first time."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """The limits of a run whose `placement.stage_timeout_s` is `limit_s`."""
+    """The time limits of a run. `limit_s` is `placement.stage_timeout_s`."""
 
     limit_s: float
 
@@ -34,8 +34,10 @@ class Deadlines:
         return f"{LIMIT} = {self.limit_s:g}" + ("" if limit_s == self.limit_s else f"; {limit_s:g} s here")
 
     def hung(self, stages: Mapping[str, Stage], ranks: Collection[str]) -> tuple[str, str] | None:
-        """A worker that hangs, and in what. A rank of the trainer does not while another one makes progress: it may wait for
-        that one inside a kernel."""
+        """The first worker that hangs, and its stage in words; None if no worker hangs.
+
+        A rank of the trainer does not hang while another rank makes progress: it may wait for that rank inside a kernel.
+        """
         busy = {worker: found for worker, found in stages.items() if found[0] != "idle"}
         youngest = min((age for worker, (_, age, _) in busy.items() if worker in ranks), default=0.0)
         for worker, (stage, own, first) in busy.items():
@@ -45,10 +47,12 @@ class Deadlines:
         return None
 
     def at_odds(self, held: Mapping[str, float], ranks: Collection[str]) -> str:
-        """Why the ranks of a trainer will never meet, or nothing. They wait for each other without a deadline of their own,
-        since one may have more to do than the others; but if all of them wait, nobody will come."""
+        """Why the ranks of a trainer are in a deadlock, in words; empty if they are not.
+
+        A rank waits for others without a deadline, because another rank may have more work. If all ranks wait, none will come.
+        """
         waits = [held[rank] for rank in ranks if rank in held]
         if len(ranks) < 2 or len(waits) < len(ranks) or min(waits) <= self.limit_s:
             return ""
         why = "does the learner take part in the same sums on every rank?"
-        return f"and all other ranks wait for each other since {min(waits):.1f} s ({self.named(self.limit_s)}); {why}"
+        return f"and all other ranks have waited for each other for {min(waits):.1f} s ({self.named(self.limit_s)}); {why}"

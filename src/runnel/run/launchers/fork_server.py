@@ -1,8 +1,8 @@
-"""Processes in milliseconds: a small process that has imported everything, and done nothing, forks one child for each job.
+"""A fork server: a small process that has imported everything forks one child for each job, in milliseconds.
 
-`ForkServer` is this end of it. The other end (`main`) takes single bytes with descriptors: `h` (hold these for every child to
-come), `d` (let go of them), `f` (fork a child with these); it tells when a child is born and how one has ended. It ends when
-this end does.
+`ForkServer` is the client. The server (`main`) receives single bytes with descriptors: `h` (hold these for every later child),
+`d` (drop the held ones), `f` (fork a child with these). It reports the start and the end of each child. It ends when the
+client ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ENTRY = "import sys; from runnel.run.launchers.fork_server import main; sys.exit
 MOST_FDS = 200
 """Descriptors of one message; the kernel takes 253."""
 Live = Callable[[int, list[int], list[int]], int]
-"""What a child does: it gets the id of its parent, its own descriptors and those that all have; returns its exit code."""
+"""The main function of a child: (id of its parent, its own descriptors, descriptors of all children) -> exit code."""
 
 
 class Fork:
-    """A child, from when it was asked for; its exit code is as of `subprocess`."""
+    """A child, from its request on. `code` is its exit code as in `subprocess`; None while unknown."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
@@ -41,31 +41,32 @@ class Fork:
         self.code: int | None = None
 
     def ended(self) -> bool:
-        """Whether it has ended, or was lost with the process that forks."""
+        """Whether the child has ended, or was lost with the fork server."""
         return self._fork_server.gone() or self.code is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Until it has ended, or the time has passed; returns whether it has."""
+        """Wait at most `timeout_s` for the child to end; returns whether it has."""
         deadline = time.monotonic() + timeout_s
         while not self.ended() and (left := deadline - time.monotonic()) > 0:
             self._fork_server.wait(left)
         return self.ended()
 
     def signal(self, number: int) -> None:
-        """To one that lives. A child stays a zombie until its end was told, so its id is nobody else's."""
+        """Send a signal to the child if it lives."""
+        # The child is a zombie until the server has reported its end, so no other process can have its id.
         if not self.ended() and self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def how(self) -> str:
-        """In words, once it has ended."""
+        """How the child ended, in words."""
         if self.code is None:
-            return "was lost with the process that had forked it"
+            return "was lost with its fork server"
         return f"{exit_text(self.code)} (process {self.pid})"
 
 
 class ForkServer:
-    """This end of the process that forks. `live` is what its children do (`module:function`), `early` what it imports first."""
+    """Client of a fork server. `live` is the main function of its children (`module:function`); `early` is imported first."""
 
     def __init__(self, live: str, log: Path, *, early: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
@@ -81,39 +82,39 @@ class ForkServer:
         self._unborn: list[Fork] = []
         self._forks: dict[int, Fork] = {}
         self.forked = 0
-        """Children so far; none ever if it cannot import what it needs."""
+        """Number of children so far. It stays 0 if an import of the server fails."""
 
     def fileno(self) -> int:
-        """A descriptor that can be read when something is told."""
+        """A descriptor that is readable when the server has reported something."""
         return self._line.fileno()
 
     @property
     def closed(self) -> bool:
-        """Whether it is known to be gone; `gone` also looks."""
+        """Whether the server is known to be gone; `gone` also reads its messages."""
         return self._line.closed
 
     def hold(self, fds: Sequence[int]) -> None:
-        """Children to come get these, in this order, after those that are held already."""
+        """Give these descriptors to every later child, in this order, after those that are held already."""
         for start in range(0, len(fds), MOST_FDS):
             self._say(b"h", fds[start : start + MOST_FDS])
 
     def drop(self) -> None:
-        """Children to come get none of what was held."""
+        """Drop the held descriptors: later children do not get them."""
         self._say(b"d", ())
 
     def fork(self, *fds: int) -> Fork:
-        """A child with these descriptors."""
+        """Request a child with these descriptors."""
         fork = Fork(self)
         self._unborn.append(fork)
         self._say(b"f", fds)
         return fork
 
     def _say(self, what: bytes, fds: Sequence[int]) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # `gone` tells
+        with suppress(BrokenPipeError, ConnectionResetError):  # `gone` reports it
             socket.send_fds(self._control, [what], list(fds))
 
     def gone(self) -> bool:
-        """Whether the process that forks has ended, and its children with it; hears what it told before."""
+        """Read the server's messages; returns whether the server has ended, and its children with it."""
         for message in self._line.receive():
             if "born" in message:
                 fork = self._unborn.pop(0)
@@ -125,20 +126,20 @@ class ForkServer:
         return self._line.closed
 
     def wait(self, timeout_s: float) -> None:
-        """Until something is told, or the time has passed."""
+        """Wait until the server reports something, at most `timeout_s`."""
         if not self._line.closed:
             select.select([self._line], [], [], timeout_s)
 
     def close(self) -> None:
-        """It holds nothing that could be lost."""
+        """End the server. It holds no state that could be lost."""
         self._line.close()
         self._process.end()
 
 
-# ------------------------------------------------------------------------------------------------------- the other end
+# ----------------------------------------------------------------------------------------------------------- the server
 def main(control: str, live: str, *early: str) -> int:
-    """Fork children until the other end of `control` is gone. In a child it returns, too: with the child's exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    """Fork children until the client is gone. In a child this function returns too, with the child's exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     leave_sigterm_to_the_run()
     do: Live = load_object(live, "live")
     for name in early:
@@ -176,7 +177,7 @@ def _fork_until_closed(control: socket.socket, live: Live) -> int:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for sock in (control, woken, wake):
                         sock.close()
-                    np.random.seed()  # else all children would draw the same
+                    np.random.seed()  # otherwise all children would draw the same numbers
                     return live(me, fds, held)
                 _close(fds)
                 line.send({"born": pid})

@@ -1,8 +1,8 @@
-"""Ends what a process has started, and what that has started, when the process itself cannot: it was killed.
+"""A guard process: kills the children and grandchildren of a process that was killed and could not do it itself.
 
-Ray's own helpers outlive a killed Ray by a minute, because they first want to tell its head about it. A guard is a small
-process that looks who descends from what was started under it, waits for the end of whoever started that, and kills who is
-left. This file is run by path, so it imports nothing of ours.
+Ray's helper processes outlive a killed Ray by a minute, because they first try to reach its head. A guard is a small process
+that records the descendants of the process that started it. When that process ends, the guard kills the descendants that are
+left. This file is run by path, so it must not import other files of the package.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Self
 
 LOOK_S = 1.0
 SWEEP_S = 10.0
-"""A guard tries for so long to see all of them gone."""
+"""A guard tries for this time to kill all of them."""
 START_TIME = 19
-"""Which word behind its name in /proc/PID/stat is the time of a process's start: that makes a process out of a number."""
+"""Index (after the name) of the start time in /proc/PID/stat. Ids are used again; id and start time name one process."""
 
 
 class ClusterGuard:
-    """Watches over the processes that this one starts inside the block; outside of it, other things may be started.
+    """Guards the processes that this one starts inside the block, and only those.
 
-    They are killed when this process is gone, or at `close`.
+    The guard kills them when this process is gone, or at `close`.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class ClusterGuard:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C in the terminal must not end it
         )
 
     def __enter__(self) -> Self:
         assert self._process.stdout is not None
-        self._process.stdout.read(1)  # it knows who was there before
+        self._process.stdout.read(1)  # wait until it has recorded the children that exist already
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,16 +51,16 @@ class ClusterGuard:
         with suppress(BrokenPipeError):
             self._process.stdin.write(b"!")
             self._process.stdin.flush()
-            self._process.stdout.read(1)  # it knows who was started: whoever is killed from now on is looked after
+            self._process.stdout.read(1)  # wait until it has recorded the new children
 
     def close(self) -> None:
-        """Have it end who is left, and itself."""
+        """Have the guard kill the processes that are left, and end."""
         with suppress(BrokenPipeError):
             self._process.communicate()
 
 
 def children(pid: int) -> set[int]:
-    """Who was started by `pid`. Nobody, where the kernel does not tell."""
+    """Ids of the children of `pid`; empty where the kernel does not list them."""
     found = set[int]()
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # a thread that has just ended
@@ -69,7 +69,7 @@ def children(pid: int) -> set[int]:
 
 
 def descendants(roots: Collection[int]) -> dict[int, str]:
-    """`roots` and whom they have started, with the time of their start."""
+    """Ids of `roots` and of all their descendants, each with its start time."""
     found: dict[int, str] = {}
     left = list(roots)
     while left:
@@ -81,7 +81,7 @@ def descendants(roots: Collection[int]) -> dict[int, str]:
 
 
 def _started(pid: int) -> str:
-    """When a process was started; empty if it has ended, also if nobody has asked for its exit code yet."""
+    """Start time of a process; empty if it has ended (a zombie has ended too)."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -90,7 +90,7 @@ def _started(pid: int) -> str:
 
 
 def sweep(known: dict[int, str]) -> None:
-    """Kill those of `known` that are left."""
+    """Kill the processes of `known` that still run. A process with the same id but another start time is left alone."""
     deadline = time.monotonic() + SWEEP_S
     while (left := [pid for pid, began in known.items() if _started(pid) == began]) and time.monotonic() < deadline:
         for pid in left:
@@ -100,14 +100,15 @@ def sweep(known: dict[int, str]) -> None:
 
 
 def main() -> int:
-    """All of a guard's life: whoever holds the other end of our input is watched until that closes."""
+    """Run the guard: record the descendants of the parent until the input closes, then kill those that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # these are for those that it watches over
+        signal.signal(number, signal.SIG_IGN)  # meant for the guarded processes
     watched = os.getppid()
     before, roots, known, said = children(watched), set[int](), dict[int, str](), b""
     os.write(1, b"!")
     while True:
         heard = select.select([0], [], [], LOOK_S if said else LOOK_S / 10)[0]
+        # Looked at often while the block lasts: a child that ends early would leave grandchildren that nothing links to us.
         roots |= set() if said else children(watched) - before
         known |= descendants(roots)
         if not heard:

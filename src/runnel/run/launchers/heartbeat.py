@@ -1,4 +1,4 @@
-"""What a process of a run says of itself, several times a second: the stages of its workers, and whether work comes back."""
+"""Heartbeats of a process: several times a second, the stages of its workers and whether they make progress."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ from runnel.core.worker import Worker, num_progressed
 
 BEAT_S = 0.25
 STANDSTILL_S = 2.0
-"""A loop that turns many times a second and was away for longer than this has been stopped from outside."""
+"""A loop that runs many times a second counts as suspended from outside after a gap longer than this."""
 
 
 class Heartbeat:
-    """Looks at the workers of a process from another thread, and only reads: the age of a stage is the time since it began, or
-    since a piece of its work came back (`core/worker.py`), whichever is later."""
+    """Reads the state of a process's workers from another thread.
+
+    The age of a stage is the time since it began or since it last made progress (`core/worker.py`), whichever is later.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.workers: Sequence[Worker] = ()
-        """Empty while they are made."""
+        """Empty until they are built."""
         self.writing: Path | None = None
-        """A folder that grows while a checkpoint is written: large files are written in one call."""
+        """The folder of the checkpoint that is being written. Its growth is progress: one call may write a large file."""
         self._work, self._seen = (num_progressed(), -1), dict[str, tuple[str, float]]()
         self._looked = self._came_back = clock.now()
 
     def look(self) -> dict[str, Any]:
-        """Of each worker the stage, its age, and whether it is the first time; who waits for other ranks inside a stage, and
-        for how long; whether work came back since the last look (`progressed`), or at least a stage changed (`moved`)."""
+        """The fields of one heartbeat.
+
+        - `stages`: for each worker its stage, the stage's age, and whether the worker is in it for the first time.
+        - `held`: for each worker that waits for other ranks inside a stage, for how long.
+        - `progressed`: whether work came back since the last call. `moved`: that, or a stage changed.
+        """
         now = self._clock.now()
         progressed, moved = self._changes()
-        if progressed or now - self._looked > BEAT_S + STANDSTILL_S:  # all of the process stood still: no stage hangs
+        if progressed or now - self._looked > BEAT_S + STANDSTILL_S:  # the whole process was suspended: no stage hangs
             self._came_back = now
         self._looked = now
         stages, held = {}, {}
@@ -56,5 +62,5 @@ class Heartbeat:
             return -1
         try:
             return sum(path.stat().st_size for path in folder.iterdir())
-        except OSError:  # it was renamed, or given up, just now
+        except OSError:  # the checkpoint was renamed or dropped in this moment
             return -1

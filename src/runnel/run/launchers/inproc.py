@@ -49,14 +49,14 @@ def _launch(session: Session) -> str:
 
 
 def _lend_policy(session: Session, group: ProcessGroup) -> None:
-    """Callbacks may ask for the policy of the moment."""
+    """Let callbacks read the current policy."""
     trainer = group.trainer
     if trainer is not None and session.ledger.policy is not None:
         session.ledger.policy.source = lambda: ParamSet(trainer.version, trainer.learner.params())
 
 
 def _set_up(session: Session) -> ProcessGroup:
-    """The workers of the run, from its checkpoint if it has one; where that cannot be restored, from the one before."""
+    """Build the workers of the run, from its newest checkpoint that can be restored, if it has one."""
     while True:
         group = _wire(session)
         try:
@@ -84,7 +84,7 @@ def _wire(session: Session) -> ProcessGroup:
 
 
 def _progress(session: Session, done: int, total: int) -> None:
-    """An evaluation goes on, unless the run is to stop."""
+    """Report the progress of an evaluation; abort it if the user stops the run."""
     session.ledger.tick(f"evaluating {done}/{total}")
     session.listen()
     if session.interrupted.is_set():
@@ -112,10 +112,10 @@ def _rounds(session: Session, group: ProcessGroup) -> str:
 
 
 def _save_without_culprit(session: Session, group: ProcessGroup, error: Exception) -> None:
-    """Name the worker that failed. If the rest of the run is whole, save it; the lost worker starts afresh on resume.
+    """Name the worker that failed, and save the rest of the run if it is intact; on resume that worker starts without state.
 
-    A trainer that failed may be half way through an update, a buffer cannot start afresh (the run would go on without what it
-    held), and bad numbers may be anywhere: then the last checkpoint stands.
+    Nothing is saved if the trainer failed (it may be inside an update), if the buffer failed (its content would be lost), or
+    after NaN or infinite numbers (they may be anywhere).
     """
     culprit = group.polling
     if culprit is None:
@@ -132,7 +132,7 @@ def _save_without_culprit(session: Session, group: ProcessGroup, error: Exceptio
 
 
 def save(session: Session, group: ProcessGroup, *, without: str = "", last: bool = False) -> None:
-    """Check the accounts, then save the whole run. Where there is no room for that, say so and go on; the last one must be."""
+    """Check the accounts, then save the run. A failed save is reported and the run goes on; a failed last save raises."""
     group.check()
     for whole in (kinds := session.checkpoint_kinds(last=last)):
         try:

@@ -1,4 +1,4 @@
-"""The control line between whoever starts processes and one of them: JSON objects, over a socket or over Ray's calls."""
+"""The control line between a supervisor and one process: JSON objects, over a socket or over calls of Ray."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from runnel.core.framing import Message
 
 
 class ControlLine(Protocol):
-    """One end of a line, whatever carries it (`core.framing.MessageSocket` on one machine)."""
+    """One end of a control line (on one machine a `core.framing.MessageSocket`)."""
 
     closed: bool
 
     def send(self, message: Message) -> None:
-        """Send a message. Nothing happens if the other end is gone."""
+        """Send a message. No-op if the other end is gone."""
         ...
 
     def receive(self) -> list[Message]:
@@ -22,8 +22,8 @@ class ControlLine(Protocol):
 
 
 class MemberLine(ControlLine, Protocol):
-    """The end in the process that was started. It is waited on beside the doorbell."""
+    """The end in the process that was started. The process waits on it and on its doorbell at once."""
 
     def fileno(self) -> int:
-        """A descriptor that can be read when something has arrived."""
+        """A descriptor that is readable when a message has arrived."""
         ...

@@ -26,7 +26,7 @@ from runnel.run.wiring import Edges
 
 EARLY = ("gymnasium", "safetensors.torch", "numba")
 EARLY_FOR_TEXT = ("transformers.models.llama.modeling_llama",)
-"""For every model: most of that import is what all of them share."""
+"""Imported for every model family: most of this import is shared by all of them."""
 KILL_TIMEOUT_S = 5.0
 STACK_TIMEOUT_S = 2.0
 
@@ -53,12 +53,12 @@ class LocalProcess:
         return self.fork.how() if self.fork.ended() else ""
 
     def stack(self) -> str:
-        self.fork.signal(signal.SIGUSR1)  # `child.begin` has it write its stack to the file
+        self.fork.signal(signal.SIGUSR1)  # on this signal the process writes its stacks to the file (see `child.begin`)
         deadline = time.monotonic() + STACK_TIMEOUT_S
         while time.monotonic() < deadline and self.stack_file.stat().st_size == 0:
             time.sleep(0.02)
         time.sleep(0.1)  # the first lines are there; the rest takes a moment
-        return self.stack_file.read_text() or "(it does not answer)"
+        return self.stack_file.read_text() or "(the process does not answer)"
 
     def end(self, timeout_s: float) -> None:
         if not self.fork.wait(timeout_s):
@@ -68,8 +68,11 @@ class LocalProcess:
 
 
 class LocalHost:
-    """A `ProcessHost` on this machine, for processes that share nothing. `live` is what they do (`module:function`, see
-    `fork_server.Live`); what they print goes to `log`. The fork server starts with the first process, and stays until `end`."""
+    """A `ProcessHost` on this machine, for processes that share nothing.
+
+    `live` is their main function (`module:function`, see `fork_server.Live`). Their output goes to `log`. The fork server
+    starts with the first process and stays until `end`.
+    """
 
     def __init__(self, live: str, log: Path, *, early: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self._live, self._log, self._early, self._env = live, log, early, env
@@ -78,7 +81,7 @@ class LocalHost:
         self._scratch = tempfile.TemporaryDirectory(prefix="runnel-")
 
     def open(self, names: Collection[str]) -> None:
-        """They share nothing."""
+        """No-op: the processes share nothing."""
 
     def start(self, name: str, order: Message) -> LocalProcess:
         ours, theirs = socket.socketpair()
@@ -91,7 +94,7 @@ class LocalHost:
         return LocalProcess(fork, line, stack_file)
 
     def _living(self) -> ForkServer:
-        """The fork server; another one if it is gone."""
+        """The fork server; a new one if the last is gone."""
         if self._fork_server is not None and self._fork_server.gone():
             if not self._fork_server.forked:
                 raise WorkerFailure("fork server", f"does not start; see {self._log}")
@@ -103,7 +106,7 @@ class LocalHost:
         return self._fork_server
 
     def _share(self, fds: list[int]) -> None:
-        """Have processes to come get these descriptors, and no others."""
+        """Give later processes these descriptors, and no others."""
         self._held = fds
         if self._fork_server is not None:
             self._fork_server.drop()
@@ -112,7 +115,7 @@ class LocalHost:
     def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         told: list[MessageSocket | ForkServer] = [h.line for h in handles if isinstance(h, LocalProcess) and not h.line.closed]
         if self._fork_server is not None and not self._fork_server.closed:
-            told.append(self._fork_server)  # it tells that a process has ended; the closed line of one says less
+            told.append(self._fork_server)  # it reports how a process has ended; a closed line does not
         select.select(told, [], [], timeout_s)
 
     def lost(self) -> str:
@@ -123,7 +126,7 @@ class LocalHost:
             return last_text(log)
 
     def close(self) -> None:
-        """They share nothing."""
+        """No-op: the processes share nothing."""
 
     def end(self) -> None:
         """End the fork server. Processes that are left go on."""
@@ -134,7 +137,7 @@ class LocalHost:
 
 
 class LocalGroups(LocalHost):
-    """The groups of a run, over memory that this process makes and hands down."""
+    """The `ProcessHost` of a run: its groups share memory that this process makes."""
 
     def __init__(self, session: Session) -> None:
         early = EARLY + (EARLY_FOR_TEXT if session.experiment.token_streams else ())
@@ -153,7 +156,7 @@ class LocalGroups(LocalHost):
         return super().start(name, {**order, "run": run, "memory": list(self._fds), "groups": list(self._pipes)})
 
     def close(self) -> None:
-        """Let go of what the groups share; the fork server stays for the next ones."""
+        """Close the groups' shared memory; the fork server stays for the next start."""
         held = self._held
         self._share([])
         for fd in held:

@@ -1,7 +1,7 @@
-"""A process group's part of a run, wherever the process was started: builds its workers and polls them.
+"""The process of one group of a run, on any launcher: builds the group's workers and polls them.
 
-It gets its orders over a control line: start, go, pause, save, abandon, evaluate, interrupt, stop. What it runs it is told as
-data (the recipe by name, the resolved config), so nothing is pickled.
+It gets orders over a control line: start, go, pause, save, abandon, evaluate, interrupt, stop. The experiment arrives as data
+(the recipe's name and the resolved config), so nothing is pickled.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WAIT_S = 0.5
 
 
 def read_experiment(recipe: str, config: dict[str, Any]) -> Experiment:
-    """The experiment of a run, from its recipe's name and its config as data."""
+    """Build the experiment of a run from its recipe's name and its config as data."""
     module = registry.load_recipe(recipe)
     return registry.build(module.name, override(module.Config(), config))
 
 
 class Member:
-    """This process's part of the run. `incarnation` is another number each time its workers start without a saved state."""
+    """The group that this process runs. `incarnation` is its restart counter: it differs at each start of the process."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Member:
     ) -> None:
         torch.set_num_threads(experiment.config.placement.threads)
         count_alone()
-        # a user's own learner shows progress by its optimiser
+        # A user's learner does not report progress itself, but every optimiser step of it does.
         register_optimizer_step_post_hook(lambda *_: progressed())
         self.line, self.outer, self._epoch = line, outer, epoch
         self.config, self._clock = experiment.config, WallClock()
         self.running = False
         self.done = False
         self._heartbeat = Heartbeat(self._clock)
-        threading.Thread(target=self._beat, daemon=True).start()  # workers take long to make: environments, engines
+        threading.Thread(target=self._beat, daemon=True).start()  # before `wire`: building workers takes long
         self.group: ProcessGroup = wire(
             experiment,
             place(experiment),
@@ -82,12 +82,12 @@ class Member:
         self._heartbeat.workers = self.group.workers
         self._next_report, self._next_look = 0.0, 0.0
         self._later: list[Message] = []
-        """Orders that came in the middle of an evaluation."""
+        """Orders that arrived during an evaluation; they are obeyed after it."""
         self._interrupted = False
         line.send({"op": "ready"})
 
     def run(self) -> None:
-        """Rounds while running; else wait for orders."""
+        """Poll the workers while the group runs; otherwise wait for orders."""
         while not self.done:
             later, self._later = self._later, []
             for message in (*later, *self.line.receive()):
@@ -100,7 +100,7 @@ class Member:
                 self.outer.wait(WAIT_S if not self.group.has_events() else REPORT_S, self.line.fileno())
 
     def serve(self) -> int:
-        """`run` to its end, and close the workers; an error is told over the line. Returns an exit code."""
+        """Call `run`, then close the workers; errors are sent over the line. Returns an exit code."""
         try:
             self.run()
         except Exception as error:
@@ -191,8 +191,8 @@ class Member:
 
 
 def tell_error(line: ControlLine, worker: str, error: Exception) -> None:
-    """The last word of a group that failed. The lines of a user's code go with it; a traceback only of a mistake of ours."""
-    if getattr(error, "filename", None):  # else the traceback alone says who wrote
+    """Send the error of a group that failed: with the lines of the user's code; a full traceback only for an internal error."""
+    if getattr(error, "filename", None):  # without a file name, only the traceback tells which write failed
         error = refused(error, Path(tempfile.gettempdir())) or error
     known = isinstance(error, RunnelError) or is_users(error)
     text = str(error) + ("" if isinstance(error, RunnelError) else frames(error))

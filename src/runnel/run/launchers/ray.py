@@ -1,7 +1,7 @@
-"""The Ray launcher: groups are Ray actors, on one machine or on a cluster. Ray places and connects them; we supervise.
+"""The Ray launcher: each group is a Ray actor, on one machine or on a cluster. Ray places the actors; we supervise them.
 
-Each node that has a group of the run has an agent too, which makes the shared memory of the node
-(`flow/transports/cluster/node.py`) and answers for it to other nodes.
+Each node with a group of the run also has an agent. The agent makes the node's shared memory
+(`flow/transports/cluster/node.py`) and serves calls of other nodes to it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from runnel.run.session import Session
 from runnel.run.wiring import Edges
 
 GRACE_S = 5.0
-"""Room that was held until just now may take so long to be free again."""
+"""Time that Ray may need to free resources that were in use until now."""
 MANY = 100_000
-"""Calls that an agent may have open at once."""
+"""Calls that an agent may have open at once. Most of them are long polls that wait."""
 
 
 def launch(session: Session) -> str:
@@ -57,7 +57,7 @@ def _cluster_for(experiment: Experiment, groups: Mapping[str, Collection[str]]) 
 
 
 def rooms() -> list[NodeRoom]:
-    """What the nodes of the cluster that we are in have free."""
+    """Free resources of each node of the current cluster."""
     free = ray._private.state.available_resources_per_node()
     found = []
     for node in ray.nodes():
@@ -69,18 +69,19 @@ def rooms() -> list[NodeRoom]:
 
 
 def show_placement(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> str:
-    """How the run would lie on its cluster; a `ConfigError` says what is missing."""
+    """Describe where the groups of a run would be placed; a `ConfigError` says which resources are missing."""
     with _cluster_for(experiment, groups):
         needs, nodes, ranks = needs_of(experiment, groups), rooms(), rank_groups(experiment, groups)
         return describe_fit(needs, fit(needs, nodes, on_one_node(ranks, needs)), nodes, ranks)
 
 
 class Node:
-    """A node of the cluster that takes part: its agent, and where its memory is."""
+    """A node of the cluster that has groups of the run: its agent, and the place of its shared memory."""
 
     def __init__(self, name: str, agent: Any, opening: Any) -> None:
         self.name, self.agent, self.opening = name, agent, opening
         self.memory: dict[str, Any] | None = None
+        # Restart counter of the agent: random, because only "not the same as before" matters.
         self.life = secrets.randbits(40)
         self.alive = agent.live.remote()
         self.next_place = 1
@@ -91,7 +92,7 @@ class Node:
                 self.memory = json.loads(ray.get(self.opening))
             except RayTaskError:
                 raise
-            except RayError:  # it is gone, and its open question will say so too
+            except RayError:  # the agent is gone: `gone` reports it
                 return False
         return self.memory is not None
 
@@ -100,7 +101,7 @@ class Node:
 
 
 class RayGroups(RayHost):
-    """The groups of a run on a Ray cluster, with an agent on each node that has some."""
+    """The `ProcessHost` of a run on a Ray cluster: its groups, and an agent on each node with groups."""
 
     def __init__(self, session: Session, head: Head) -> None:
         super().__init__(head, session.folder.log)
@@ -111,14 +112,14 @@ class RayGroups(RayHost):
         self._ranks = rank_groups(session.experiment, session.groups)
         self._together = on_one_node(self._ranks, self._needs)
         self._rooms: dict[str, tuple[Any, int]] = {}
-        """Ray's placement group of each process group, and the number of its bundle there."""
+        """For each process group: Ray's placement group, and the index of the bundle in it."""
         self._handles: dict[str, RayProcess] = {}
         self._nodes: dict[str, Node] = {}
         self._maps = 0
 
     # ------------------------------------------------------------------------------------------------------------ start
     def open(self, groups: Collection[str]) -> None:
-        """Have every group placed: only then is it known which edges leave a node."""
+        """Wait until Ray has placed every group: only then is it known which edges cross nodes."""
         self._head.check()
         self._id = f"{self._session.folder.path.name[-40:]}-{secrets.token_hex(4)}"
         self._await_room(groups, START_TIMEOUT_S if self._opened else GRACE_S)
@@ -137,7 +138,7 @@ class RayGroups(RayHost):
             time.sleep(0.02)
 
     def _await_room(self, groups: Collection[str], timeout_s: float) -> None:
-        """A run that is too large for its cluster is refused; one that has lost a node may wait for another."""
+        """Wait until the groups fit the cluster; after `timeout_s` raise. A run that has lost a node may wait for another."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -149,8 +150,10 @@ class RayGroups(RayHost):
             time.sleep(0.1)
 
     def _reserve(self, groups: Collection[str]) -> None:
-        """Have Ray keep room for groups: those that must be on one node, those that name nodes (before others take the room
-        there), and the rest; spread or packed."""
+        """Reserve Ray's resources for groups: first those that must share a node, then those that name nodes, then the rest.
+
+        In this order, because groups that can run anywhere must not use up the resources of a named node.
+        """
         needs = self._needs
         together = [g for g in groups if g in self._together]
         rest = [g for g in groups if g not in self._together]
@@ -187,7 +190,7 @@ class RayGroups(RayHost):
         return handle
 
     def _advance(self) -> None:
-        """Bring every group that waits a step further: Ray places it, its node gets an agent, it begins."""
+        """Advance every group that is starting: Ray places it, its node gets an agent, then its work begins."""
         self._drop_lost_nodes()
         for handle in self._handles.values():
             if handle.begun or not handle.order or not handle.placed():
@@ -251,7 +254,7 @@ class RayGroups(RayHost):
         return ClusterMap(streams, _boards(experiment, edges, where), params, lives, self._meet_at())
 
     def _meet_at(self) -> dict[str, str]:
-        """The address of each node that has ranks of the trainer, if these are several. Nothing listens there unasked."""
+        """The address of each node with ranks of the trainer, if there are several nodes; otherwise empty."""
         found = {handle.node: handle.ip for g, handle in self._handles.items() if g in self._ranks and handle.node}
         if len(found) < 2:
             return {}
@@ -260,12 +263,12 @@ class RayGroups(RayHost):
         for address in found.values():
             if not isinstance(ip_address(address), IPv4Address):
                 raise ConfigError(
-                    "cluster", address, "ranks on several nodes meet over IPv4; `ray start --node-ip-address` with one"
+                    "cluster", address, "ranks on several nodes need IPv4; give `ray start --node-ip-address` an IPv4 address"
                 )
         return found
 
     def _clients(self) -> dict[str, list[str]]:
-        """By inference stream, the node of each client."""
+        """For each inference stream, the node of each client."""
         experiment = self._session.experiment
         group_of = {w: g for g, members in self._session.groups.items() for w in members}
         nodes = {g: handle.node for g, handle in self._handles.items()}
@@ -283,11 +286,11 @@ class RayGroups(RayHost):
                 node.agent.update.remote(data)
 
     def _drop_lost_nodes(self) -> None:
-        """A node whose agent is gone is lost to the run, with all that is on it."""
+        """Remove nodes that have lost their agent, and fail all processes on them."""
         for name in [name for name, node in self._nodes.items() if node.gone()]:
             del self._nodes[name]
-            # told by itself: Ray may have reported the processes there, one by one, before their node
-            self._session.ledger.note(f"node {name[:8]} is lost to the run: its agent is gone", level="warning")
+            # A note of its own: Ray may have reported the processes of the node, one by one, before the node.
+            self._session.ledger.note(f"node {name[:8]} was lost: its agent is gone", level="warning")
             for handle in self._handles.values():
                 if handle.node == name and not handle.died():
                     handle.fail(f"was lost with its node {name[:8]}")
@@ -314,7 +317,7 @@ def _resources(need: Need) -> dict[str, float]:
 
 
 def _boards(experiment: Experiment, edges: Edges, where: dict[str, str]) -> dict[str, dict[str, list[int]]]:
-    """By inference stream and node, the policy workers there."""
+    """For each inference stream and node, the policy workers on the node."""
     found: dict[str, dict[str, list[int]]] = {}
     for stream in experiment.inference:
         if stream.name not in edges.mailbox_tables:
@@ -328,7 +331,7 @@ def _boards(experiment: Experiment, edges: Edges, where: dict[str, str]) -> dict
 
 
 def _readers_of(experiment: Experiment, channel: str, where: dict[str, str], nodes: list[str]) -> list[str]:
-    """The nodes to which a parameter channel is brought: the learner's versions to all, a frozen copy to who holds it."""
+    """Nodes that receive a parameter channel: all for the learner's, only the loaders' nodes for a frozen copy."""
     if channel == PARAMS:
         return nodes
     return sorted({where[w] for w in experiment.loaders_of(channel)} & set(nodes))

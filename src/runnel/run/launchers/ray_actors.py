@@ -1,4 +1,4 @@
-"""What runs inside Ray's processes: a group of workers, and the agent of a node. Ray starts them; what they do is ours."""
+"""The Ray actors of a run: one for each group of workers, and one for the agent of each node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLUSH_S = 0.25
 
 
 def enter(orders: Message) -> None:
-    """Stand where the launching process stood: same folder, same modules."""
+    """Use the working folder and the module paths of the launching process."""
     for path in reversed(orders["sys_path"]):
         if path not in sys.path:
             sys.path.insert(0, path)
@@ -39,7 +39,7 @@ def enter(orders: Message) -> None:
 
 
 class QueueLine:
-    """The group's end of a control line whose other end calls in over Ray."""
+    """The group's end of a control line. The supervisor's end calls it over Ray."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -48,6 +48,7 @@ class QueueLine:
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._something = asyncio.Event()
+        # A pipe beside the list, because the group waits with `select` for orders and doorbells at once.
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -75,11 +76,11 @@ class QueueLine:
             self._in.append(message)
         try:
             os.write(self._write, b"!")
-        except BlockingIOError:
+        except BlockingIOError:  # the pipe is full, so it wakes the reader anyway
             return
 
     async def take(self) -> list[Message]:
-        """What was sent; waits for something, but not for ever."""
+        """Return the messages that were sent; wait at most `FLUSH_S` for the first."""
         try:
             await asyncio.wait_for(self._something.wait(), FLUSH_S)
         except TimeoutError:
@@ -91,7 +92,7 @@ class QueueLine:
 
 
 class ProcessActor:
-    """A process as a Ray actor. Its work is done on a thread of its own; Ray's calls come in on another."""
+    """A process as a Ray actor. Its work runs on its own thread; Ray's calls run on the event loop."""
 
     def __init__(self) -> None:
         self._line: QueueLine | None = None
@@ -100,7 +101,7 @@ class ProcessActor:
         self._next = 0
 
     async def where(self) -> bytes:
-        """The node on which Ray put us."""
+        """The node on which Ray has placed this actor, its process id and its address."""
         context = ray.get_runtime_context()
         return json.dumps({"node": context.get_node_id(), "pid": os.getpid(), "ip": ray.util.get_node_ip_address()}).encode()
 
@@ -118,7 +119,7 @@ class ProcessActor:
             loop.call_soon_threadsafe(self._ended.set)
 
     async def order(self, number: int, data: bytes) -> None:
-        """Orders are numbered: Ray may bring calls in any order."""
+        """Accept order `number`. Orders are numbered, because Ray may deliver calls in any order."""
         self._orders[number] = json.loads(data)
         await self._begun.wait()
         while self._next in self._orders and self._line is not None:
@@ -126,7 +127,7 @@ class ProcessActor:
             self._next += 1
 
     async def listen(self) -> bytes:
-        """What the group has said."""
+        """Return the messages of the group."""
         await self._begun.wait()
         assert self._line is not None, "it has begun"
         return json.dumps(await self._line.take()).encode()
@@ -138,7 +139,7 @@ class ProcessActor:
             return file.read()
 
     async def ended(self) -> None:
-        """Returns when the workers are closed."""
+        """Wait until the workers are closed."""
         await self._ended.wait()
 
     async def leave(self) -> None:
@@ -147,7 +148,7 @@ class ProcessActor:
 
 
 def run_group(order: Message, line: QueueLine) -> None:
-    """What the actor of a process group does from its start to its end."""
+    """The work of a process group's actor, from its start to its end."""
     try:
         member = _member(order, line)
     except Exception as error:
@@ -159,7 +160,7 @@ def run_group(order: Message, line: QueueLine) -> None:
 def _member(order: Message, line: QueueLine) -> Member:
     log = Path(order["run"]) / "log.txt"
     if not log.parent.is_dir():
-        raise ConfigError("out", order["run"], "this node does not see the run's folder; put it on a shared file system")
+        raise ConfigError("out", order["run"], "this node cannot read the run's folder; put it on a shared file system")
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -184,7 +185,7 @@ class AgentActor:
         self._opened = asyncio.Event()
 
     async def open(self, data: bytes) -> bytes:
-        """Make the node's memory; returns where it is."""
+        """Make the node's shared memory; returns how other processes find it."""
         orders = json.loads(data)
         enter(orders)
         experiment = read_experiment(orders["recipe"], orders["config"])
@@ -207,14 +208,14 @@ class AgentActor:
         return json.dumps(memory.to_data()).encode()
 
     async def call(self, method: str, head: bytes, body: Bytes | None = None) -> tuple[bytes, Bytes | None]:
-        """A call of another node. Ray knows our name before we are ready: who finds it waits."""
+        """Serve a call of another node. It waits until `open` is done: Ray knows this actor's name earlier."""
         await self._opened.wait()
         assert self._agent is not None, "it is open"
         answer, found = await self._agent.call(method, json.loads(head), body)
         return json.dumps(answer).encode(), found
 
     async def update(self, data: bytes) -> None:
-        """Another map."""
+        """Replace the cluster map."""
         await self._opened.wait()
         assert self._agent is not None, "it is open"
         self._agent.update(ClusterMap.from_data(json.loads(data)))
@@ -224,5 +225,5 @@ class AgentActor:
         os._exit(0)
 
     async def live(self) -> None:
-        """Never returns: whoever waits for it learns when the agent is gone."""
+        """Never return: the call fails when the agent dies, and so tells the caller."""
         await asyncio.Event().wait()

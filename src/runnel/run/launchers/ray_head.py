@@ -1,7 +1,7 @@
-"""The Ray cluster of a run: how it is joined or started, and whether its head still answers.
+"""The Ray cluster of a run: join or start it, and watch whether its head still answers.
 
-Without its head a cluster lives for another minute, in which processes that know each other still talk; then Ray ends them all,
-the launching process too, without a word. So the head is asked all the time, and a run whose head is gone ends by itself.
+When the head is lost, processes that know each other can still talk for a minute. Then Ray kills them all, the launching
+process too, without a message. So a thread probes the head all the time, and a run that has lost it saves itself and ends.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from runnel.run.launchers.guard import ClusterGuard
 from runnel.run.wiring import available_cores
 
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-"""Ray takes 127.0.0.1 for a slip and puts the machine's own address in its place."""
+"""Ray replaces 127.0.0.1 by the machine's own address; another loopback address it keeps."""
 QUIET: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
 ASK_S = 1.0
 CONNECT_S = 3.0
-"""A machine that takes longer to accept a connection is not there."""
+"""Timeout of a connection to the head."""
 LOST_S = 20.0
-"""A head that has not answered for so long is given up. Some clusters start theirs again; Ray itself waits for 60 s, and the
-rest of that is needed for a last checkpoint."""
+"""A head that has not answered for this time counts as lost. Some clusters restart their head. Ray itself waits for 60 s; the
+remaining time is for the last checkpoint."""
 OWN_LOST_S = 2.0
-"""Nobody starts the head of a cluster again that a run has made for itself."""
+"""The same, for a cluster that this run started itself: its head is never restarted."""
 TOKEN = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's own, which `ray get-auth-token` on its head prints "
     "(or put it into a file: ~/.ray/auth_token, or RAY_AUTH_TOKEN_PATH)"
@@ -46,7 +46,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # ------------------------------------------------------------------------------------------------------------------ joining
 @contextmanager
 def connected(address: str, cores: int, labels: Mapping[str, str] | None = None) -> Iterator[Head]:
-    """A cluster: the one we are in, the one at `address` (or RAY_ADDRESS), or a new one on this machine that ends with us."""
+    """Connect to the current cluster, to the one at `address` (or RAY_ADDRESS), or to a new one that ends with this process."""
     if ray.is_initialized():
         with watched_head() as head:
             yield head
@@ -59,7 +59,7 @@ def connected(address: str, cores: int, labels: Mapping[str, str] | None = None)
 
 @contextmanager
 def watched_head(lost_s: float = LOST_S) -> Iterator[Head]:
-    """The head of the cluster that we are in, asked all the time while the block lasts."""
+    """Probe the head of the current cluster on a thread while the block lasts."""
     head = Head(ray.get_runtime_context().gcs_address, lost_s=lost_s)
     threading.Thread(target=head.watch, daemon=True).start()
     try:
@@ -70,7 +70,7 @@ def watched_head(lost_s: float = LOST_S) -> Iterator[Head]:
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """In the cluster at `address`."""
+    """Join the cluster at `address`; leave it when the block ends."""
     attach(address)
     try:
         yield
@@ -80,8 +80,10 @@ def joined(address: str) -> Iterator[None]:
 
 @contextmanager
 def made(cores: int, labels: Mapping[str, str] | None = None) -> Iterator[None]:
-    """In a new cluster on this machine, on the loopback; nothing of it outlives this process, even if that is killed. Its cores
-    are only numbers: as with the local launcher, processes share what the machine has."""
+    """Start a new cluster on this machine's loopback; it ends with the block, also when this process is killed.
+
+    Its number of cores is only a number: as with the local launcher, processes share the machine's cores.
+    """
     guard = ClusterGuard()
     try:
         more = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "labels": dict(labels or {})}
@@ -95,7 +97,7 @@ def made(cores: int, labels: Mapping[str, str] | None = None) -> Iterator[None]:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Ray puts its own handlers in place, in Python and below it; whoever called us wants theirs."""
+    """Restore the caller's signal handlers after the block: Ray installs its own, in Python and below it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -108,9 +110,9 @@ def own_signals() -> Iterator[None]:
 
 
 def attach(address: str) -> None:
-    """Join the cluster at `address`, or say why that does not work."""
+    """Join the cluster at `address`; a `ConfigError` says why that fails."""
     if (problem := unreachable(address)) is not None:  # Ray itself would try for minutes
-        raise ConfigError("cluster.address", address, _nobody(problem))
+        raise ConfigError("cluster.address", address, _no_cluster(problem))
     try:
         with own_signals():
             ray.init(address=address, **QUIET)
@@ -119,24 +121,25 @@ def attach(address: str) -> None:
 
 
 def _why(text: str) -> str:
-    """Why a cluster could not be joined. Ray says only that it failed; where something listens it is the token."""
+    """Why a cluster could not be joined, from Ray's message."""
     line = text.partition("\n")[0]
     found = re.search(r"Failed to connect to Ray cluster at (\S+:\d+)", text)
+    # Ray gives the same message for a wrong token as for a dead head; only the port tells them apart.
     if found is not None and unreachable(found[1]) is None:
-        return f"its head ({found[1]}) answers, but does not let us in: most likely it wants another token; {TOKEN}"
+        return f"its head ({found[1]}) accepts connections but refuses this process: its token is probably another; {TOKEN}"
     if "no authentication token was found" in text:
-        return f"RAY_AUTH_MODE asks for a token, and there is none; {TOKEN}"
+        return f"RAY_AUTH_MODE asks for a token, but none was found; {TOKEN}"
     if found is not None or "Could not find any running Ray" in text:
-        return _nobody(line)
+        return _no_cluster(line)
     return f"cannot be joined ({line})"
 
 
-def _nobody(problem: str) -> str:
-    return f"no Ray cluster answers there ({problem}); start one with `ray start --head`, or mend the address"
+def _no_cluster(problem: str) -> str:
+    return f"no Ray cluster answers there ({problem}); start one with `ray start --head`, or correct the address"
 
 
 def unreachable(address: str) -> str | None:
-    """Why nothing can be heard at HOST:PORT; None if something can, or if that is no such address."""
+    """Why HOST:PORT accepts no connection; None if it does, or if `address` has another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         return None
@@ -149,7 +152,7 @@ def unreachable(address: str) -> str | None:
 
 # --------------------------------------------------------------------------------------------------------------- the head
 class Head:
-    """The head of a cluster, HOST:PORT, as a thread sees it that asks it all the time (`watch`, until `closed`)."""
+    """Liveness of a cluster's head (HOST:PORT). A thread probes it in `watch`, until `closed`."""
 
     def __init__(self, address: str, *, lost_s: float = LOST_S) -> None:
         self.address, self.closed = address, threading.Event()
@@ -157,31 +160,32 @@ class Head:
         self._silent_s = 0.0
         self._problem: str | None = None
         self._reachable = unreachable(address) is None
-        """Else Ray has a way to it that we have not (a proxy), and its silence would mean nothing."""
+        """If not, Ray reaches the head by another way (a proxy), and a failed connection says nothing about the head."""
 
     def watch(self) -> None:
         while not self.closed.wait(self._every_s):
             self.ask()
 
     def ask(self) -> None:
-        """Time in which this process itself stood still (Ctrl-Z) is not held against the head."""
+        """Probe the head once, and add to its silent time if it does not answer."""
+        # One probe adds at most its own timeout: time in which this process was suspended (Ctrl-Z) must not count.
         began = time.monotonic()
         self._problem = unreachable(self.address) if self._reachable else None
         took = min(time.monotonic() - began, CONNECT_S) + self._every_s
         self._silent_s = 0.0 if self._problem is None else self._silent_s + took
 
     def silent(self) -> bool:
-        """Whether it did not answer when it was last asked: what Ray needs its head for would wait, and then end us."""
+        """Whether the last probe failed. Calls of Ray that need the head would then block, and later kill this process."""
         return self._problem is not None
 
     def lost(self) -> str:
-        """That it is gone, in words; empty as long as it may come back."""
+        """Why the head counts as lost, in words; empty while it may come back."""
         if self._silent_s < self._lost_s:
             return ""
         return f"the head of the Ray cluster ({self.address}) is gone: {self._problem}, for {self._silent_s:.0f} s"
 
     def check(self) -> None:
-        """Return when it answers; a `ClusterLost` if it is gone. To be called before Ray is asked for what needs the head."""
+        """Wait until the head answers, or raise `ClusterLost`. To be called before any call of Ray that needs the head."""
         self._problem = unreachable(self.address) if self._reachable else None
         while self.silent():
             if how := self.lost():

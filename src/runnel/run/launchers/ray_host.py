@@ -1,4 +1,4 @@
-"""Processes on a Ray cluster: each is an actor, placed and connected by Ray."""
+"""Process host and process handle for a Ray cluster: each process is an actor that Ray places."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from runnel.run.launchers.ray_actors import ProcessActor
 from runnel.run.launchers.ray_head import Head
 
 Actor = Any
-"""A handle of a Ray actor. Ray makes its methods when they are asked for, so no checker knows them."""
+"""A handle of a Ray actor. Ray makes its methods at run time, so no type checker knows them."""
 Answer = Any
-"""A reference of Ray: an answer that may not be there yet."""
+"""A reference of Ray (a future): the result of a call that may not have returned yet."""
 STACK_TIMEOUT_S = 5.0
 
 
 class RayLine:
-    """Our end of the line to an actor. Orders are calls; one `listen` call is always open, and returns what the actor sends."""
+    """The supervisor's end of the line to an actor. An order is a call; one `listen` call is always open for the replies."""
 
     def __init__(self, actor: Actor) -> None:
         self.closed = False
@@ -42,12 +42,12 @@ class RayLine:
 
     def send(self, message: Message) -> None:
         if not self.closed:
-            # The number says the order: Ray may bring calls in any.
+            # The calls are numbered, because Ray may deliver them in any order.
             self._actor.order.remote(self._sent, json.dumps(message).encode())
             self._sent += 1
 
     def look(self) -> None:
-        """Keep what has arrived; sets `lost` when the actor is gone."""
+        """Collect arrived messages; set `lost` when the actor is gone."""
         while self.open is not None and ray.wait([self.open], timeout=0)[0]:
             try:
                 self._left += json.loads(ray.get(self.open))
@@ -62,20 +62,20 @@ class RayLine:
 
 
 def _reason(error: RayError) -> str:
-    """Ray's account of a loss, in one line."""
+    """Ray's message about a loss, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"was lost: {' '.join(lines)[:400]}"
 
 
 class RayProcess:
-    """A `ProcessHandle` on a cluster: an actor. Ray places it in its own time; then `begin` gives it its order."""
+    """A `ProcessHandle` for an actor. `begin` gives it its order once Ray has placed it."""
 
     def __init__(self, name: str, actor: Actor, head: Head) -> None:
         self.name, self.actor, self._head = name, actor, head
         self.order: Message = {}
         self.line = RayLine(actor)
         self.place: Answer | None = actor.where.remote()
-        """The question where Ray has put it, until that is known."""
+        """The open call of `where`, until the node is known."""
         self.node = ""
         self.ip = ""
         self.begun = False
@@ -93,7 +93,7 @@ class RayProcess:
         return bool(self.node)
 
     def begin(self) -> None:
-        """Give the actor its order. One that has no place yet will get it there."""
+        """Give the actor its order. An actor that Ray has not placed yet gets it later."""
         self.actor.begin.remote(json.dumps(self.order).encode())
         self.line.begin()
         self.begun = True
@@ -109,7 +109,7 @@ class RayProcess:
         return f"on node {self.node[:8]} {self.line.lost}" if self.node else self.line.lost
 
     def fail(self, how: str) -> None:
-        """Kill the process: its node is not usable any more."""
+        """Kill the process, because its node cannot be used any more."""
         self._failed = self._failed or how
         kill(self.actor, self._head)
 
@@ -117,7 +117,7 @@ class RayProcess:
         try:
             text: str = ray.get(self.actor.stack.remote(), timeout=STACK_TIMEOUT_S)
         except (RayError, TimeoutError):
-            return "(it does not answer)"
+            return "(the process does not answer)"
         return text
 
     def end(self, timeout_s: float) -> None:
@@ -143,14 +143,15 @@ def surroundings() -> Message:
 class RayHost:
     """A `ProcessHost` on the cluster of `head`, for processes that share nothing.
 
-    `work` is what an actor does (`module:function`, called with the order and a line), `needs` what Ray keeps free for it.
+    `work` is the function that an actor runs (`module:function`, called with the order and a line); `needs` are the resources
+    that Ray reserves for it.
     """
 
     def __init__(self, head: Head, log: Path, *, work: str = "", needs: Mapping[str, float] | None = None) -> None:
         self._head, self._log, self._work, self._resources = head, log, work, dict(needs or {})
 
     def open(self, names: Collection[str]) -> None:
-        """They share nothing."""
+        """No-op: the processes share nothing."""
 
     def start(self, name: str, order: Message) -> RayProcess:
         actor = ray.remote(ProcessActor).options(max_concurrency=64, **self._resources).remote()
@@ -176,4 +177,4 @@ class RayHost:
             return last_text(log)
 
     def close(self) -> None:
-        """They share nothing."""
+        """No-op: the processes share nothing."""

@@ -1,9 +1,11 @@
-"""The supervisor of a run whose groups are processes, on this machine or on a cluster.
+"""The supervisor of a run that has one process for each group, on this machine or on a cluster.
 
-It trains nothing. It starts the groups, keeps the ledger, calls the user's callbacks, makes checkpoints at barriers, and
-watches. A group that dies or falls silent is started again if its workers keep nothing (actors, policy workers); if it held
-streams or the learner, the whole run goes on from its newest checkpoint, without a person. A group that raises or hangs is at
-fault itself: it is named, what is left of the run is saved, and the run ends.
+It does not train. It starts the groups, keeps the ledger, calls the user's callbacks, makes checkpoints at barriers, and
+watches the groups.
+
+- A group dies or sends no heartbeat, and its workers hold no state (actors, policy workers): the supervisor restarts it.
+- The lost group held streams or the learner: the whole run restarts from its newest checkpoint, without a person.
+- A group raises an error or hangs: the supervisor names it, saves the rest of the run, and ends the run.
 """
 
 from __future__ import annotations
@@ -32,42 +34,42 @@ from runnel.run.session import Session
 from runnel.track.folder import RunFolder
 
 RESTART_WINDOW_S = 600.0
-"""Restarts of a group are counted over so long; who dies more often than `placement.max_restarts` ends the run."""
+"""Length of the window in which restarts of a group are counted. More than `placement.max_restarts` in it end the run."""
 EXIT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
-"""A group that failed has so long to let go of what it holds (environments, engines)."""
+"""Time that a failed group has to close its environments and engines."""
 ROUND_S = 0.1
 PARTING_S = 15.0
-"""Without their cluster's head, groups have so long to stop, and then to save: Ray ends them 60 s after it was lost."""
+"""Time for the groups to pause, and again to save, after the cluster's head is lost. Ray kills them 60 s after the loss."""
 OWN_LOSSES = {PeerLost.__name__: "has lost a node", EngineLost.__name__: "has lost its engine"}
-"""Errors that are no fault of whoever raised them: it is started again."""
+"""Errors with a cause outside of the group that raised them: the group is restarted."""
 DISK = {kind.__name__: kind for kind in (DiskError, DiskFullError)}
-"""Errors of which the sentence says all; where they were raised says nothing more."""
+"""Errors with a message that is enough: the worker's name would add nothing."""
 
 
 class Child:
-    """A group as the supervisor knows it."""
+    """What the supervisor knows about one group."""
 
     def __init__(self, name: str, handle: ProcessHandle) -> None:
         self.name, self.handle = name, handle
         self.heard = self.moved = time.monotonic()
-        """When it last said something; when it last had something to show: a stage that ended, a piece of work."""
+        """Time of its last message; time of its last progress (a stage ended, or a part of its work came back)."""
         self.stages: dict[str, Stage] = {}
         self.held: dict[str, float] = {}
         self.waits: dict[str, str] = {}
         self.answers: list[Message] = []
         self.since: float | None = None
-        """Set while it is being started again: when it was lost."""
+        """While the group restarts: the time at which it was lost. Otherwise None."""
         self.is_new = False
-        """It was never there before: somebody asked for more workers."""
+        """Whether this is its first start, after `runnel scale` asked for more workers."""
 
 
 class RunLost(Exception):
-    """A group is gone without which the run cannot go on in its place: it goes on from a checkpoint."""
+    """A group is lost that cannot be restarted alone: the whole run restarts from a checkpoint."""
 
 
 class RestoreFailed(Exception):
-    """A group could not take up its part of the checkpoint: the run goes on from the one before."""
+    """A group could not load its part of the checkpoint: the run restarts from the previous checkpoint."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -75,7 +77,7 @@ class RestoreFailed(Exception):
 
 
 def supervise(session: Session, host: ProcessHost) -> str:
-    """Run to the end; returns the status. However it ends, no process is left behind."""
+    """Run to the end; returns the status. No process is left behind, also after an error."""
     losses: dict[str, list[float]] = {}
     lost_at: float | None = None
     while True:
@@ -110,21 +112,21 @@ class Supervisor:
         self._active = [g for g, members in session.groups.items() if not all(map(session.experiment.is_idle, members))]
         self._paused = True
         self._is_up = False
-        """Every group has been started, from the checkpoint if there is one: from now on one may come again by itself."""
+        """Whether every group has started (from the checkpoint if there is one). From then on a group can restart alone."""
         self._restoring = False
-        """Groups take up their parts of a checkpoint: what fails now is that."""
+        """Whether groups are loading their parts of a checkpoint: an error now means that the checkpoint cannot be restored."""
         self._kept: dict[str, list[int]] = {}
-        """By parameter channel, the versions that a checkpoint made at this barrier holds."""
+        """By parameter channel, the versions that a checkpoint at this barrier contains."""
         self._gone: list[str] = []
         self._leaving: dict[str, Child] = {}
         self._comings: dict[str, int] = {}
-        """Times that a group has left by order, and may come again."""
+        """How often each group has left because it was told to; it may be started again later."""
         self._moved = self._watched = time.monotonic()
         self._interrupted = False
         self._saving = False
-        """Parts of a checkpoint are on their way: whatever else happens, they are waited for."""
+        """Whether groups are writing a checkpoint: the supervisor waits for them even if the cluster's head is lost."""
         self._parting = False
-        """The cluster is about to end all processes: nothing is started any more."""
+        """Whether the cluster is about to end all processes: no group is started any more."""
 
     # --------------------------------------------------------------------------------------------------------- start
     def start(self) -> None:
@@ -135,6 +137,7 @@ class Supervisor:
         session.ledger.tick("starting processes")
         self._await("ready", list(self.children))
         self._restoring = session.resume_from is not None
+        # Groups that read streams start first: they restore the slots that the writers then claim.
         owners = [g for g in self._active if self._owns_streams(g)]
         for name in (*owners, *(g for g in self._active if g not in owners)):
             self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
@@ -145,7 +148,7 @@ class Supervisor:
         self._go()
 
     def _open(self) -> None:
-        """A node may go while processes are being placed on it: in a run that was at work already, that is one more loss."""
+        """Open the host. If a node is lost meanwhile and the run had started before, count that as one more loss."""
         try:
             self.host.open(self._active)
         except WorkerFailure as failure:
@@ -154,7 +157,9 @@ class Supervisor:
             raise RunLost(str(failure)) from failure
 
     def _handle(self, name: str) -> Child:
-        """Incarnations differ between epochs, and between the starts of a group within one."""
+        """Start a group's process."""
+        # The restart counter differs between epochs and between restarts inside an epoch (low 12 bits: the epoch), so that
+        # messages of an earlier process of the same name are recognised and ignored.
         epoch, restarts = self.session.epoch, len(self._losses.get(name, ())) + self._comings.get(name, 0)
         return Child(name, self.host.start(name, {"epoch": epoch, "incarnation": epoch + (restarts << 12)}))
 
@@ -187,7 +192,7 @@ class Supervisor:
             ledger.tick()
 
     def _obey(self) -> bool:
-        """Do what a person asked for (`runnel scale`, `stop`, `checkpoint`); returns whether that was a checkpoint."""
+        """Obey the user's orders (`runnel scale`, `checkpoint`); returns whether a checkpoint was ordered."""
         asked = False
         for order in self.session.orders():
             if order["op"] == "scale":
@@ -198,7 +203,7 @@ class Supervisor:
         return asked
 
     def _scale(self, kind: str, number: int) -> None:
-        """Bring the workers of a kind to a number: start groups that wait for it, or have the last ones leave."""
+        """Set the number of workers of a kind: start groups that are missing, or stop the last ones."""
         numbered = [g for g in self.session.groups if g.rpartition("-")[0] == kind and g.rpartition("-")[2].isdigit()]
         for group in numbered[number:]:
             if group in self.children:
@@ -219,7 +224,7 @@ class Supervisor:
         self._comings[group] = self._comings.get(group, 0) + 1
 
     def _see_off(self) -> None:
-        """Groups that were told to leave and have left, or take too long: what they had reserved is given up."""
+        """Remove groups that were told to leave, once they have ended or are late; free their reserved slots."""
         for group, child in list(self._leaving.items()):
             if not child.handle.died() and time.monotonic() - child.heard < EXIT_TIMEOUT_S:
                 continue
@@ -255,18 +260,18 @@ class Supervisor:
         return next((g for g, members in self.session.groups.items() if "evaluator" in members), None)
 
     def _interrupt(self) -> None:
-        """Whoever stops the run does not wait for an evaluation: it is given up."""
+        """Abort a running evaluation when the user stops the run."""
         owner = self._evaluates()
         if self.session.interrupted.is_set() and not self._interrupted and owner in self.children:
             self._interrupted = True
             self._order(owner, {"op": "interrupt"})
 
     def _standing(self) -> list[str]:
-        """Groups that are not just being started again."""
+        """Groups that are not restarting at the moment."""
         return [name for name, child in self.children.items() if child.since is None]
 
     def _barrier(self, *, last: bool = False) -> None:
-        """Everyone stops at the end of a poll, on a version boundary, and writes its own part. Who is missing starts afresh."""
+        """Pause all groups between two versions and let each write its part. A missing group later starts without state."""
         names = self._standing()
         self._pause(names)
         for whole in (kinds := self.session.checkpoint_kinds(last=last)):
@@ -283,7 +288,7 @@ class Supervisor:
                 self._saving = False
 
     def _save(self, path: Path, names: list[str], *, whole: bool) -> None:
-        """The parts of all groups, and the ledger's, as one checkpoint."""
+        """Write the parts of all groups and of the ledger as one checkpoint."""
         session = self.session
         expected = [g for g in session.groups if g in self.children or g in self._gone]
         missing = [w for g in expected if g not in names for w in session.groups[g]]
@@ -301,8 +306,9 @@ class Supervisor:
         session.finish_checkpoint(path, files, left_out=missing, whole=whole, kept=self._kept)
 
     def _pause(self, names: list[str]) -> None:
-        """The trainer first: it may be in an update that other ranks have to end with it."""
+        """Pause groups and wait until they have paused."""
         self._paused = True
+        # The trainer first: it may be inside an update that the other ranks must finish with it.
         first = [n for n in names if "trainer" in self.session.groups[n]]
         for some in (first, [n for n in names if n not in first]):
             for name in some:
@@ -341,7 +347,7 @@ class Supervisor:
             case "tick":
                 self.session.ledger.tick(message["text"])
             case "error":
-                self._blame(message)
+                self._find_dead_rank(message)
                 if message["type"] in OWN_LOSSES:
                     first, _, rest = message["text"].partition("\n")
                     self._lost(child, f"{OWN_LOSSES[message['type']]}: {first}", rest and f"\n{rest}")
@@ -357,8 +363,10 @@ class Supervisor:
                 child.answers.append(message)
 
     def _await(self, op: str, names: list[str]) -> list[Message]:
-        """The answer `op` of each of `names`; who does not give it, and has nothing to show for so long, is named. One that is
-        lost meanwhile and is being started again gives none."""
+        """Wait for the reply `op` of each group; a group that does not reply and makes no progress is named in the error.
+
+        A group that is lost meanwhile and restarts gives no reply.
+        """
         limits, asked = self._deadlines, time.monotonic()
         limit = limits.start_s if op in ("ready", "started") else limits.limit_s
         found: dict[str, Message] = {}
@@ -374,8 +382,8 @@ class Supervisor:
             self._listen(0.05)
             self._watch(silence=op != "ready")
             child = self.children[late[0]]
-            busy = any(stage != "idle" for stage, _, _ in child.stages.values())  # a stage has a deadline of its own
-            if self._parting and time.monotonic() - asked > PARTING_S:  # Ray ends them whatever they are at
+            busy = any(stage != "idle" for stage, _, _ in child.stages.values())  # each stage has its own deadline
+            if self._parting and time.monotonic() - asked > PARTING_S:  # Ray kills the processes even while they work
                 raise RunLost(f"worker {child.name!r} was not {op} within {PARTING_S:g} s")
             if child.since is None and not busy and time.monotonic() - max(asked, child.moved) > limit:
                 if (quiet := time.monotonic() - child.heard) > STANDSTILL_S:
@@ -386,7 +394,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------------------ watching
     def _watch(self, *, silence: bool = True) -> None:
-        self._forgive()
+        self._extend_deadlines()
         for child in list(self.children.values()):
             if how := child.handle.died():
                 self._died(child, how)
@@ -403,7 +411,7 @@ class Supervisor:
             self._watch_stages()
 
     def _watch_start(self, child: Child) -> None:
-        """One that is started again."""
+        """Check a group that is restarting: it is lost if it makes no progress."""
         if child.handle.waits():
             child.moved = time.monotonic()
         limit = self._deadlines.start_s
@@ -420,8 +428,8 @@ class Supervisor:
             child = next(c for c in at_work if worker in c.stages)
             self._fail(child, worker, WorkerFailure(worker, f"{text}; its stack:\n{child.handle.stack()}"), raising=LIMIT)
 
-    def _forgive(self) -> None:
-        """Nobody is to blame for the time in which this process itself stood still (Ctrl-Z, a long callback)."""
+    def _extend_deadlines(self) -> None:
+        """Extend all deadlines by the time for which this process was suspended (Ctrl-Z, a long callback)."""
         now = time.monotonic()
         gap, self._watched = now - self._watched, now
         if gap > STANDSTILL_S:
@@ -442,13 +450,14 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------------------------- losses
     def _died(self, child: Child, how: str) -> None:
-        for message in child.handle.line.receive():  # its last words may name the cause
+        for message in child.handle.line.receive():  # its last messages may name the cause
             self._hear(child, message)
         tail = self.host.output()
         self._lost(child, how, f"; its last output:\n{tail}" if tail else "")
 
-    def _blame(self, message: Message) -> None:
-        """Ranks that miss another one say so; if that one is dead, it is the one that was lost."""
+    def _find_dead_rank(self, message: Message) -> None:
+        """After a `RankError`, look for the rank that died: it is the lost one, not the rank that raised the error."""
+        # Wait a little: the error of a rank may arrive before the end of the other process is visible.
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while message["type"] == "RankError" and time.monotonic() < deadline:
             for child in list(self.children.values()):
@@ -457,7 +466,7 @@ class Supervisor:
             time.sleep(0.05)
 
     def _lost(self, child: Child, how: str, output: str = "") -> None:
-        """It is gone, through no fault that it could name: start it again, or go back to a checkpoint, or give up."""
+        """Handle the loss of a group without an error of its own: restart it, restart the run from a checkpoint, or give up."""
         members = self.session.groups[child.name]
         detail = f"{how} (workers: {', '.join(members)})" if members != [child.name] else how
         child.handle.end(0.0)
@@ -475,7 +484,7 @@ class Supervisor:
         self.children[child.name] = again
 
     def _may_restart(self, name: str) -> bool:
-        """Also notes the loss."""
+        """Note a loss of the group; returns whether it may restart once more."""
         now, past = time.monotonic(), self._losses.setdefault(name, [])
         past.append(now)
         recent = [t for t in past if now - t < RESTART_WINDOW_S]
@@ -497,8 +506,10 @@ class Supervisor:
             child.handle.line.send({"op": "go"})
 
     def _fail(self, child: Child, worker: str, error: Exception, *, raising: str = "") -> None:
-        """Name the culprit; save what is left if the learner is not touched; end the run. `raising` names the setting that
-        gives it more time."""
+        """End the run with `error`; first save the rest of the run if the learner is not affected.
+
+        `raising` names the setting that would have given the group more time.
+        """
         child.handle.end(CLOSE_TIMEOUT_S)
         whole = self._is_stateless(child.name) and not isinstance(error, NonFiniteError)
         if whole and self.session.started and self.session.ledger.version > 0 and not self._gone and not self._parting:
@@ -513,22 +524,23 @@ class Supervisor:
         raise error
 
     def part(self) -> str:
-        """The cluster is about to end all processes: save the run while they still answer. Returns what became of it."""
+        """Save the run before the cluster ends all processes; returns what was saved, as text."""
         self._parting = True
-        ledger, became = self.session.ledger, "what came after its newest checkpoint is lost. "
+        ledger, became = self.session.ledger, "progress after the newest checkpoint is lost. "
         if self._is_up and ledger.version > 0:
             try:
                 self._barrier()
                 became = f"the run was saved at version {ledger.version}. "
             except (RunLost, RunnelError) as problem:
-                ledger.note(f"no checkpoint could be made any more: {problem}", level="warning")
+                ledger.note(f"the last checkpoint could not be written: {problem}", level="warning")
         if not self.session.checkpoints.finished():
             became = ""
         return f"{became}run folder: {self.session.folder.path}; {self.session.how_to_go_on()}"
 
     # ----------------------------------------------------------------------------------------------------------- end
     def end(self) -> None:
-        """Again: nothing."""
+        """Stop all groups and close the host. A second call does nothing."""
+        # All are told before any is waited for, so that they share one timeout.
         children = [*self.children.values(), *self._leaving.values()]
         for child in children:
             child.handle.line.send({"op": "stop"})
