@@ -1,7 +1,7 @@
-"""Ranks that sum tensors, through torch.distributed: gloo over TCP on the host, NCCL between GPUs.
+"""All-reduce between the ranks of a trainer, by torch.distributed: gloo over TCP on the host, NCCL between GPUs.
 
-Rank 0 listens, on the loopback unless told otherwise, and the others come to its address. They meet at the first sum, not
-when the object is made, so ranks may be started in any order. Only tensors travel.
+Rank 0 listens (by default on the loopback) and the others connect to its address. They connect at the first sum, not when the
+object is made, so ranks may start in any order. Only tensors are sent.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from runnel.core.errors import RankError
 
 LOOPBACK = "127.0.0.1"
 MEET_S = 86_400.0
-"""A rank may have much more to do before a sum than another. Who hangs is found by its own heartbeat, and who dies by its
-socket, so a sum itself waits for a day."""
+"""Timeout of a sum: a day, because one rank may have much more work before a sum than another. A rank that hangs is found by
+its heartbeat, and a rank that dies by its socket."""
 ROLL_CALL_S = 2.0
-"""When a sum fails, each rank that is left says so within this time; who does not is named."""
+"""When a sum fails, each rank that lives reports within this time; the others are named in the error."""
 ALIVE = "alive"
 GLOO = "runnel"
-"""The name under which torch's default process group finds our gloo groups, which listen where they are told to."""
+"""Backend name of our gloo groups in torch's default process group: they listen on a given address only."""
 
 
 class TorchCollective:
-    """`core.contracts.learning.Collective` over processes. Sums are in place, and of fixed order for a fixed number of ranks.
+    """`core.contracts.learning.Collective` over processes. Sums are in place, in a fixed order for a fixed number of ranks.
 
-    `stage` is what the rank is at, for errors; time that is spent here passes inside `around()`. `timeout_s` is for finding
-    each other, and for messages from one to one. NCCL sums what lies on a GPU (one for each rank); gloo all else.
+    `stage` is the rank's current stage, for errors. All waiting happens inside `around()`. `timeout_s` is for the rendezvous
+    and for messages between two ranks. NCCL sums tensors on GPUs (one GPU for each rank), gloo all others.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TorchCollective:
         self._mesh: Any = None
 
     def listen(self) -> str:
-        """Rank 0: open the door; returns the address for the others. Again: the same address."""
+        """Rank 0: open the rendezvous socket; returns HOST:PORT. A second call returns the same address."""
         if self._listener is None and self._store is None:
             port = int(self.address.rpartition(":")[2] or 0)
             self._listener = socket.create_server((self._host, port), backlog=self.world_size + 8)
@@ -79,18 +79,19 @@ class TorchCollective:
         return x
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
-        """What every rank says, by rank. As many numbers on each."""
+        """All-gather: the numbers of every rank, by rank. Every rank passes equally many."""
+        # A sum of rows that are zero on all other ranks: exact, and it needs no second kind of collective.
         table = torch.zeros(self.world_size, len(numbers), dtype=torch.float64)
         table[self.rank] = torch.tensor(numbers, dtype=torch.float64)
         rows: list[list[float]] = self.all_reduce(table).tolist()
         return rows
 
     def send(self, x: Tensor, rank: int) -> None:
-        """To one other rank, from the host."""
+        """Send a tensor in host memory to one other rank."""
         self._point_to_point("send", x, rank)
 
     def receive(self, x: Tensor, rank: int) -> Tensor:
-        """What `rank` sends, into `x`."""
+        """Receive a tensor from `rank` into `x`."""
         self._point_to_point("recv", x, rank)
         return x
 
@@ -105,9 +106,9 @@ class TorchCollective:
                 raise self._explain(error) from error
 
     def mesh(self) -> Any:
-        """The ranks as a `torch.distributed.DeviceMesh`, for learners that keep a part of the parameters on each (FSDP2).
+        """The ranks as a `torch.distributed.DeviceMesh`, for learners that keep a shard of the parameters on each rank (FSDP2).
 
-        It is of torch's one default process group, which this makes, and which ends with the process.
+        The mesh uses torch's default process group, which this call makes. That group ends with the process.
         """
         if self._mesh is None:
             with self.around():
@@ -131,6 +132,7 @@ class TorchCollective:
         self._sum = dist.AllreduceOptions()
         self._sum.timeout = timedelta(seconds=MEET_S)
         self._store = self._open_store(dist)
+        # A prefix for each backend, because they use the same keys in the store.
         store = dist.PrefixStore("gloo", self._store)
         self._gloo = self._make_gloo(store, self.rank, self.world_size, self._timeout)
         if self._backend == "nccl":
@@ -139,7 +141,7 @@ class TorchCollective:
             self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), self.rank, self.world_size, fast)
 
     def _make_gloo(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-        """A group over TCP that listens on this rank's own address, and on no other."""
+        """Make a gloo group over TCP that listens on this rank's own address only."""
         dist: Any = importlib.import_module("torch.distributed")
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
@@ -147,17 +149,17 @@ class TorchCollective:
         return dist.ProcessGroupGloo(store, rank, world_size, options)
 
     def _open_store(self, dist: Any) -> Any:
-        """The table in which ranks find each other. Rank 0 keeps it, on the socket that `listen` has bound to one address."""
+        """The store for the rendezvous. Rank 0 keeps it, on the socket that `listen` has bound to one address."""
         host, _, port = (self.listen() if self.rank == 0 else self.address).rpartition(":")
         extra: dict[str, Any] = {}
         if self._listener is not None:
-            extra["master_listen_fd"] = self._listener.detach()
+            extra["master_listen_fd"] = self._listener.detach()  # torch owns and closes the descriptor from here on
             self._listener = None
         leads = self.rank == 0
         return dist.TCPStore(host, int(port), self.world_size, leads, self._timeout, wait_for_workers=False, **extra)
 
     def _explain(self, error: RuntimeError) -> RankError:
-        """Who is still there says so; who does not is named."""
+        """An error that names the ranks that are gone: those that do not report themselves in the store."""
         detail = re.sub(r"^\[[^\]]*\] *", "", str(error).splitlines()[0]).partition(". ")[0]
         if self._store is None:
             return RankError([0], self.stage, "cannot be reached", f"no answer at {self.address or 'its address'} ({detail})")
@@ -169,14 +171,14 @@ class TorchCollective:
         others = [r for r in range(self.world_size) if r != self.rank]
         try:
             self._store.set(f"{ALIVE}/{self.rank}", "1")
-            with suppress(RuntimeError):  # not all of them come in time
+            with suppress(RuntimeError):  # some ranks do not report in time
                 self._store.wait([f"{ALIVE}/{r}" for r in others], timedelta(seconds=ROLL_CALL_S))
             return [r for r in others if not self._store.check([f"{ALIVE}/{r}"])]
         except RuntimeError:
-            return [0]  # it keeps the store
+            return [0]  # rank 0 keeps the store, so it is the one that is gone
 
     def close(self) -> None:
-        """Let go of sockets; ranks that still wait for this one are told so by theirs."""
+        """Close the sockets. Ranks that still wait for this one see their connection close."""
         if self._listener is not None:
             self._listener.close()
         self._listener = self._mesh = self._nccl = self._gloo = self._store = None

@@ -1,10 +1,10 @@
 """The parameter channel: published versions, checksummed, applied in order.
 
-In one process and synchronously, the learner's own tensors are shared (`shared=True`): publication follows the update in
-the same poll, so nobody can see a half-made version, and a checksum would prove nothing. Everywhere else `publish` copies
-into one of several buffers, so that an optimiser that writes in place never changes version v under an actor.
+In one process and synchronously, the learner's own tensors are shared (`shared=True`). The update and the publication are one
+poll, so no reader can see an unfinished version, and no checksum is needed. In all other cases `publish` copies into one of
+several buffers, so an optimiser that writes in place never changes a version that an actor has loaded.
 
-Of a language model a weight_check travels along (core/weight_check.py): a subscriber splits it off, and `load` has it checked.
+A language model's parameters carry a weight check (core/weight_check.py): a subscriber splits it off, and `load` runs it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from runnel.core.errors import DataError
 from runnel.core.state import State, WorkerEvent
 
 Kept = Mapping[str, Collection[int]]
-"""By channel, the versions that a checkpoint holds."""
+"""For each channel, the versions that a checkpoint contains."""
 WORDS = 1 << 22
-"""Words of eight bytes that are summed at once on a device."""
+"""Number of eight-byte words that are summed at once on a device."""
 
 
 def checksum(params: Mapping[str, Tensor]) -> int:
-    """CRC-32 over the names and the values as bytes; of values on a device, over sums that are made there.
+    """CRC-32 over names and bytes of the values; for values on a device, over sums that are computed there.
 
     >>> checksum({"w": torch.ones(2)}) == checksum({"w": torch.ones(2)}) != checksum({"w": torch.zeros(2)})
     True
@@ -45,6 +45,7 @@ def checksum(params: Mapping[str, Tensor]) -> int:
             memory = value.untyped_storage()
             place = (value.storage_offset(), *value.shape)
             crc = zlib.crc32(repr(place).encode(), crc)
+            # Many parameters may be views of one memory (see `copies`): sum it once.
             if memory.data_ptr() not in seen:
                 seen.add(memory.data_ptr())
                 sums += word_sums(torch.empty(0, dtype=torch.uint8, device=value.device).set_(memory))
@@ -58,8 +59,9 @@ def checksum(params: Mapping[str, Tensor]) -> int:
 
 
 def word_sums(memory: Tensor) -> list[Tensor]:
-    """Sums of the words of some memory, each times an odd number of its own, modulo 2^64: any one word that changes changes
-    its sum, and so do words that change places. The last bytes come as they are. `[bytes] uint8 -> int64 each`"""
+    """Weighted sums of the words of a memory, modulo 2^64, and its last bytes unchanged. `[bytes] uint8 -> int64 each`"""
+    # Each word has its own odd weight. An odd weight is invertible modulo 2^64, so a change of one word changes the sum;
+    # different weights make two words that change places visible.
     end = memory.numel() // 8 * 8
     words = memory[:end].view(torch.int64)
     odd = torch.arange(min(WORDS, len(words)), device=memory.device) * 0x9E3779B97F4A7C | 1
@@ -68,7 +70,7 @@ def word_sums(memory: Tensor) -> list[Tensor]:
 
 
 def copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of all values; those on a device lie side by side, so that few launches make and check them."""
+    """Copy all values. Those on a device become views of one memory per type, so that few kernels copy and check them."""
     kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, value in params.items():
         if value.is_cuda:
@@ -82,7 +84,7 @@ def copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Channel(Protocol):
-    """What a transport implements: the last versions, each with the checksum it was published with."""
+    """A parameter channel, as a transport implements it: the last versions, each with the checksum of its publication."""
 
     name: str
 
@@ -95,11 +97,11 @@ class Channel(Protocol):
     def has(self, version: int) -> bool: ...
 
     def stamps(self) -> dict[int, int]:
-        """The versions that can be had, and the checksum with which each was published."""
+        """The available versions, each with the checksum of its publication."""
         ...
 
     def get(self, version: int) -> ParamSet | None:
-        """Exactly `version`; None if it is not there, or damaged (`DataError` is for a publisher out of order)."""
+        """Exactly `version`; None if it is missing or damaged. (`DataError` is for a publisher out of order.)"""
         ...
 
     def snapshot(self) -> State: ...
@@ -108,13 +110,13 @@ class Channel(Protocol):
 
 
 class LocalChannel:
-    """One process: references where that is safe, else copies of the last `depth` versions."""
+    """A channel inside one process: references where that is safe, otherwise copies of the last `depth` versions."""
 
     def __init__(self, name: str, *, shared: bool, depth: int) -> None:
         self.name, self.shared, self.depth = name, shared, depth
         self._versions: OrderedDict[int, tuple[Mapping[str, Tensor], int]] = OrderedDict()
         self._restored: dict[int, Mapping[str, Tensor]] = {}
-        """Older versions of a checkpoint that was made with copies; a reader may have to load one before it goes on."""
+        """Older versions from a checkpoint that was made with copies; a reader may have to load one after the restore."""
 
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
         if version < self.newest():
@@ -148,7 +150,7 @@ class LocalChannel:
         return ParamSet(version, found[0], shared=self.shared)
 
     def snapshot(self) -> State:
-        """Older versions that a reader may still have to load; the newest is published again by the trainer."""
+        """Older versions that a reader may still load. The trainer publishes the newest one again after a restore."""
         if self.shared:
             return {"versions": {str(v): dict(params) for v, params in self._restored.items()}}
         old = list(self._versions.items())[:-1]
@@ -165,7 +167,7 @@ class LocalChannel:
 
 
 class ChannelSubscriber:
-    """`ParamSubscriber` on a channel. Never goes back by itself; a damaged version is refused and counted."""
+    """`ParamSubscriber` on a channel. `poll` never returns an older version unless asked; damaged versions are counted."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -192,28 +194,28 @@ class ChannelSubscriber:
 
     @property
     def channel(self) -> str:
-        """The name of its channel."""
+        """The name of the channel."""
         return self._channel.name
 
     def available(self, version: int) -> bool:
-        """Whether exactly `version` can still be had."""
+        """Whether exactly `version` is still available."""
         return self._channel.has(version)
 
     def versions(self) -> list[int]:
-        """Those that can be had."""
+        """The available versions."""
         return sorted(self._channel.stamps())
 
     def is_kept(self, version: int, kept: Kept | None) -> bool:
-        """Whether a checkpoint that holds `kept` has exactly `version`; None: it holds what this channel has.
+        """Whether a checkpoint that contains `kept` has exactly `version`. With None it contains the versions of this channel.
 
-        On several nodes each has a channel of its own, and only the trainer's is saved. Where the network is slow the one here
-        is behind it, and still has versions that the trainer's has let go.
+        On several nodes each node has its own channel, and only the trainer's is saved. With a slow network this channel is
+        behind the trainer's, and still has versions that the trainer's has dropped.
         """
         return self.available(version) if kept is None else version in kept[self.channel]
 
 
 def load(inferencer: Inferencer, params: ParamSet) -> list[WorkerEvent]:
-    """Load a version, and if it has a weight_check have it checked; returns what there is to tell of that (events).
+    """Load a version and run its weight check, if it has one; returns events with the result.
 
     Raises a `RunnelError` if the inferencer does not compute what the learner computes.
     """

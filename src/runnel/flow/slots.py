@@ -1,13 +1,13 @@
 """The sample stream: a table of slots, its writers and its readers.
 
-One implementation for every transport. A transport only says where the memory lies, what excludes other processes (`lock`)
-and how a waiting worker is woken (`ring`).
+All transports share this implementation. A transport only gives the memory, the lock between processes (`lock`) and the call
+that wakes waiting workers (`ring`).
 
 Who waits for whom: a writer that gets None from `reserve` waits for a reader to release or for the learner to advance; a
 reader that gets an empty `take` waits for writers to commit. Both wake each other through `ring`.
 
-A slot goes FREE -> RESERVED (a writer fills it) -> FINISHED (readers may take it) -> FREE, or by way of FEEDBACK when the
-last reader left something for the writer to collect.
+A slot goes FREE -> RESERVED (a writer fills it) -> FINISHED (readers may take it) -> FREE. If the last reader left
+feedback, the slot is in FEEDBACK before FREE, until the writer has collected it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runnel.flow.staleness import AdmissionRule, Counters
 FREE, RESERVED, FINISHED, FEEDBACK = range(4)
 UNREAD, TAKEN, RELEASED, ANSWERED = range(4)
 SHARED, GIVEN = -1, -2
-"""Marks of what several ranks have taken: each has a part of its rows, or (`GIVEN - rank`) one of them has all."""
+"""Marks of segments that several ranks have taken: each rank has a part of the rows, or (`GIVEN - rank`) one has all."""
 REASONS = (
     "stale",
     "evicted_unused",
@@ -61,7 +61,7 @@ HEADER = (
     "required_version",
 )
 FEW = 64
-"""Slots up to which lists of numbers are faster than arrays."""
+"""Up to this number of slots, lists are faster than arrays."""
 WRITER, SAMPLE_ID = HEADER.index("writer"), HEADER.index("sample_id")
 _NUMBERS = attrgetter(*HEADER)
 VERSION, EPOCH, NEXT, DISPATCHED, STEPS, CONSUMED_SEGMENTS, CANCELLED = range(7)
@@ -71,14 +71,14 @@ PER_READER = DROPPED + len(REASONS)
 
 
 def reason_index(reason: str) -> int:
-    """`reward_failed: it raised` is counted under `reward_failed`; a reason nobody knows under `other`."""
+    """`reward_failed: it raised` counts as `reward_failed`; an unknown reason counts as `other`."""
     name = reason.partition(":")[0].strip()
     return REASONS.index(name) if name in REASONS else REASONS.index("other")
 
 
 @dataclass
 class SlotMemory:
-    """Where a stream lies: control numbers, one batch of arrays per slot, one batch of feedback arrays per slot."""
+    """The memory of a stream: control numbers, and for each slot a batch of arrays and a batch of feedback arrays."""
 
     control: np.ndarray[Any, np.dtype[np.int64]]
     arrays: list[Batch]
@@ -104,9 +104,9 @@ class SlotMemory:
 
 
 class SlotTable:
-    """The shared state of one sample stream, and every transition of it.
+    """The shared state of one sample stream, and all its transitions.
 
-    Numbers are read as lists: for the few slots of a stream that takes a fraction of a numpy expression's time.
+    Numbers are read as lists: for the few slots of a stream this takes a fraction of a numpy expression's time.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SlotTable:
         self.writer_count = c[offset : offset + w]
         offset += w
         self.meeting = c[-1:]
-        """Where the ranks that share the stream meet: IPv4 address and port in one number; no part of a checkpoint."""
+        """Rendezvous of the ranks that share the stream: IPv4 address and port in one number. Not part of a checkpoint."""
         slots = c[offset:-1].reshape(spec.capacity, -1)
         self.state = slots[:, 0]
         self.headers = slots[:, 1 : 1 + len(HEADER)]
@@ -144,11 +144,12 @@ class SlotTable:
             sequence = self._next_sequence(writer, states) if FREE in states else None
             if sequence is None:
                 return None
-            # where it can be, a segment goes to the place of its number: those of one batch then lie side by side
+            # If it is free, use the slot of the segment's number: the segments of a batch then lie side by side in memory.
             place = sequence % self.spec.capacity
             index = place if states[place] == FREE else states.index(FREE)
             rows, count = self.spec.num_rows, int(self.writer_count[writer])
             self.writer_count[writer] += 1
+            # The sample id is unique without a counter that all writers share, and does not depend on timing.
             header = Header(
                 sequence=sequence,
                 sample_id=(count * self.spec.num_writers + writer) * rows,
@@ -162,11 +163,11 @@ class SlotTable:
             return Slot(index, self.spec, header, self.memory.arrays[index])
 
     def _states(self) -> list[int] | bytes:
-        """The state of every slot: as a list where they are few, as bytes where they are many; each is the faster there."""
+        """The state of every slot: a list if there are few slots, bytes if there are many (whichever is faster)."""
         return self.state.tolist() if self.spec.capacity <= FEW else self.state.astype(np.uint8).tobytes()
 
     def _taken(self, writer: int, states: list[int] | bytes) -> set[int]:
-        """Numbers of segments that have a slot; where there are many slots, only of those that are the writer's own."""
+        """Numbers of the segments that have a slot; if there are many slots, only those of the writer itself."""
         if isinstance(states, list):
             return {sequence for sequence, state in zip(self.headers[:, 0].tolist(), states, strict=True) if state != FREE}
         mine = np.flatnonzero(self.headers[:, WRITER] == writer)
@@ -175,8 +176,7 @@ class SlotTable:
     def _next_sequence(self, writer: int, states: list[int] | bytes) -> int | None:
         """The number of the next segment of `writer`, if the policy admits it.
 
-        Exact: writers take turns by number (or, by a policy without turns, each takes the lowest that is open), and none runs
-        so far ahead that a number before its own would find no slot.
+        Exact: writers take turns by number; with a policy without turns, each takes the lowest open number.
         """
         version, running = int(self.globals[VERSION]), states.count(RESERVED)
         if self.policy.exact:
@@ -187,6 +187,7 @@ class SlotTable:
             sequence: int = cursor + (writer - cursor) % stride
             while sequence in taken:
                 sequence += stride
+            # No writer may run so far ahead that an earlier segment finds no slot: the reader would wait for it for ever.
             has_room = sequence - cursor < self.spec.capacity
             return sequence if has_room and self.policy.admits_sequence(sequence, version, running) else None
         accepted = int(self.globals[CONSUMED_SEGMENTS]) + states.count(FINISHED)
@@ -215,12 +216,13 @@ class SlotTable:
         self.ring()
 
     def give_back(self, slot: Slot) -> None:
-        """A segment that was reserved and never begun: as if it had not been asked for."""
+        """Undo a reservation: the segment was reserved but never begun."""
         header = slot.header
         with self.lock:
             assert self.state[slot.index] == RESERVED, "only a reserved slot can be given back"
             self.state[slot.index] = FREE
             self.globals[DISPATCHED] -= self.spec.num_rows
+            # Counters go back only if nothing was reserved after this segment; else its number stays unused.
             number = header.sample_id // self.spec.num_rows // self.spec.num_writers
             if self.writer_count[header.writer] == number + 1:
                 self.writer_count[header.writer] = number
@@ -229,18 +231,18 @@ class SlotTable:
         self.ring()
 
     def cancel_writer(self, writer: int, reason: str) -> int:
-        """A writer is gone: its reserved slots are cancelled. Returns the rows."""
+        """Cancel the reserved slots of a writer that is gone; returns their number of rows."""
         with self.lock:
             lost = np.flatnonzero((self.state == RESERVED) & (self.headers[:, HEADER.index("writer")] == writer))
             self.state[lost] = FREE
             self.globals[CANCELLED + reason_index(reason)] += self.spec.num_rows * len(lost)
-            self._mend()
+            self._recount()
         self.ring()
         return self.spec.num_rows * len(lost)
 
-    def _mend(self) -> None:
-        """A writer that is killed between two lines of `reserve` or `cancel` may have moved a slot and not counted it (or the
-        other way round). What the holders say is right: the count of what was dispatched follows it."""
+    def _recount(self) -> None:
+        """Correct the count of dispatched rows after a writer was killed inside `reserve` or `cancel`."""
+        # The writer may have moved a slot without counting it, or counted without moving. The states of the slots are right.
         account = self._account(0)
         told = account.consumed + sum(account.dropped.values()) + sum(account.cancelled.values()) + account.in_flight
         if abs(account.dispatched - told) <= self.spec.num_rows:
@@ -259,13 +261,13 @@ class SlotTable:
             return out
 
     def _where(self, state: int) -> list[int]:
-        """Slots in `state`, by sequence."""
+        """Indices of the slots in `state`, in sequence order."""
         found = [i for i, now in enumerate(self.state.tolist()) if now == state]
         return sorted(found, key=self.headers[:, 0].tolist().__getitem__) if len(found) > 1 else found
 
     # ------------------------------------------------------------------------------------------------------- reading
     def ready(self, reader: int) -> list[int]:
-        """Slots that `reader` may take, in sequence order; what has grown too old is dropped first."""
+        """Slots that `reader` may take, in sequence order; segments that are too old are dropped first."""
         version, keep = int(self.globals[VERSION]), []
         for i in self._where(FINISHED):
             if self.read[i, reader] != UNREAD:
@@ -293,19 +295,19 @@ class SlotTable:
             self.read[indices, reader] = TAKEN if ranks == 1 else _rank_marks(num, ranks)
             self.readers[reader, CURSOR] += num
             segments = [self._segment(i) for i in indices]
-        if ranks > 1:
+        if ranks > 1:  # the other ranks wait for these marks
             self.ring()
         return segments
 
     def given(self, reader: int, rank: int, ranks: int) -> list[Segment]:
-        """The part of `rank` in what `take` marked."""
+        """The part of `rank` in the segments that `take` has marked."""
         with self.lock:
             marks = self.read[:, reader].tolist()
             mine = [i for i in self._where(FINISHED) if marks[i] in (SHARED, GIVEN - rank)]
             return [cut(s, rank, ranks) if marks[s.index] == SHARED else s for s in map(self._segment, mine)]
 
     def answer(self, segments: Sequence[Segment], feedback: Sequence[Mapping[str, Tensor]], rank: int) -> None:
-        """Write a rank's feedback beside the segments, each at the rows that the rank had."""
+        """Write a rank's feedback beside the segments, at the rows that the rank had."""
         for segment, values in zip(segments, feedback, strict=True):
             num, is_part = segment.num_rows, segment.num_rows < self.spec.num_rows
             for key, value in values.items():
@@ -325,7 +327,7 @@ class SlotTable:
         outcome: int,
         feedback: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """A reader is done with `segments`; `outcome` is the column of its account that the rows go to."""
+        """Mark `segments` as read; `outcome` is the column of the reader's account to which their rows are added."""
         with self.lock:
             for n, segment in enumerate(segments):
                 assert UNREAD != self.read[segment.index, reader] < RELEASED, "only a taken segment can be released"
@@ -377,9 +379,10 @@ class SlotTable:
 
     # ---------------------------------------------------------------------------------------------------- checkpoint
     def snapshot(self) -> State:
-        """Every number, and the contents of every slot that is not free. Taken at a barrier: nobody is writing."""
+        """All numbers, and the contents of all slots that are not free. To be called at a barrier, while nothing writes."""
         busy = np.flatnonzero(self.state != FREE).tolist()
         return {
+            # Without the last number: the rendezvous of the ranks is of this start only.
             "control": self.memory.control[:-1].copy(),
             "arrays": {str(i): {k: v.clone() for k, v in self.memory.arrays[i].items()} for i in busy},
             "feedback": {str(i): {k: v.clone() for k, v in self.memory.feedback[i].items()} for i in busy},
@@ -444,7 +447,7 @@ class TableWriter:
         return self._table.collect_feedback(self.index)
 
     def version(self) -> int:
-        """How far the learner is, as the stream knows."""
+        """The learner's version, as last advanced in this stream."""
         return int(self._table.globals[VERSION])
 
 
@@ -472,6 +475,7 @@ class TableReader:
 
     def announce(self, address: str) -> None:
         host, _, port = address.rpartition(":")
+        # One number, written at once: no rank can read half of an address.
         self._table.meeting[0] = int(IPv4Address(host)) << 16 | int(port)
 
     def meeting(self) -> str:
@@ -491,7 +495,7 @@ class TableReader:
         self._table.settle(self._index, consumed, dropped or {})
 
     def held(self) -> int:
-        """Rows that this reader keeps beyond their slots."""
+        """Rows that this reader still holds after their slots were freed."""
         return int(self._table.readers[self._index, HELD])
 
     def advance(self, version: int) -> None:

@@ -1,7 +1,7 @@
-"""Staleness: how far data may run behind the learner, as one object that both ends of a stream ask.
+"""Staleness: admission rules that limit how far data may be behind the learner. Both ends of a stream use the same rule.
 
-A policy here is pure: counters in, a decision out. The counters live in the stream, so the writer's admission and the
-reader's selection can never disagree, in one process or in many.
+A rule has no state: counters in, a decision out. The counters are in the stream, so the writer's admission and the reader's
+selection always agree, in one process or in many.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from runnel.core.resuming import OnResume, stays
 class StalenessConfig:
     """How training and collecting overlap."""
 
-    on_resume: ClassVar[OnResume] = stays(
-        "mode", "max_lag", "max_concurrent", why="segments that are on their way were made under it"
-    )
+    on_resume: ClassVar[OnResume] = stays("mode", "max_lag", "max_concurrent", why="segments in progress were made under it")
 
     mode: Literal["sync", "one_step", "window"] = "sync"
     """sync: each batch comes from the newest version. one_step: the next batch is made while this one trains. window: fully
@@ -30,7 +28,7 @@ class StalenessConfig:
     max_lag: int = bounded(4, at_least=0)
     """window: the most versions that a trained sample may be behind the learner."""
     max_concurrent: int = bounded(0, at_least=0)
-    """Segments in the making at once, at most; 0 leaves it to the mode."""
+    """Maximum number of segments in progress at once; 0: decided by the mode."""
 
     @property
     def lag(self) -> int:
@@ -44,7 +42,7 @@ class StalenessConfig:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a stream knows when it is asked for a segment. All counts are in segments, but for `version`."""
+    """Counters of a stream when a writer asks for a segment. All count segments, except `version`."""
 
     version: int
     running: int
@@ -53,17 +51,19 @@ class Counters:
 
 
 class AdmissionRule(Protocol):
-    """Admission, selection and sweeping of one stream."""
+    """The rule of one stream: which segments may start, which are read, which are dropped."""
 
     @property
     def exact(self) -> bool:
-        """Segments are read in sequence order, and each names the version that must make it."""
+        """Whether segments are read in sequence order, and each names the version that must make it."""
         ...
 
     @property
     def turns(self) -> bool:
-        """Exact: writers take turns by number, so that who makes which segment does not depend on timing. Else whoever asks
-        first gets the lowest number that is open, and writers may come and go."""
+        """Exact: whether writers take turns by number, so that timing does not decide which writer makes which segment.
+
+        Otherwise the first writer that asks gets the lowest open number, and writers may come and go.
+        """
         ...
 
     def admit(self, counters: Counters) -> int:
@@ -71,19 +71,19 @@ class AdmissionRule(Protocol):
         ...
 
     def admits_sequence(self, sequence: int, version: int, running: int = 0) -> bool:
-        """Whether segment `sequence` may be started at learner `version`, with `running` in the making (exact)."""
+        """Whether segment `sequence` may be started at learner `version`, with `running` in progress (exact)."""
         ...
 
     def version_for(self, sequence: int) -> int:
-        """Exact: the version that must make segment `sequence`; -1 where that is open."""
+        """Exact: the version that must make segment `sequence`; -1 if any version may."""
         ...
 
     def evict(self, header: Header, version: int) -> bool:
-        """Whether a finished segment has grown too old to train on."""
+        """Whether a finished segment is too old to train on."""
         ...
 
     def required_capacity(self, spec: StreamSpec) -> int:
-        """Segments that the stream must hold for the policy to be able to fill a batch."""
+        """Number of slots that the stream needs so that a batch can be filled under this rule."""
         ...
 
 
@@ -136,7 +136,7 @@ class LagRule:
         return version - header.version_min > self.lag
 
     def should_abort(self, version_min: int, version: int) -> bool:
-        """A running segment that could only be dropped when it finishes."""
+        """Whether a running segment is already too old, so that it would be dropped when it finishes."""
         return version - version_min > self.lag
 
     def is_on_policy(self, header: Header, version: int) -> bool:
@@ -206,7 +206,7 @@ class ReplayRatioRule:
 
 
 def check_capacity(policy: AdmissionRule, spec: StreamSpec) -> None:
-    """Refuse a stream that is too small for its policy to ever fill a batch, with the number that would do."""
+    """Refuse a stream that is too small to ever fill a batch under its rule; the error gives the capacity needed."""
     need = policy.required_capacity(spec)
     if spec.capacity < need:
         raise ConfigError(

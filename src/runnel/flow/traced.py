@@ -1,6 +1,6 @@
-"""Ends of streams and channels that leave a mark of everything that passes through them; they change nothing.
+"""Wrappers of stream and channel ends that record everything that passes through them in the trace.
 
-They stand between a worker and the real end only in a run that is traced (`run/wiring.py`).
+They are used only in a traced run (`run/wiring.py`), and change no data.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from runnel.core.records import Segment, Slot
 from runnel.core.trace import LOAD, MARK, PUBLISH, TraceTrack
 
 OFTEN = ("available", "advance", "settle", "version", "feedback", "newest")
-"""Asked for in every poll, and not marked: found without a detour."""
+"""Methods that every poll calls and that are not recorded: bound directly, because `__getattr__` is slow."""
 
 
 class Traced:
-    """All that is not marked goes straight through."""
+    """Base of the wrappers: forwards every method that is not recorded."""
 
     def __init__(self, real: Any, track: TraceTrack) -> None:
         self._real, self._track, self._record, self._now = real, track, track.record, track.now
@@ -43,7 +43,7 @@ class Traced:
 
 
 class TracedWriter(Traced):
-    """A `SampleWriter`."""
+    """A traced `SampleWriter`."""
 
     def __init__(self, real: Any, track: TraceTrack) -> None:
         super().__init__(real, track)
@@ -69,7 +69,7 @@ class TracedWriter(Traced):
 
 
 class TracedReader(Traced):
-    """A `SampleReader`, or a `SharedReader` of the leading rank."""
+    """A traced `SampleReader`, or `SharedReader` of the leading rank."""
 
     def __init__(self, real: Any, track: TraceTrack) -> None:
         super().__init__(real, track)
@@ -96,7 +96,7 @@ class TracedReader(Traced):
 
 
 class TracedPublisher(Traced):
-    """A `ParamPublisher` or a `SharedPublisher`: a version is there when it is published or committed."""
+    """A traced `ParamPublisher` or `SharedPublisher`: records when a version is published or committed."""
 
     def __init__(self, real: Any, track: TraceTrack) -> None:
         super().__init__(real, track)
@@ -112,7 +112,7 @@ class TracedPublisher(Traced):
 
 
 class TracedSubscriber(Traced):
-    """A `ParamSubscriber`: who is given a version loads it."""
+    """A traced `ParamSubscriber`: records when a version is loaded."""
 
     def __init__(self, real: Any, track: TraceTrack, channel: str) -> None:
         super().__init__(real, track)

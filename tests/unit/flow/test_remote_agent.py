@@ -63,7 +63,7 @@ def test_a_body_is_bytes_in_one_array(nodes: Remote, stream: RemoteStream, body:
 
 
 def test_a_stream_that_lies_elsewhere_is_refused_by_name(nodes: Remote, stream: RemoteStream) -> None:
-    with pytest.raises(DataError, match=r"stream 'other' does not lie on this node; here are \['check'\]"):
+    with pytest.raises(DataError, match=r"stream 'other' is not stored on this node; streams here: \['check'\]"):
         call(nodes, stream, "reserve", {"stream": "other", "number": 1})
 
 
@@ -375,11 +375,11 @@ def test_a_rank_whose_word_is_refused_says_so(shared: RemoteStream) -> None:
     assert rank.version() == 0
     mine = rank.given(1, 2)
     reader.advance(1)
-    with pytest.raises(DataError, match="rank 1 answers for a part of version 0 that it was not given"):
+    with pytest.raises(DataError, match="rank 1 sends feedback for a part of version 0 that it did not get"):
         rank.answer(mine, [{"echo": torch.ones(ROWS)}], rank=1)
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (2, 2), (-1, 2)])
 def test_only_ranks_that_follow_are_given_a_part(nodes: Remote, shared: RemoteStream, rank: int, ranks: int) -> None:
-    with pytest.raises(DataError, match="follows nobody"):
+    with pytest.raises(DataError, match="has no part to fetch"):
         call(nodes, shared, "share", {"reader": "trainer", "rank": rank, "ranks": ranks, "had": -1, "number": 1})

@@ -28,7 +28,7 @@ _HOST: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
     torch.bfloat16: None,
 }
-"""Types that may travel, and what numpy calls them: its views cost a fifth of torch's."""
+"""Types that can be sent, with their numpy types: numpy's views cost a fifth of torch's."""
 
 
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _HOST}
@@ -41,7 +41,7 @@ Leaf = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 class MessageLayout(NamedTuple):
-    """Where the leaves of a message lie: its first bytes, (start, stop) of each leaf, and the size of it all."""
+    """Layout of a message: its first bytes, (start, stop) of each leaf, and its total size."""
 
     head: Bytes
     leaves: tuple[Leaf, ...]
@@ -65,7 +65,7 @@ def pack(rows: Batch, out: Bytes, name: str) -> int:
 
 
 def packed(rows: Batch, max_bytes: int = 1 << 62, name: str = "") -> Bytes:
-    """`pack` into memory of its own; a message of more than `max_bytes` is refused."""
+    """`pack` into new memory; a message of more than `max_bytes` is an error."""
     size = _layout(tuple((k, v.dtype, v.shape) for k, v in rows.items())).size
     out = np.empty(min(size, max_bytes), np.uint8)
     pack(rows, out, name)
@@ -76,6 +76,7 @@ def unpack(data: Bytes, size: int) -> Batch:
     """Undo `pack`; the tensors own their memory."""
     length = int(data[:8].view(np.int64)[0])
     layout = _parse(data[8 : 8 + length].tobytes())
+    # One copy for all leaves: the mailbox that `data` views is used again at once.
     body, rows = data[:size].copy(), Batch()
     for (key, dtype, shape), (start, stop) in zip(layout.leaves, layout.places, strict=True):
         kind = _HOST[dtype]
@@ -87,7 +88,7 @@ def unpack(data: Bytes, size: int) -> Batch:
 
 @lru_cache(maxsize=1024)
 def _layout(leaves: tuple[Leaf, ...]) -> MessageLayout:
-    """Messages of one shape are laid out once: a sampler sends the same one at every step."""
+    """The layout for some leaves. Cached, because a sampler sends the same shapes at every step."""
     header = json.dumps([[k, str(dtype).removeprefix("torch."), list(shape)] for k, dtype, shape in leaves]).encode()
     return _place(header, leaves)
 

@@ -1,4 +1,4 @@
-"""The inline client: the policy lives beside whoever asks it."""
+"""The inline client: the policy runs in the same process as its client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runnel.flow.params import ChannelSubscriber, Kept, load
 
 
 class InlineClient:
-    """The policy lives beside its client, which owns it; `submit` of an immediate inferencer has answered when it returns."""
+    """An `InferenceClient` that owns its inferencer. With an immediate inferencer the reply is ready when `submit` returns."""
 
     def __init__(self, inferencer: Inferencer, subscriber: ChannelSubscriber) -> None:
         self._inferencer, self._subscriber = inferencer, subscriber
@@ -70,24 +70,22 @@ class InlineClient:
         return self.version >= 0 if version < 0 else self.version == version
 
     def newest(self) -> int:
-        """Newest version published, loaded here or not; -1 before any."""
+        """Newest published version, loaded here or not; -1 before the first."""
         return self._subscriber.newest()
 
     @property
     def params(self) -> Mapping[str, Tensor]:
-        """The parameters of the loaded version; shared ones move on with the learner's next update."""
+        """The parameters of the loaded version. Shared parameters change with the learner's next update."""
         return {} if self._loaded is None else self._loaded.params
 
     def events(self) -> list[WorkerEvent]:
-        """What there was to tell of loaded versions since the last call."""
+        """Events of versions loaded since the last call."""
         out, self._events = self._events, []
         return out
 
     def snapshot(self, kept: Kept | None = None) -> State:
-        """With the parameters, if a checkpoint that holds `kept` (None: what the channel has) lacks the version loaded here.
-
-        Shared tensors have moved on with the learner: nothing can be asked of them before the next `sync`.
-        """
+        """The client's state, with its parameters if `kept` of the checkpoint (None: the channel's versions) lacks them."""
+        # Shared tensors already hold a later version, so the loaded one cannot be saved: -1, and the next `sync` loads anew.
         loaded = self._loaded
         gone = loaded is not None and not self._subscriber.is_kept(self.version, kept)
         return {

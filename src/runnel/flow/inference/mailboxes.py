@@ -1,7 +1,7 @@
-"""Mailboxes in shared memory for policy workers in other processes.
+"""Mailboxes in shared memory between clients and policy workers in other processes.
 
-A client that gets None from `ready` waits for the policy (inline: for its own `poll` to finish the work; remote: for the
-policy worker to answer, which rings the doorbell). A policy worker with no requests waits for clients to submit.
+A client that gets None from `ready` waits for the policy worker, which rings the doorbell after each reply. A policy worker
+without requests waits for clients to submit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from runnel.flow.params import ChannelSubscriber, Kept
 
 
 class InferenceServer(Protocol):
-    """The serving end of an inference stream, as a policy worker sees it."""
+    """A policy worker's end of an inference stream."""
 
     def poll(self) -> list[Request]: ...
 
     def reply(self, replies: Sequence[Reply]) -> None: ...
 
     def aborted(self) -> list[int]:
-        """Requests that their client gave up since the last call."""
+        """Requests that their clients have aborted since the last call."""
         ...
 
 
@@ -38,24 +38,24 @@ class InferenceServer(Protocol):
 FREE, ASKED, SERVING, ANSWERED, ABORTED, LOST = range(6)
 STATE, ID, VERSION, SIZE, AFFINITY = range(5)
 BOX = 5
-"""Numbers of a mailbox."""
+"""Count of control numbers of a mailbox."""
 ALIVE_S = 2.0
-"""A policy worker that has not looked at its mailboxes for so long is taken for gone, and others serve its clients."""
+"""A policy worker that has not polled its mailboxes for this time counts as gone, and others serve its clients."""
 
 
 @dataclass(frozen=True)
 class InferenceSpec:
-    """An inference stream between processes: its clients, their mailboxes, the bytes of a request and of a reply."""
+    """Sizes of an inference stream between processes: clients, servers, mailboxes, and bytes of a message."""
 
     name: str
     num_clients: int
     num_servers: int = 1
     depth: int = 4
-    """Requests that one client may have outstanding in mailboxes; more wait in the client."""
+    """Number of mailboxes of a client. Further requests wait in the client."""
     max_bytes: int = 1 << 16
     fixed: bool = True
-    """Each server has its own clients, whatever the others do (deterministic). Else those that are alive share the requests by
-    affinity, and who is idle takes from the others."""
+    """Whether each server has its own clients (deterministic). Otherwise the servers that are alive share the requests by
+    affinity, and an idle server takes requests of the others."""
 
     @property
     def num_boxes(self) -> int:
@@ -63,13 +63,16 @@ class InferenceSpec:
 
     @property
     def num_numbers(self) -> int:
-        """Control numbers: those of the boxes, then one a server: when it last looked (nanoseconds); `fixed`: whether it is one
-        of those that serve the mailboxes (if none is marked, all are)."""
+        """Count of control numbers: those of the mailboxes, then one for each server.
+
+        A server's number is the time of its last poll (nanoseconds); with `fixed` it is a mark: 1 if the server serves these
+        mailboxes (if no server is marked, all do).
+        """
         return self.num_boxes * BOX + self.num_servers
 
 
 class MailboxTable:
-    """Mailboxes in memory that both ends see: a few numbers and a payload each way. Nothing is pickled."""
+    """Mailboxes in memory that both ends share: a few numbers and a payload for each. Nothing is pickled."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class MailboxTable:
         return MailboxTable(spec, np.zeros(spec.num_numbers, np.int64), np.zeros(spec.num_boxes * spec.max_bytes, np.uint8))
 
     def serve_by(self, servers: Sequence[int]) -> None:
-        """Have these share the clients of a `fixed` mailboxes. What was being served goes back: who waits asks again."""
+        """Divide the clients of `fixed` mailboxes among these servers. Clients send requests in progress again."""
         marks = [int(server in servers) for server in range(self.spec.num_servers)]
         if self.looked.tolist() == marks:
             return
@@ -105,7 +108,7 @@ class MailboxTable:
         self.ring()
 
     def vacate(self, client: int, *, keep: range) -> None:
-        """A client is gone: its mailboxes are free again, but for tickets that are still waited for. Who serves one is told."""
+        """Free the mailboxes of a client that is gone, except those with a ticket in `keep`; servers see an abort."""
         boxes = slice(client * self.spec.depth, (client + 1) * self.spec.depth)
         with self.lock:
             states, tickets = self.control[boxes, STATE], self.control[boxes, ID].tolist()
@@ -116,8 +119,10 @@ class MailboxTable:
 
 
 class Asker:
-    """What clients of policy workers elsewhere have in common: each request is kept until its reply is taken, so that it can be
-    asked again after a resume, or where it was lost. Tickets count up from `first`."""
+    """Base of the clients of policy workers in other processes. Tickets count up from `first`.
+
+    A client keeps each request until its reply is read, so it can send the request again after a resume or a loss.
+    """
 
     def __init__(self, subscriber: ChannelSubscriber, first: int) -> None:
         self._subscriber = subscriber
@@ -128,12 +133,13 @@ class Asker:
         self.version = -1
 
     def _ask(self, ticket: int) -> None:
-        """See to it that a request that is kept is sent."""
+        """Send a request, or queue it for sending."""
         raise NotImplementedError
 
     def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         ticket = self._next
         self._next += 1
+        # A copy, because the caller reuses its rows and this request may be sent again.
         self._requests[ticket] = Request(ticket, rows.map(lambda x: x.clone()), version)
         if affinity >= 0:
             self._affinity[ticket] = affinity
@@ -162,18 +168,18 @@ class Asker:
         return len(self._requests) - len(self._replies)
 
     def sync(self, version: int = -1) -> bool:
-        """The policy worker loads parameters; here it is enough that the version has been published."""
+        """Whether `version` has been published. The policy worker loads the parameters, not this client."""
         found = self._subscriber.newest()
         self.version = max(self.version, found)
         return found >= max(version, 0)
 
     def events(self) -> list[WorkerEvent]:
-        """The policy worker tells."""
+        """None here: the policy worker emits them."""
         return []
 
     def snapshot(self, kept: Kept | None = None) -> State:
-        """What was asked is asked again. A version that it names is one that its segment requires, and such a one is never
-        further back than the channel keeps: parameters need not be saved here."""
+        """The open requests; after a restore they are sent again."""
+        # No parameters are saved: a request only names a version that its segment requires, and the channel still has that one.
         requests = {str(t): {"rows": dict(r.rows), "version": r.version} for t, r in self._requests.items()}
         return {"next": self._next, "channel": self._subscriber.channel, "version": self.version, "requests": requests}
 
@@ -184,7 +190,7 @@ class Asker:
             self._ask(int(ticket))
 
     def close(self) -> None:
-        """The policy worker closes its inferencer."""
+        """No-op: the policy worker closes its inferencer."""
 
 
 class MailboxClient(Asker):
@@ -199,6 +205,7 @@ class MailboxClient(Asker):
         self._mailboxes, self._boxes, self._client = mailboxes, range(client * depth, (client + 1) * depth), client
         self._unsent: deque[int] = deque()
         self._first = first
+        # A mailbox in service is not freed here: its server still writes into it, and frees it when it sees the abort.
         with mailboxes.lock:
             states = mailboxes.control[self._boxes.start : self._boxes.stop, STATE]
             served = (states == SERVING) | (states == ABORTED)
@@ -232,6 +239,7 @@ class MailboxClient(Asker):
         mailboxes, num = self._mailboxes, 0
         with mailboxes.lock:
             for box in self._boxes:
+                # A ticket of another range: a request of an earlier client of these mailboxes, or of the node's agent.
                 if not self._first <= (ticket := int(mailboxes.control[box, ID])) < self._next:
                     continue
                 if mailboxes.control[box, STATE] == ANSWERED:
@@ -261,7 +269,7 @@ class MailboxClient(Asker):
                     self._mailboxes.control[box, STATE] = FREE if state == ASKED else ABORTED
 
     def tickets(self) -> range:
-        """Those that are or were its own."""
+        """The range of this client's tickets, open and finished."""
         return range(self._first, self._next)
 
     def restore(self, state: State) -> None:
@@ -270,10 +278,11 @@ class MailboxClient(Asker):
 
 
 class MailboxServer:
-    """The serving end: of the clients whose number is `server` modulo the number of servers, or (where that is not `fixed`) of
-    its share of the requests.
+    """The server's end of the mailboxes. With `fixed`, server i of n serves clients i, i + n, ...
 
-    What one before it was serving when it was lost is given back: the clients ask again.
+    Without `fixed` the servers share all requests.
+
+    Requests that an earlier server of this number was serving return to their clients, which send them again.
     """
 
     def __init__(self, mailboxes: MailboxTable, server: int) -> None:
@@ -306,7 +315,7 @@ class MailboxServer:
         return out
 
     def _own(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Boxes of its clients, by those who serve the mailboxes now."""
+        """Mask of the mailboxes of this server's clients, given the servers that are marked now."""
         mailboxes = self._mailboxes
         if self._marks != (marks := mailboxes.looked.tobytes()):
             here = np.flatnonzero(mailboxes.looked).tolist() or list(range(mailboxes.spec.num_servers))
@@ -317,8 +326,7 @@ class MailboxServer:
         return self._boxes
 
     def _mine(self) -> list[int]:
-        """Boxes to serve now. Shared: those of its affinity; if it has nothing at all to do, its share of what others have not
-        begun."""
+        """Mailboxes to serve now. Not `fixed`: those of its affinity; an idle server also takes its part of all that wait."""
         mailboxes = self._mailboxes
         asked = mailboxes.control[:, STATE] == ASKED
         if mailboxes.spec.fixed:
@@ -327,6 +335,7 @@ class MailboxServer:
         mailboxes.looked[self._server] = now
         alive = np.flatnonzero(now - mailboxes.looked < ALIVE_S * 1e9).tolist()
         if len(alive) < mailboxes.spec.num_servers:
+            # -2 - VERSION is the server of a mailbox in service (see `_by`).
             states, gone = mailboxes.control[:, STATE], ~np.isin(-2 - mailboxes.control[:, VERSION], alive)
             states[gone & (states == ABORTED)] = FREE
             states[gone & (states == SERVING)] = LOST
@@ -337,7 +346,7 @@ class MailboxServer:
         return waiting[: -(-len(waiting) // len(alive))]
 
     def origin(self, request: int) -> tuple[int, int]:
-        """Whose request it is, while it is being served, and its affinity."""
+        """The client of a request in service, and the request's affinity."""
         box = self._box_of[request]
         return box // self._mailboxes.spec.depth, int(self._mailboxes.control[box, AFFINITY])
 
@@ -358,14 +367,14 @@ class MailboxServer:
         mailboxes.ring()
 
     def _close(self, request: int) -> int | None:
-        """The box of a request, which is not served any more; None if the request is no longer there: this server was slow, was
-        taken for gone, and the client has asked again."""
+        """End the service of a request; returns its mailbox, or None if the request is no longer there."""
+        # It is not there if this server was slow and counted as gone: its client has then sent the request again.
         box, ticket = self._box_of.pop(request), self._ticket_of.pop(request)
         is_there = self._mailboxes.control[box, ID] == ticket and self._mailboxes.control[box, STATE] in (SERVING, ABORTED)
         return box if is_there else None
 
     def give_up(self) -> None:
-        """Serve no more: who waits asks again, and another answers."""
+        """Stop serving: clients send their requests again, to another server."""
         with self._mailboxes.lock:
             for request in list(self._box_of):
                 if (box := self._close(request)) is not None:
@@ -385,7 +394,7 @@ class MailboxServer:
 
 
 def _by(server: int) -> int:
-    """What stands in place of a request's version while `server` is at it: whoever takes its place then knows."""
+    """Index of the serving worker, as stored in the version field while it serves: after a restart it finds its requests."""
     return -2 - server
 
 

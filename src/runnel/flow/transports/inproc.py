@@ -1,4 +1,4 @@
-"""One process: streams are references, nothing is copied, and every edge is deterministic."""
+"""The transport inside one process: streams are references, nothing is copied, and every edge is deterministic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runnel.flow.staleness import AdmissionRule
 
 
 class InprocTransport:
-    """Memory of this process. `wait` has nobody to wait for: a round that moves nothing will never move."""
+    """Sample streams and parameter channels in this process's own memory."""
 
     def samples(self, spec: StreamSpec, policy: AdmissionRule) -> SlotTable:
         return SlotTable(spec, policy, SlotMemory.local(spec))

@@ -1,7 +1,7 @@
-"""Several processes on one machine: arrays in shared memory, doorbells for waiting, nothing pickled.
+"""The transport between processes on one machine: arrays in shared memory, doorbells for waiting, nothing pickled.
 
-The memory has no name. The parent makes anonymous files and hands their descriptors to its children, so when the last
-process ends, however it ends, the kernel takes the memory back: no segment can outlive a run.
+The memory has no name. The parent makes anonymous files and hands their descriptors to its children. When the last process
+ends, in whatever way, the kernel frees the memory, so no shared memory can outlive a run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALIGN = 64
 
 
 def anonymous_file(name: str, size: int = 0) -> int:
-    """A descriptor of memory without a name, inheritable by the children that are given it."""
+    """Make memory without a name; returns a descriptor that children can inherit."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(f"runnel-{name}")
     else:
@@ -49,7 +49,7 @@ def anonymous_file(name: str, size: int = 0) -> int:
 
 
 def free_shared_memory() -> int:
-    """Bytes that shared memory can still grow by. Anonymous memory is bounded by what the machine has free."""
+    """Bytes of shared memory that are free. For anonymous memory this is the machine's free memory."""
     if hasattr(os, "memfd_create"):
         return free_memory()
     stat = os.statvfs(tempfile.gettempdir())
@@ -57,7 +57,7 @@ def free_shared_memory() -> int:
 
 
 class FileLock:
-    """Excludes other processes; the kernel lets go of it when a holder dies."""
+    """A lock between processes; the kernel releases it when its holder dies."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -71,7 +71,7 @@ class FileLock:
 
 
 def make_bell() -> tuple[int, int]:
-    """A pipe that nobody waits in: its reading end, and its writing end."""
+    """Make a pipe with two non-blocking ends: (reading end, writing end)."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -79,16 +79,18 @@ def make_bell() -> tuple[int, int]:
 
 
 def press(bell: int) -> None:
-    """Ring; a bell that has rung and was not heard yet may be full, which says the same. One that nobody can hear any more is
-    that of a process that has died: whoever watches processes deals with it, and not who happens to ring."""
+    """Ring a bell."""
+    # A full pipe means that the bell has rung already and its owner has yet to wake up. A broken pipe means that its owner has
+    # died: the supervisor handles that, the process that rings does not.
     with suppress(BlockingIOError, BrokenPipeError):
         os.write(bell, b"!")
 
 
 def hear(bell: int, timeout_s: float, *also: int) -> bool:
-    """Until the bell rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""
+    """Wait for the bell, for a readable descriptor in `also`, or for `timeout_s`; returns whether anything came."""
     ready, _, _ = select.select([bell, *also], [], [], timeout_s)
     if bell in ready:
+        # Empty the pipe before the caller looks at the memory: a ring after this point wakes it once more, so none is lost.
         with suppress(BlockingIOError):
             while len(os.read(bell, 4096)) == 4096:
                 continue
@@ -96,7 +98,7 @@ def hear(bell: int, timeout_s: float, *also: int) -> bool:
 
 
 class Doorbells:
-    """One pipe per process group: ring everyone else's, wait on one's own."""
+    """One pipe per process group: a group rings the pipes of all others and waits on its own."""
 
     def __init__(self, pipes: Mapping[str, tuple[int, int]], group: str) -> None:
         self._own = pipes[group][0]
@@ -111,22 +113,22 @@ class Doorbells:
             press(fd)
 
     def wait(self, timeout_s: float, *also: int) -> bool:
-        """Until someone rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""
+        """Wait for a ring, for a readable descriptor in `also`, or for `timeout_s`; returns whether anything came."""
         return hear(self._own, timeout_s, *also)
 
 
 class Bells(Protocol):
-    """How processes on the same memory wake each other."""
+    """How processes that share memory wake each other."""
 
     def ring(self) -> None:
-        """Everyone else."""
+        """Wake all other processes."""
         ...
 
     def wait(self, timeout_s: float, *also: int) -> bool: ...
 
 
 class ShmTransport:
-    """Streams over descriptors that the parent made (`allocate`) and every child was given (`fds`)."""
+    """Streams in shared memory. The parent makes the descriptors (`allocate`); every child gets them as `fds`."""
 
     meet_at = LOOPBACK
 
@@ -137,7 +139,7 @@ class ShmTransport:
     def allocate(
         streams: Mapping[str, StreamSpec], channels: list[str], mailbox_tables: Mapping[str, InferenceSpec]
     ) -> dict[str, int]:
-        """Descriptors for every edge between groups. Parameter channels get their size from the first publication."""
+        """Make a descriptor for every edge between groups. A parameter channel gets its size at the first publication."""
         sizes = {f"samples/{k}": _stream_layout(v)[1] for k, v in streams.items()}
         sizes |= {f"inference/{k}": v.num_numbers * 8 + v.num_boxes * v.max_bytes for k, v in mailbox_tables.items()}
         need, free = sum(sizes.values()), free_shared_memory()
@@ -182,17 +184,17 @@ class ShmTransport:
         return self._bells.wait(timeout_s, *also)
 
     def catch_up(self) -> None:
-        """What was published is here."""
+        """No-op: published versions are visible at once."""
 
     def flush(self) -> None:
-        """What was written is there: memory has no way to go."""
+        """No-op: shared memory is visible at once."""
 
 
 class ShmChannel:
-    """`depth` buffers in shared memory. A reader copies out and checks version and checksum afterwards.
+    """A parameter channel: `depth` buffers in shared memory. A reader copies one out, then checks version and checksum.
 
     Layout: 4096 bytes of numbers (size of the manifest, then version and checksum of each buffer), the manifest (JSON:
-    name, type, shape, offset), then the buffers. Made by the first publication; a subscriber finds it when it is there.
+    name, type, shape, offset), then the buffers. The first publication makes it; until then a subscriber finds no version.
     """
 
     def __init__(self, name: str, fd: int, *, depth: int, ring: Callable[[], None]) -> None:
@@ -209,7 +211,7 @@ class ShmChannel:
         self.commit(version)
 
     def open(self, version: int, pieces: Mapping[str, ParamShard]) -> None:
-        """Begin to publish `version`; `pieces` tell names and shapes. Then it may be written, from any process."""
+        """Open `version` for writing, from any process; `pieces` give names and shapes."""
         if self._memory is None:
             self._create(pieces)
         if version < self.newest():
@@ -217,18 +219,19 @@ class ShmChannel:
         if odd := sorted(pieces.keys() ^ self._buffers[0].keys()):
             fix = "a channel keeps the names of its first publication; does the checkpoint come from another release?"
             raise DataError(f"parameters {self.name!r}: version {version} differs in {odd[:3]}: {fix}")
+        # The oldest buffer is overwritten. The same version published again goes into its own buffer.
         slot = int(np.argmin(self._versions())) if not self.has(version) else int(np.argmax(self._versions() == version))
         with self._lock:
             self._numbers[1 + 2 * slot] = _unfinished(version)
 
     def write(self, version: int, pieces: Mapping[str, ParamShard]) -> None:
-        """Put rows of the open `version` in their places."""
+        """Write rows of the open `version`."""
         buffer = self._buffers[self._open_slot(version)]
         for name, piece in pieces.items():
             piece.put(buffer[name])
 
     def commit(self, version: int) -> None:
-        """All rows of the open `version` are written: stamp it and let it be seen."""
+        """Close the open `version` after all rows are written: store its checksum and make it visible."""
         slot = self._open_slot(version)
         crc = checksum(self._buffers[slot])
         with self._lock:
@@ -260,12 +263,13 @@ class ShmChannel:
         slot = int(np.argmax(self._versions() == version))
         crc = int(self._numbers[2 + 2 * slot])
         params = self._buffers[slot].map(lambda x: x.clone())
+        # The copy is made without the lock, so the publisher may have overwritten the buffer meanwhile.
         if int(self._versions()[slot]) != version or checksum(params) != crc:
             return None
         return ParamSet(version, params)
 
     def views(self, version: int) -> Mapping[str, Tensor]:
-        """A version where it lies, for whoever wants some rows of it: not a copy, and overwritten `depth` versions later."""
+        """Views of a version in shared memory: no copy, and overwritten `depth` versions later."""
         if not self.has(version):
             raise DataError(f"parameters {self.name!r}: version {version} is not there")
         return self._buffers[int(np.argmax(self._versions() == version))]
@@ -295,7 +299,7 @@ class ShmChannel:
         numbers = np.frombuffer(memory, np.int64, 512)
         numbers[1 : 1 + 2 * self._depth] = -1
         memory[4096 : 4096 + len(manifest)] = manifest
-        numbers[0] = len(manifest)
+        numbers[0] = len(manifest)  # last: `_attach` in another process takes this number as "ready"
         self._attach()
 
     def _attach(self) -> bool:
@@ -318,7 +322,7 @@ class ShmChannel:
 
 
 def _unfinished(version: int) -> int:
-    """The mark of a buffer into which `version` is being written."""
+    """The version number of a buffer while `version` is being written into it."""
     return -2 - version
 
 

@@ -1,4 +1,4 @@
-"""The actor: plays with a sampler. Environments, conversations and data sets differ only in the sampler."""
+"""The actor worker: makes segments with a sampler. Environments, conversations and data sets differ only in the sampler."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from runnel.flow.params import Kept
 
 
 class SavedClient(InferenceClient, Protocol):
-    """An inference client that can be part of a checkpoint, tells of the versions it loads, and lets go of its policy."""
+    """An inference client with a state for checkpoints, events about loaded versions, and `close`."""
 
     def events(self) -> list[WorkerEvent]: ...
 
     def snapshot(self, kept: Kept | None = None) -> State:
-        """For a checkpoint that holds `kept` of the parameter channels; None: what the client's own channel has."""
+        """The state for a checkpoint that contains the versions `kept`; None: those of the client's own channel."""
         ...
 
     def restore(self, state: State) -> None: ...
@@ -31,8 +31,8 @@ class SavedClient(InferenceClient, Protocol):
 class ActorWorker(Worker):
     """Consumes replies of inference streams, produces segments.
 
-    Waits for room on its sample streams (the reader or the learner makes it) and for replies or parameter versions (the
-    policy worker or the trainer makes them).
+    It waits for free slots of its sample streams (the reader frees them) and for replies or parameter versions (from the policy
+    worker or the trainer).
     """
 
     kind = "actor"

@@ -1,4 +1,4 @@
-"""The buffer: keeps what actors made, and gives it out again as training batches, at a set ratio."""
+"""The buffer worker: stores the actors' segments and makes training batches from them, at a fixed ratio."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runnel.flow.staleness import ReplayRatioRule
 
 
 class BufferWorker(Worker):
-    """Consumes segments, produces batches that it selects from its store, and hears back about them (priorities).
+    """Consumes segments, produces batches sampled from its store, and receives feedback on them (priorities).
 
-    Waits for actors to write, or for the trainer to take its batch. The order is fixed by counters alone: give out every batch
-    that the inserted steps have paid for, then insert the next segment. Batch k is drawn when the store has heard of exactly
-    the batches up to k - 1 - lag, however early later answers arrive, so what is drawn does not depend on timing.
+    It waits for actors to write, or for the trainer to take its batch. Only counters decide the order: make every batch that
+    the inserted steps allow, then insert the next segment. Batch k is sampled when the store has the feedback of exactly the
+    batches up to k - 1 - lag, even if later feedback has arrived. So the samples do not depend on timing.
     """
 
     kind = "buffer"
@@ -55,7 +55,7 @@ class BufferWorker(Worker):
         return self._given < self._policy.updates(self._inserted)
 
     def _collect(self) -> int:
-        """Priorities come home; the actors learn how far the learner is."""
+        """Collect feedback of the trainer, and pass the learner's version on to the actors' stream."""
         answers = self._writer.feedback()
         self._answers.extend(answers)
         self._reader.advance(self._writer.version())
@@ -67,6 +67,7 @@ class BufferWorker(Worker):
             self._waiting = "the trainer to take a batch"
             return 0
         rows, heard = slot.spec.num_rows, self._given - self._policy.lag
+        # Apply only the feedback that is due by counters, even if more has arrived: sampling must not depend on timing.
         while self._answers and self._answers[0].sample_id // rows < heard:
             self._store.feedback(self._answers.popleft())
         with self.timer.stage("select"):
@@ -92,7 +93,7 @@ class BufferWorker(Worker):
         return 1
 
     def check(self) -> None:
-        """What the store holds unused is what the stream's account says that the buffer holds."""
+        """Check that the unused rows of the store are those of the stream's account."""
         held, said = self._store.held_rows(), self._reader.held()
         if held != said:
             raise DataError(f"buffer {self.name!r} holds {held} rows that were never selected, but its account says {said}")

@@ -1,4 +1,4 @@
-"""The evaluator: measures the newest parameters on tasks of its own, every so many versions and at the end."""
+"""The evaluator worker: measures the newest parameters on its own tasks, every n versions and at the end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from runnel.core.worker import Worker
 from runnel.flow.inference.inline import InlineClient
 
 Keep = Callable[[int, Sequence[float], Mapping[str, Tensor]], str]
-"""Takes a version that was measured, its returns and its parameters; returns what went wrong."""
+"""Receives a measured version, its returns and its parameters; returns an error text, empty if all went well."""
 
 
 class EvaluatorWorker(Worker):
-    """Consumes parameter versions, produces evaluations. One evaluation is one poll, so a checkpoint never cuts one in two: one
-    that is interrupted, because the run is to stop, is given up, and owed. Waits for the next version that is due; the trainer
-    publishes it."""
+    """Consumes parameter versions, produces evaluations. It waits for the trainer to publish the next version that is due.
+
+    One evaluation is one poll, so a checkpoint never falls inside one. If the run stops during an evaluation, the evaluation
+    is dropped and done after the resume (`owes`).
+    """
 
     kind = "evaluator"
 
@@ -46,7 +48,7 @@ class EvaluatorWorker(Worker):
         self._round = 0
         self._last = -1
         self.owes = False
-        """Whether an evaluation was given up, so that after a resume it goes before anything else."""
+        """Whether an evaluation was dropped: after a resume it is done before anything else."""
 
     def poll(self) -> int:
         if not self._every or self._client.newest() < (max(self._last, 0) // self._every + 1) * self._every:
@@ -55,7 +57,7 @@ class EvaluatorWorker(Worker):
         return 1
 
     def evaluate(self) -> None:
-        """Measure the newest version now, unless it has just been measured."""
+        """Measure the newest version now, unless it was measured already."""
         ready = self._client.sync()
         self._events.extend(self._client.events())
         if not ready or self._client.version == self._last:
@@ -91,7 +93,7 @@ class EvaluatorWorker(Worker):
                     self.emit({**event, "version": self._last})
         except EvaluationInterrupted:
             self._give_up("recording", owes=False)
-        except OSError as error:  # a video is not worth a run
+        except OSError as error:  # a failed video must not end a run
             told = refused(error, tempfile.gettempdir(), what=f"no video of version {self._last} was recorded")
             if told is None:
                 raise
@@ -110,7 +112,7 @@ class EvaluatorWorker(Worker):
 
     def restore(self, state: State) -> None:
         self._round, self._last = state["round"], state["last"]
-        self.owes = state.get("owes", False)  # older checkpoints have none
+        self.owes = state.get("owes", False)  # older checkpoints do not have this key
 
     def close(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The policy worker: serves an inference stream in batches. Inline in an actor is the same contract."""
+"""The policy worker: serves an inference stream in batches. An inline client in an actor has the same contract."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runnel.flow.params import ChannelSubscriber, load
 class PolicyWorker(Worker):
     """Consumes requests, produces replies; loads parameters between two steps.
 
-    Batches adapt to load without a timer: whatever has arrived since the last step is answered together. A request that
-    names a version is answered by exactly that one; requests of a later version wait until the earlier are answered.
-    Stateless: a checkpoint holds nothing of it, because clients keep their requests and ask again.
+    Batches adapt to the load without a timer: all requests since the last step form one batch. A request that names a version
+    gets a reply of exactly that version; requests for a later version wait for the earlier ones. The worker has no state in
+    checkpoints, because clients keep their requests and send them again.
     """
 
     kind = "policy"
@@ -26,7 +26,7 @@ class PolicyWorker(Worker):
         self._server, self._inferencer, self._subscriber = server, inferencer, subscriber
         self._later: list[Request] = []
         self._held: set[int] = set()
-        """Requests in the inferencer that must be answered by the version that is loaded."""
+        """Requests in the inferencer that need the loaded version: no other may be loaded before their replies."""
         self._version = -1
         self._waiting = "requests"
 
@@ -51,10 +51,14 @@ class PolicyWorker(Worker):
         self._held.difference_update(r.id for r in replies)
         with self.timer.stage("reply"):
             self._server.reply(replies)
+        # At least 1: an engine inside long sequences works without replies, and must not count as idle.
         return max(len(now) + len(replies), 1)
 
     def _load(self) -> bool:
-        """Bring the version that the oldest waiting requests need; -1 takes the newest at once, but not from under another."""
+        """Load the version that the waiting requests need, oldest first; returns whether a step is possible.
+
+        Requests for any version (-1) use the newest, but never change the version under requests that name one.
+        """
         if self._held:
             return True
         exact = sorted(r.version for r in self._later if r.version >= 0)

@@ -1,11 +1,11 @@
-"""A trainer of several ranks: one leads, the others follow, and together they take the step that one would take.
+"""A trainer of several ranks: one leader and its followers, which together take the step that one rank would take.
 
-The leader takes a batch, as a trainer that is alone does, and marks in the stream's memory which part of it is whose
-(`core/sharding/batch_split.py`). Followers find their parts there; on another node they are sent them
-(`flow/transports/cluster/ranks.py`). All prepare and update at the same time; their learners meet in sums over the
-collective. At the end of an update every rank leaves its feedback beside the segments and tells the others how it went
-(`Ranks.finish`); that is the last time they meet, and only then does the leader publish, release and advance. So between two
-polls of the leader no rank holds anything, and the accounts are those of one reader.
+The leader takes a batch like a single trainer, and marks in the stream's memory which rank has which part
+(`core/sharding/batch_split.py`). Followers read their parts there; on another node they fetch them
+(`flow/transports/cluster/ranks.py`). All ranks prepare and update at the same time; their learners sum over the collective. At
+the end of an update every rank writes its feedback beside the segments, and all exchange their results (`Ranks.finish`). After
+this last synchronisation the leader publishes, releases and advances. So between two polls of the leader no rank holds a
+segment, and the accounts are those of one reader.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from runnel.flow.workers.stragglers import Stragglers
 from runnel.flow.workers.trainer import Budget, Phase, Taken, TrainerWorker, check_finite, count_steps, phase_at
 
 COMPARE_EVERY = 100
-"""Updates between two comparisons of the ranks' parameters; at first they are compared at each power of 2."""
+"""Number of updates between two comparisons of the ranks' parameters. They are also compared at each power of 2."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The end of an update as all ranks know it."""
+    """Results of an update that all ranks share."""
 
     seconds: list[list[float]]
-    """Of prepare, update and waiting, by rank."""
+    """Seconds of prepare, update and waiting, by rank."""
     counts: tuple[int, int]
     """Steps and tokens in the batch."""
     metrics: Metrics
-    """Of the whole batch."""
+    """Metrics of the whole batch."""
 
 
 class Ranks:
-    """What a rank tells the others at the end of an update, and learns of them."""
+    """A rank's exchange with the other ranks before and after each update."""
 
     def __init__(self, collective: TorchCollective, timer: StageTimer) -> None:
         self.collective, self._timer = collective, timer
@@ -61,7 +61,7 @@ class Ranks:
         self._met = False
 
     def begin(self, learner: Learner, version: int) -> None:
-        """Before an update; before the first of all, ranks must have the same parameters."""
+        """To be called before an update. Before the first, check that all ranks have the same parameters."""
         if not self._met:
             with self._timer.stage("meet"):
                 self._compare(self.collective.gather([float(_mark(learner))]), version)
@@ -69,30 +69,31 @@ class Ranks:
         self._before = self._seconds()
 
     def finish(self, learner: Learner, version: int, metrics: Metrics, counts: Sequence[int] = (0, 0)) -> Finish:
-        """After an update to `version`, of which the leader has counted steps and tokens (`counts`): what all ranks say."""
+        """Exchange results after an update to `version`. `counts`: steps and tokens, from the leader only."""
         spent = [now - before for now, before in zip(self._seconds(), self._before, strict=True)]
         due = version % COMPARE_EVERY == 0 or version & (version - 1) == 0
         with self._timer.stage("agree"):
             mark, names = _mark(learner) if due else 0, zlib.crc32("\n".join(metrics).encode())
             rows = self.collective.gather([*spent, *counts, names, version, mark])
+            # Versions first: ranks at different versions have different parameters by nature.
             behind = [r for r, row in enumerate(rows) if row[6] != rows[0][6]]
             if behind:
                 raise RankError(behind, "agree", f"are not at version {int(rows[0][6])}")
             self._compare([row[7:] for row in rows], version)
-            if metrics and all(row[5] == rows[0][5] for row in rows):  # else the leader's own stand
+            if metrics and all(row[5] == rows[0][5] for row in rows):  # with different names, the leader's own metrics are used
                 metrics = _join(metrics, self.collective.gather(list(metrics.values())))
         return Finish([row[:3] for row in rows], (int(rows[0][3]), int(rows[0][4])), metrics)
 
     def answer(self, readers: Mapping[str, RankReader], mine: Taken, update: Update) -> None:
-        """Leave this rank's feedback beside its part of the batch."""
+        """Write this rank's feedback beside its part of the batch."""
         for name, feedback in update.feedback.items():
             readers[name].answer(mine[name], feedback, rank=self.rank)
 
     def write(self, learner: Sharded, publisher: SharedPublisher, version: int, *, here: bool = True) -> None:
-        """After an update to `version`: every rank writes the rows that it keeps to where the version is published.
+        """Publish a sharded learner's `version`: every rank writes its own rows into the channel.
 
-        The leader opens it, and commits it when all have finished. Ranks that are not `here`, where that memory is, send their
-        rows to the leader, one parameter after another.
+        The leader opens the version, and commits it when all ranks have finished. A rank on another node than the channel (not
+        `here`) sends its rows to the leader, one parameter after another.
         """
         pieces = dict(learner.pieces())
         check_finite({name: piece.value for name, piece in pieces.items()}, version)
@@ -100,6 +101,7 @@ class Ranks:
         if self.rank == 0:
             pieces |= {name: ParamShard.of(value) for name, value in weight_check.items()}
             publisher.open(version, pieces)
+        # This gather is also the barrier: no rank writes before the leader has opened the version.
         away = [r for r, (near,) in enumerate(self.collective.gather([float(here)])) if not near]
         if here:
             publisher.write(version, pieces)
@@ -131,8 +133,8 @@ class Ranks:
 
 
 def _mark(learner: Learner) -> int:
-    """What ranks with the same parameters have in common; where each keeps rows of its own, they can compare before the first
-    pass only."""
+    """A checksum that is equal on ranks with equal parameters. Sharded parameters can be compared only before the first pass,
+    while every rank still has all rows; later the checksum is 0."""
     if not isinstance(learner, Sharded):
         return checksum(learner.params())
     pieces = learner.pieces()
@@ -140,7 +142,7 @@ def _mark(learner: Learner) -> int:
 
 
 def _join(metrics: Metrics, rows: list[list[float]]) -> Metrics:
-    """Means over ranks; of what is a largest number, the largest. What is the same on all stays as it is to the last bit."""
+    """Join the ranks' metrics: the mean, or the maximum if the name has 'max'. Equal values stay equal to the last bit."""
     joined = {}
     for name, said in zip(metrics, zip(*rows, strict=True), strict=True):
         whole = max(said) if "max" in name.rpartition("/")[2] else fmean(said)
@@ -149,8 +151,8 @@ def _join(metrics: Metrics, rows: list[list[float]]) -> Metrics:
 
 
 class LeadingTrainer(TrainerWorker):
-    """Rank 0: takes batches for all ranks, and alone publishes and tells. Waits for segments; inside an update, for the other
-    ranks."""
+    """Rank 0: takes batches for all ranks, and is the only one that publishes and emits events. It waits for segments, and
+    inside an update for the other ranks."""
 
     readers: Mapping[str, SharedReader]
     publisher: SharedPublisher
@@ -177,14 +179,14 @@ class LeadingTrainer(TrainerWorker):
         self._seconds, warning = self._stragglers.add(end.seconds)
         if warning:
             self.emit({"kind": "event", "level": "warning", "text": warning})
-        # what each rank has said lies beside the segments already
+        # Empty feedback: every rank has already written its own beside the segments.
         return Update(end.metrics, {name: [{} for _ in segments[name]] for name in update.feedback}, update.events)
 
     def setup(self) -> None:
         address = self.ranks.collective.listen()
         for reader in self.readers.values():
             reader.announce(address)
-        if isinstance(self.learner, Sharded):  # it has all rows before the first pass
+        if isinstance(self.learner, Sharded):  # rank 0 has all rows before the first pass
             pieces = dict(self.learner.pieces()) | {name: ParamShard.of(value) for name, value in pack(None).items()}
             self.publisher.open(self.version, pieces)
             self.publisher.write(self.version, pieces)
@@ -195,7 +197,7 @@ class LeadingTrainer(TrainerWorker):
             super()._check()
 
     def _publish(self) -> None:
-        """What ranks keep in parts they have written already."""
+        """Publish the version. Of a sharded learner the ranks have written it already, so it is only committed."""
         if isinstance(self.learner, Sharded):
             self.publisher.commit(self.version)
         else:
@@ -209,8 +211,8 @@ class LeadingTrainer(TrainerWorker):
 
 
 class FollowingTrainer(Worker):
-    """Another rank: trains on the part of each batch that the leader gives it. Waits for the leader to take a batch; inside an
-    update, for the other ranks."""
+    """A rank after 0: trains on its part of each batch. It waits for the leader to take a batch, and inside an update for the
+    other ranks."""
 
     kind = "trainer"
 
@@ -255,7 +257,7 @@ class FollowingTrainer(Worker):
         return 1
 
     def _given(self) -> Taken:
-        """This rank's part of the next batch, once there is one; what the leader has not yet released is of the last."""
+        """This rank's part of the next batch; empty until there is one. An unreleased part of the last batch is ignored."""
         found: dict[str, Any] = {}
         for name in phase_at(self.phases, self.version).segments:
             reader = self.readers[name]
@@ -266,14 +268,14 @@ class FollowingTrainer(Worker):
         return "the leading trainer to take a batch"
 
     def snapshot(self) -> State:
-        """Only what is this rank's own: all else is the leader's too."""
+        """The state that only this rank has; the leader saves all else."""
         if not isinstance(self.learner, HasRng):
             return {}
         state = self.learner.state_dict()
         return {name: state[name] for name in self.learner.own_state}
 
     def restore(self, state: State) -> None:
-        """`leader`: its snapshot; `own`: this rank's, or None where the checkpoint is of fewer ranks."""
+        """Restore from the leader's snapshot and this rank's `own` (None if the checkpoint has fewer ranks)."""
         leader, own = state["leader"], state["own"]
         self.learner.load_state_dict(leader["learner"] | (own or {}))
         self.version, self.steps, self.tokens = leader["version"], leader["steps"], leader["tokens"]

@@ -1,4 +1,4 @@
-"""Who holds the ranks of a trainer up: the slowest is named, with the stage and the seconds."""
+"""Stragglers: find the slowest rank of a trainer, with its stage and the seconds that the others wait."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from statistics import fmean, median_low
 
 STAGES = ("prepare", "update")
 SHARE, LEAST_S = 0.2, 0.05
-"""A rank holds the others up if it works longer than the median by more than this share, and this many seconds,"""
+"""A rank is a straggler if it works longer than the median by more than this fraction and by more than these seconds,"""
 IN_A_ROW = 8
-"""in so many updates one after the other."""
+"""in this number of consecutive updates."""
 TELL_EVERY = 100
-"""Updates between two warnings."""
+"""Number of updates between two warnings."""
 
 
 class Stragglers:
-    """Fed with the seconds of each update; says what they come to, and warns."""
+    """Takes the seconds of each update, and returns metrics and warnings."""
 
     def __init__(self) -> None:
         self._slowest, self._row = -1, list[tuple[float, float]]()
         self._quiet = 0
 
     def add(self, seconds: Sequence[Sequence[float]]) -> tuple[dict[str, float], str]:
-        """Seconds of prepare, update and waiting by rank -> numbers to show, and a warning or an empty text.
+        """Seconds of prepare, update and waiting by rank -> metrics, and a warning or an empty text.
 
         >>> Stragglers().add([[1.0, 2.0, 0.5], [1.0, 2.5, 0.0]])[0]
         {'excess_s': 0.5, 'slowest': 1.0, 'wait_s': 0.25}

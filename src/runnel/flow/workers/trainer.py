@@ -1,4 +1,4 @@
-"""The trainer: takes batches, has the learner update, publishes the new version."""
+"""The trainer worker: takes batches, lets the learner update, and publishes the new version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from runnel.core.worker import Worker
 
 @dataclass(frozen=True)
 class Phase:
-    """Until version `until` (None: to the end), a batch is so many segments of each named reader."""
+    """What a batch is until version `until` (None: to the end): the number of segments from each named reader."""
 
     segments: Mapping[str, int]
     until: int | None = None
@@ -33,14 +33,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Budget:
-    """When training ends. Each number is of its own unit; the first that is reached ends the run."""
+    """When training ends: at the first limit that is reached."""
 
     total_steps: int | None = None
     total_updates: int | None = None
     total_tokens: int | None = None
 
     def progress(self, *, steps: int, updates: int, tokens: int) -> float:
-        """Share of the budget that is spent, in [0, 1]."""
+        """Fraction of the budget that is spent, in [0, 1]."""
         pairs = ((steps, self.total_steps), (updates, self.total_updates), (tokens, self.total_tokens))
         return min(1.0, max([n / total for n, total in pairs if total], default=0.0))
 
@@ -62,9 +62,11 @@ def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, i
 
 
 class TrainerWorker(Worker):
-    """Consumes segments of its readers, produces parameter versions, and the copies that its learner freezes (`frozen`: a
-    publisher for each). One poll is one update, so between two polls the run stands on a version boundary. Waits for segments;
-    the actors (or the buffer) bring them."""
+    """Consumes segments of its readers, produces parameter versions and frozen copies (`frozen`: a publisher for each).
+
+    One poll is one update, so no update is in progress between two polls. The trainer waits for segments from the actors or the
+    buffer.
+    """
 
     kind = "trainer"
 
@@ -90,7 +92,7 @@ class TrainerWorker(Worker):
         self.tokens = 0
         self._waiting = ""
         self._odd: set[str] = set()
-        """Metrics of which it was told that they are not finite."""
+        """Metrics with a warning already that they are not finite."""
 
     @property
     def progress(self) -> float:
@@ -112,6 +114,7 @@ class TrainerWorker(Worker):
             self._waiting = "nothing: the budget is spent"
             return 0
         wanted = self._phase().segments
+        # Take nothing before all readers have enough: between two polls the trainer must not hold a part of a batch.
         for name, num in wanted.items():
             if self.readers[name].available() < num:
                 self._waiting = f"{num} segments on stream {self.readers[name].spec.name!r}"
@@ -144,10 +147,11 @@ class TrainerWorker(Worker):
             self._publish()
         for name, group in segments.items():
             self.readers[name].release(group, feedback=update.feedback.get(name))
+        # Last: the writers that this wakes must find the new version published.
         for reader in self.readers.values():
             reader.advance(self.version)
         lag = {"staleness/mean": sum(lags) / len(lags), "staleness/max": float(max(lags))}
-        own = update.metrics  # a learner that knows the version of each token says it better
+        own = update.metrics  # a learner that knows the version of each token has more exact values
         metrics = own | {name: value for name, value in lag.items() if name not in own}
         self.emit(
             {
@@ -165,7 +169,7 @@ class TrainerWorker(Worker):
             self.emit(event)
 
     def _look_at(self, update: Update) -> None:
-        """Hold an update against the contract; metrics that are not finite are told once."""
+        """Check an update against the contract; warn once about each metric that is not finite."""
         for name in check_update(self.learner, update, self.version):
             if name not in self._odd:
                 self._odd.add(name)
@@ -173,14 +177,15 @@ class TrainerWorker(Worker):
                 self.emit({"kind": "event", "level": "warning", "text": f"{text}; the run goes on without it"})
 
     def _times(self) -> dict[str, Any]:
-        """What an update event says beside this of seconds; they stand apart from metrics, which can be compared."""
+        """Wall-clock fields of the update event, kept apart so that metrics of two runs can be compared."""
         return {}
 
     def _check(self) -> None:
         check_finite(self.learner.params(), self.version)
 
     def _publish(self) -> None:
-        """Frozen copies go first: who works with a version finds those that belong to it."""
+        """Publish the frozen copies that have changed, then the new version."""
+        # In this order, so that a worker that loads the version finds the frozen copies that belong to it.
         if self._frozen and isinstance(self.learner, HasReference):
             for name, copy in self.learner.frozen().items():
                 if self._fixed.get(name) != copy.version:
@@ -204,10 +209,12 @@ class TrainerWorker(Worker):
 
 
 def check_finite(params: Mapping[str, Tensor], version: int) -> None:
-    """A finite loss may have an infinite gradient. Bad parameters go no further: not to actors, not into a checkpoint."""
+    """Raise `NonFiniteError` for NaN or infinite parameters, before they reach actors or a checkpoint."""
+    # The loss is checked too, but a finite loss may have an infinite gradient.
     floats = {name: x for name, x in params.items() if x.is_floating_point()}
     if all(x.is_cpu for x in floats.values()):
-        total = sum(x.sum().item() for x in floats.values())  # of finite numbers it is finite, or overflows
+        # One cheap test for all. Large finite numbers may overflow it, so each tensor is checked below.
+        total = sum(x.sum().item() for x in floats.values())
     else:
         total = float(get_total_norm(list(floats.values()), math.inf))
     if math.isfinite(total):
@@ -218,7 +225,7 @@ def check_finite(params: Mapping[str, Tensor], version: int) -> None:
 
 
 def check_learner(learner: Any) -> None:
-    """Refuse a learner without a method of the contract, or whose parameters are not tensors by name."""
+    """Refuse a learner that lacks a method of the contract, or has parameters that are not tensors by name."""
     from torch import Tensor
 
     from runnel.core.contracts.learning import Sharded
@@ -227,7 +234,7 @@ def check_learner(learner: Any) -> None:
     missing = [m for m in ("prepare", "update", "params", "state_dict", "load_state_dict") if not hasattr(learner, m)]
     if missing:
         raise DataError(f"learner {who} has no {', '.join(missing)}; see docs/guides/add-an-algorithm.md")
-    if isinstance(learner, Sharded):  # ranks that keep parts of the parameters: nobody has the whole
+    if isinstance(learner, Sharded):  # its parameters are sharded: no rank has all of them
         return
     params = learner.params()
     wrong = [str(k) for k, x in params.items() if not isinstance(x, Tensor)] if isinstance(params, Mapping) else ["all"]
@@ -236,8 +243,10 @@ def check_learner(learner: Any) -> None:
 
 
 def check_update(learner: Any, update: Any, version: int) -> list[str]:
-    """Refuse what `update` of a learner gave if it is no `Update`, a metric is no number, or a loss or the norm of the gradient
-    is not finite. Returns the names of other metrics that are not: a mean over nothing need not end a run, but is told."""
+    """Refuse the result of `update` if it is no `Update`, a metric is no number, or a loss or gradient norm is not finite.
+
+    Returns the names of other metrics that are not finite. A mean over no values must not end a run, but gives a warning.
+    """
     from runnel.core.contracts.learning import Update
 
     odd = []

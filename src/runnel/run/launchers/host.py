@@ -1,4 +1,4 @@
-"""Where processes are started: what the supervisor of a run and the pool of a study ask of this machine, or of a cluster.
+"""Process hosts: how the supervisor of a run and the job pool of a study start processes.
 
 This machine: `LocalHost` (`local.py`). A Ray cluster: `RayHost` (`ray_host.py`).
 """
@@ -13,15 +13,15 @@ from runnel.run.launchers.line import ControlLine
 
 
 class ProcessHandle(Protocol):
-    """A process, as whoever started it can handle it."""
+    """A process, as seen by the process that has started it."""
 
     @property
     def line(self) -> ControlLine:
-        """Our end of the line to the process."""
+        """This side's end of the line to the process."""
         ...
 
     def waits(self) -> bool:
-        """Whether the process has no place to run yet: a cluster may have lost the room for it."""
+        """Whether the process has no node to run on yet: a cluster may have lost the resources for it."""
         ...
 
     def died(self) -> str:
@@ -33,7 +33,7 @@ class ProcessHandle(Protocol):
         ...
 
     def end(self, timeout_s: float) -> None:
-        """Give the process `timeout_s` to leave by itself, then kill it, and close the line."""
+        """Wait `timeout_s` for the process to end by itself, then kill it; close the line."""
         ...
 
 
@@ -45,7 +45,7 @@ class ProcessHost(Protocol):
         ...
 
     def start(self, name: str, order: Message) -> ProcessHandle:
-        """Start a process, and give it its order. It may have to wait for a place."""
+        """Start a process and give it its order. On a cluster it may have to wait for a node."""
         ...
 
     def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
@@ -53,13 +53,13 @@ class ProcessHost(Protocol):
         ...
 
     def lost(self) -> str:
-        """Why all processes are about to end: what they run on is gone. Empty while it is there."""
+        """Why all processes are about to end, because their cluster is lost; empty otherwise."""
         ...
 
     def output(self) -> str:
-        """The end of what the processes have printed."""
+        """The last lines that the processes have printed."""
         ...
 
     def close(self) -> None:
-        """Let go of what `open` made. The processes must have been ended before."""
+        """Free everything that `open` has made. The processes must have ended before."""
         ...

@@ -338,6 +338,7 @@ class Supervisor:
             case "beat":
                 child.stages = {w: (stage, age, first) for w, (stage, age, first) in message["stages"].items()}
                 child.held, child.waits = message["held"], message["waits"]
+                # A stage in progress counts: it has its own deadline, and the stall timeout is for runs in which all wait.
                 if message["progressed"] or any(stage != "idle" for stage, _, _ in child.stages.values()):
                     self._moved = child.heard
             case "events":
@@ -469,7 +470,7 @@ class Supervisor:
         """Handle the loss of a group without an error of its own: restart it, restart the run from a checkpoint, or give up."""
         members = self.session.groups[child.name]
         detail = f"{how} (workers: {', '.join(members)})" if members != [child.name] else how
-        child.handle.end(0.0)
+        child.handle.end(0.0)  # it may only be stuck: two processes of one name must never run
         if self._parting:
             raise RunLost(f"worker {child.name!r} {detail}")
         if not self._may_restart(child.name):
@@ -478,6 +479,7 @@ class Supervisor:
         if not self._is_up or not self._is_stateless(child.name):
             raise RunLost(f"worker {child.name!r} {detail}")
         self.session.ledger.lost(f"worker {child.name!r} {detail}", "starting it again")
+        # Free the slots of the lost process before its successor asks for new ones.
         self._abandon(members)
         again = self._handle(child.name)
         again.since = child.since or time.monotonic()

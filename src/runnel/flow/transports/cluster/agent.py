@@ -1,7 +1,7 @@
-"""The agent of a node: what the processes of other nodes see of its streams.
+"""The agent of a node: it serves the calls of other nodes to the node's streams.
 
-It is one more process on the shared memory of its node. It writes into tables and mailboxes there what other nodes send, and
-brings published parameters from their node to its own: once per node, checksummed, and from there through shared memory.
+The agent is one more process on the shared memory of its node. It writes data from other nodes into the tables and mailboxes
+there. It receives published parameters once for the whole node, checks them, and publishes them in shared memory.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from runnel.flow.transports.cluster.remote import (
 from runnel.flow.transports.shm import Bells
 
 REMEMBERED = 64
-"""Answers that are kept for each sender, for calls that come again."""
+"""Number of replies kept for each sender, for calls that are sent twice."""
 REMEMBERED_SHARES = 1
-"""Parts of batches are large. Who asks for the next has heard the last."""
+"""The same for parts of batches, which are large. A rank that asks for the next part has received the last."""
 BELL_S = 0.5
 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # bodies are only read
 LIFE_BITS = 32
-"""A sender counts its calls in the lower bits of a number; the bits above say which life of the sender it is."""
+"""A call number is the sender's restart counter, followed by this many bits that count its calls."""
 
 
 class NodeAgent:
-    """Serves calls of other nodes; all methods run on one event loop. `call` is the only door, and its table the only names."""
+    """Serves calls of other nodes, all on one event loop. `call` is the only entry; it knows only the methods of one table."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class NodeAgent:
         self._clients: dict[tuple[str, int], MailboxClient] = {}
         self._asked: dict[tuple[str, int], dict[int, asyncio.Future[Parcel]]] = {}
         self._tickets: dict[tuple[str, int], dict[int, int]] = {}
-        """By client: the ticket here of each number that is being asked."""
+        """For each client: the local ticket of each call in progress, by call number."""
         self._lives: dict[tuple[str, int], int] = {}
-        """By stream and writer: the newest life of it that has called."""
+        """For each stream and writer: the highest restart counter that has called."""
         self._granted: dict[tuple[str, int], dict[int, int]] = {}
-        """By stream and writer: slots that it was given here and has not given back, with their sample ids."""
+        """For each stream and writer: the slots that it holds, with their sample ids."""
         self._answers: dict[tuple[Any, ...], OrderedDict[int, asyncio.Future[Parcel]]] = {}
         self._moved = asyncio.Event()
         self._methods: dict[str, Callable[[Head, Bytes | None], Awaitable[Parcel]]] = {
@@ -95,27 +95,30 @@ class NodeAgent:
         self.spreader = ParamBroadcaster(node, net, channels)
         self._closed = False
         self._received: dict[str, tuple[int, int]] = {}
-        """By channel: the last publication that was taken, by version and order."""
+        """For each channel: the last accepted publication (version, order)."""
         self.num_refused = 0
-        """Parameter versions that arrived damaged."""
+        """Number of parameter versions that arrived damaged."""
         self._tidy()
 
     def start(self) -> None:
-        """Begin to listen for the doorbell. Call it on the event loop."""
+        """Start to listen for the doorbell. To be called on the event loop."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def update(self, where: ClusterMap) -> None:
-        """Nodes have come or gone. Those that are new get the parameters that there are."""
-        if where.number < self.where.number:  # it was overtaken on its way
+        """Replace the cluster map; new nodes get the current parameters."""
+        if where.number < self.where.number:  # a newer map has overtaken this one
             return
         self.where = where
         self._tidy()
         self._pulse()
 
     def _tidy(self) -> None:
-        """Mailboxes are for who is here: fixed policy workers share the clients, and what clients had asked that are elsewhere
-        by now is given up, but for what the agent itself asks for them."""
+        """Adapt the mailboxes to the map.
+
+        The policy workers of this node share the clients. Requests of clients that are now on another node are dropped, except
+        those that the agent itself makes for them.
+        """
         for name, mailboxes in self._mailbox_tables.items():
             if mailboxes.spec.fixed:
                 mailboxes.serve_by(self.where.mailbox_tables[name].get(self.node, []))
@@ -125,8 +128,8 @@ class NodeAgent:
                     mailboxes.vacate(client, keep=range(0) if known is None else known.tickets())
 
     def wake(self) -> None:
-        """Look again, from any thread."""
-        with suppress(RuntimeError):  # the loop is closed: so are we
+        """Have the event loop look at the node's memory again. Callable from any thread."""
+        with suppress(RuntimeError):  # the loop is closed, so this agent is too
             self._loop.call_soon_threadsafe(self._pulse)
 
     def close(self) -> None:
@@ -139,7 +142,8 @@ class NodeAgent:
             self.wake()
 
     def _pulse(self) -> None:
-        """Something moved on this node."""
+        """React to a change in the node's memory: wake waiting calls, deliver replies, relay requests, send versions."""
+        # A new event for each change: calls that start to wait from now on wait for the next change.
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
         for key, client in self._clients.items():
@@ -152,31 +156,34 @@ class NodeAgent:
 
     # --------------------------------------------------------------------------------------------------------------- calls
     async def call(self, method: str, head: Head, body: Bytes | None = None) -> Parcel:
-        """Do a call; one that comes again (same sender, same number) gets the answer of the first."""
+        """Do a call. A repeated call (same sender, same number) gets the reply of the first."""
         if method not in self._methods:
             raise DataError(f"an agent has no method {method!r}")
         if body is not None and (not isinstance(body, np.ndarray) or body.dtype != np.uint8 or body.ndim != 1):
             raise DataError(f"the body of a {method!r} must be bytes in one array")
-        if "number" not in head:
+        if "number" not in head:  # such a call may be done twice: its effect is the same
             return await self._methods[method](head, body)
         sender = (method, head["stream"], head.get("writer"), head.get("client"), head.get("rank"))
         known = self._answers.setdefault(sender, OrderedDict())
         if head["number"] not in known:
+            # A call comes twice if its reply was late or lost; the task is kept so that its effect happens only once.
             known[head["number"]] = asyncio.ensure_future(self._methods[method](head, body))
             keep = REMEMBERED_SHARES if method == "share" else REMEMBERED
+            # A call in progress is kept however old it is: its sender still waits.
             while len(known) > keep and next(iter(known.values())).done():
                 known.popitem(last=False)
+        # Shielded: if this caller is cancelled, the repeated call still gets the reply.
         return await asyncio.shield(known[head["number"]])
 
     def peer(self, node: str) -> Peer:
         return self._net.peer(node)
 
     def channel(self) -> Channel:
-        """The parameters of the policy, as this node knows them."""
+        """This node's copy of the policy's parameter channel."""
         return next(iter(self._channels.values()))
 
     async def _until_moved(self, deadline: float) -> bool:
-        """Whether something moved before `deadline` (of the loop's clock)."""
+        """Wait for a change in the node's memory until `deadline` (loop clock); returns whether one came."""
         left = deadline - asyncio.get_running_loop().time()
         if left <= 0:
             return False
@@ -190,7 +197,7 @@ class NodeAgent:
     async def _reserve(self, head: Head, body: Bytes | None) -> Parcel:
         table, deadline = self._table(head), asyncio.get_running_loop().time() + head["wait_s"]
         while True:
-            slot = table.reserve(head["writer"]) if self._lives_on(head) else None
+            slot = table.reserve(head["writer"]) if self._is_newest(head) else None
             version = int(table.globals[VERSION])
             if slot is not None:
                 self._granted.setdefault((head["stream"], head["writer"]), {})[slot.index] = slot.header.sample_id
@@ -198,9 +205,12 @@ class NodeAgent:
             if not await self._until_moved(deadline):
                 return {"index": -1, "version": version}, None
 
-    def _lives_on(self, head: Head) -> bool:
-        """Whether no later life of the writer has called. A question of one that died meanwhile must not be granted: nobody
-        would fill the segment. What it was granted after it was given up for lost is cancelled when its successor calls."""
+    def _is_newest(self, head: Head) -> bool:
+        """Whether this writer has not been restarted since it sent the call.
+
+        A request of a dead writer must not be granted, because the segment would never be filled. At the first call of the
+        restarted writer, all segments that the old one still holds are cancelled.
+        """
         key, life = (head["stream"], head["writer"]), head["number"] >> LIFE_BITS
         newest = self._lives.setdefault(key, life)
         if life > newest:
@@ -214,11 +224,11 @@ class NodeAgent:
     def _table(self, head: Head) -> SlotTable:
         name = head["stream"]
         if name not in self._tables:
-            raise DataError(f"stream {name!r} does not lie on this node; here are {sorted(self._tables)}")
+            raise DataError(f"stream {name!r} is not stored on this node; streams here: {sorted(self._tables)}")
         return self._tables[name]
 
     def _holds(self, table: SlotTable, head: Head, sample_id: int) -> bool:
-        """Whether the writer still has that segment; it may have been given up for lost."""
+        """Whether the writer still holds the segment; a writer that counted as lost does not."""
         index = head["index"]
         known = table.slot(index).header
         return bool(table.state[index] == RESERVED) and (known.writer, known.sample_id) == (head["writer"], sample_id)
@@ -254,7 +264,7 @@ class NodeAgent:
         return {"refused": int(refused), "version": int(table.globals[VERSION])}, None
 
     async def _give_back(self, head: Head, body: Bytes | None) -> Parcel:
-        """A segment that was granted and never begun: as if it had not been asked for."""
+        """Undo a reservation: the segment was granted but never begun."""
         table = self._table(head)
         if self._holds(table, head, head["sample_id"]):
             table.give_back(table.slot(head["index"]))
@@ -262,7 +272,7 @@ class NodeAgent:
         return {}, None
 
     def _let_go(self, head: Head, sample_id: int) -> None:
-        """The writer has ended with a segment."""
+        """Forget a segment that the writer has finished."""
         held = self._granted.get((head["stream"], head["writer"]), {})
         if held.get(head["index"]) == sample_id:
             del held[head["index"]]
@@ -300,9 +310,8 @@ class NodeAgent:
         key = (head["stream"], head["client"])
         if key not in self._clients:
             subscriber = ChannelSubscriber(self.channel())
-            first = (1 << 62) + (
-                secrets.randbits(29) << LIFE_BITS
-            )  # its boxes may have been, or become, those of a client here
+            # Tickets far from all others: a client on this node may have used these mailboxes before, or use them later.
+            first = (1 << 62) + (secrets.randbits(29) << LIFE_BITS)
             self._clients[key], self._asked[key] = (
                 MailboxClient(self._mailbox_tables[key[0]], key[1], subscriber, first=first),
                 {},
@@ -327,8 +336,10 @@ class NodeAgent:
                     future.set_result(({"version": reply.version}, packed(reply.rows)))
 
     async def _abort(self, head: Head, body: Bytes | None) -> Parcel:
-        """Whoever asked does not wait any more: the policy worker is told, and the mailboxes serve others. A question that
-        comes after its own abort is not asked."""
+        """Abort requests that their client has dropped: tell the policy worker and free the mailboxes.
+
+        Calls may overtake each other: a request that arrives after its own abort is not passed on.
+        """
         key = (head["stream"], head["client"])
         known = self._answers.setdefault(("ask", key[0], None, key[1], None), OrderedDict())
         tickets = self._tickets.get(key, {})
@@ -350,12 +361,13 @@ class NodeAgent:
         return {"stamps": list(self._channels[head["name"]].stamps().items())}, None
 
     async def _receive(self, head: Head, body: Bytes | None) -> Parcel:
-        """A version from the node where it was published: verified, then published here."""
+        """Receive a version from the node of its publisher: check it, then publish it on this node."""
         assert body is not None, "a version has parameters"
         channel, params = self._channels[head["name"]], unpack(body, len(body))
         if checksum(params) != head["crc"]:
             self.num_refused += 1
             return {"taken": False}, None
+        # The same version may come twice, or two versions in the wrong order; only a newer one is published.
         publication = (head["version"], head["order"])
         if publication > self._received.get(head["name"], (-1, 0)):
             self._received[head["name"]] = publication
@@ -364,18 +376,18 @@ class NodeAgent:
 
 
 class Relay:
-    """Empties the mailboxes of a node without policy workers: brings the requests to a node that has some, and the replies
-    back."""
+    """Serves the mailboxes of a node without policy workers: forwards requests to a node that has some, and returns the
+    replies."""
 
     def __init__(self, agent: NodeAgent, name: str, mailboxes: MailboxTable) -> None:
         self._agent, self._name, self._mailboxes = agent, name, mailboxes
         self._server: MailboxServer | None = None
         self._clients: dict[int, RemoteClient] = {}
         self._running: dict[int, tuple[int, int]] = {}
-        """By request: its client, and the ticket there."""
+        """For each request: its client, and the ticket on the other node."""
 
     def move(self, *, active: bool) -> None:
-        """Take new requests if `active`, and give out what was answered."""
+        """Forward new requests if `active`, and deliver the replies that have arrived."""
         if active and self._server is None:
             self._server = MailboxServer(replace_servers(self._mailboxes), 0)
         elif not active and self._server is not None:
@@ -399,8 +411,11 @@ class Relay:
         self._server.reply(replies)
 
     def _give_up(self, server: MailboxServer) -> None:
-        """Policy workers have come to this node. They find the requests in their mailboxes; what was brought elsewhere would
-        come back here, and wait for the very boxes that it holds."""
+        """Stop relaying, because this node has policy workers now; they serve the requests in the mailboxes.
+
+        Forwarded requests are aborted. Otherwise the other node would relay them back to this node, where they would wait for
+        the mailboxes that they occupy themselves: a deadlock.
+        """
         for client, ticket in self._running.values():
             self._clients[client].abort([ticket])
         self._running.clear()
@@ -419,7 +434,7 @@ class Relay:
                 return self._agent.peer(node)
 
             subscriber = ChannelSubscriber(self._agent.channel())
-            first = secrets.randbits(40)  # another life of this node may have asked there before
+            first = secrets.randbits(40)  # an earlier agent of this node may have used small tickets there
             self._clients[index] = RemoteClient(
                 peer, self._mailboxes.spec, index, subscriber, wake=self._agent.wake, first=first
             )
@@ -427,6 +442,6 @@ class Relay:
 
 
 def replace_servers(mailboxes: MailboxTable) -> MailboxTable:
-    """The same mailboxes, as if one policy worker served them all."""
+    """The same mailboxes, served by one policy worker."""
     spec = replace(mailboxes.spec, num_servers=1, fixed=True)
     return MailboxTable(spec, mailboxes.control.reshape(-1), mailboxes.payload, lock=mailboxes.lock, ring=mailboxes.ring)

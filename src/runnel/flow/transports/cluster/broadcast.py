@@ -1,7 +1,7 @@
-"""How published parameters reach other nodes: each node is brought what it lacks at its own pace, oldest version first.
+"""Broadcast of published parameters to other nodes: each node gets its missing versions at its own pace, oldest first.
 
-A node that is slow, stopped or gone holds up nobody else. A version is put where all can fetch it once. What was not taken
-(lost on the way, damaged there) is brought again at the next look.
+A node that is slow, stopped or gone does not delay the others. A version is put into the object store once, for all nodes. A
+version that was lost or arrived damaged is sent again at the next `move`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from runnel.flow.transports.cluster.map import ClusterMap
 from runnel.flow.transports.cluster.remote import SLOWEST_BYTES_PER_S, Head, Parcel, PeerLost, Peers
 
 PATIENCE_S = 2.0
-"""A version that was not taken in so long, and the time that its bytes may take, is brought again."""
+"""Timeout of one send, beside the time for its bytes; then the version is sent again."""
 
 Route = tuple[str, str, int]
-"""A channel, a node that reads it, and the life of its agent."""
+"""A channel, a node that reads it, and the restart counter of the node's agent."""
 
 
 class ParamBroadcaster:
-    """Brings versions of the channels that are published on this node to the nodes that read them. On one event loop."""
+    """Sends versions of the channels that are published on this node to the nodes that read them. Runs on one event loop."""
 
     def __init__(self, node: str, net: Peers, channels: Mapping[str, Channel]) -> None:
         self._node, self._net, self._channels = node, net, channels
         self._newest: dict[Route, tuple[int, int]] = {}
-        """What a node has taken last: version and stamp."""
+        """The last version that a node has accepted, and its checksum."""
         self._tasks: dict[Route, asyncio.Task[None]] = {}
         self._ready: dict[tuple[str, int], tuple[Head, Any, float]] = {}
-        """Versions that were put where all can fetch them: head, body, patience."""
+        """Versions in the object store: head, body, timeout."""
         self._count = 0
-        """Of publications: of two with one version the later one counts, in whatever order they arrive."""
+        """Counter of publications. If one version is published twice, the later one counts, in whatever order they arrive."""
 
     def move(self, where: ClusterMap) -> None:
-        """Start to bring what is lacking, where nothing is under way; forget nodes that read no more."""
+        """Start to send missing versions to nodes without a send in progress; forget nodes that no longer read."""
         here = [(name, nodes) for name, (home, nodes) in where.params.items() if home == self._node]
         routes = {(name, node, where.lives.get(node, 0)) for name, nodes in here for node in nodes if node != self._node}
         self._newest = {route: found for route, found in self._newest.items() if route in routes}
@@ -51,7 +51,7 @@ class ParamBroadcaster:
                 self._tasks[route] = asyncio.ensure_future(self._catch_up(route))
 
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no send is in progress."""
         return all(task.done() for task in self._tasks.values())
 
     def _lacking(self, route: Route) -> list[int]:
@@ -62,7 +62,7 @@ class ParamBroadcaster:
     async def _catch_up(self, route: Route) -> None:
         while lacking := self._lacking(route):
             found = None
-            with suppress(PeerLost):  # there is no room for it now
+            with suppress(PeerLost):  # the object store is full; the next `move` tries again
                 found = self._parcel(route[0], lacking[0])
             if found is None or not await self._bring(route, *found):
                 return
@@ -71,6 +71,7 @@ class ParamBroadcaster:
         call = asyncio.wrap_future(self._net.peer(route[1]).call("receive", head, body))
         call.add_done_callback(_seen)
         with suppress(TimeoutError, RunnelError):
+            # Shielded: the timeout must not cancel a call that is under way, it may still be accepted.
             answer, _ = await asyncio.wait_for(asyncio.shield(call), patience_s)
             if answer["taken"]:
                 self._newest[route] = (head["version"], head["crc"])
@@ -78,7 +79,7 @@ class ParamBroadcaster:
         return False
 
     def _parcel(self, name: str, version: int) -> tuple[Head, Any, float] | None:
-        """A version as it travels; None if it is not there any more."""
+        """A version as a message; None if the channel no longer has it."""
         channel = self._channels[name]
         stamps = channel.stamps()
         for key in [k for k in self._ready if k[0] == name and stamps.get(k[1]) != self._ready[k][0]["crc"]]:
@@ -95,6 +96,6 @@ class ParamBroadcaster:
 
 
 def _seen(call: asyncio.Future[Parcel]) -> None:
-    """Have an error that comes when nobody waits any more pass for seen."""
+    """Read the error of a call after its timeout, so that asyncio does not report it as never retrieved."""
     if not call.cancelled():
         call.exception()

@@ -1,4 +1,4 @@
-"""The map of a run on a cluster: which node holds what."""
+"""The cluster map: which node of a run holds which stream, mailboxes and parameter channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ClusterMap:
-    """Where everything lies: plain data, the same for all, and another one when nodes come or go.
+    """Placement of all edges of a run, as plain data. Every process has the same map; it is replaced when nodes come or go.
 
     `streams`: the node of each sample stream. `mailbox_tables`: by inference stream and node, the policy workers there.
     `params`: the node where each channel is published, and the nodes that read it.
@@ -19,15 +19,14 @@ class ClusterMap:
     mailbox_tables: dict[str, dict[str, list[int]]]
     params: dict[str, tuple[str, list[str]]]
     lives: dict[str, int] = field(default_factory=dict)
-    """Which agent of a node it is: one that is started in place of another has nothing of what that had."""
+    """Restart counter of each node's agent. A restarted agent has none of the data of the one before."""
     meet_at: dict[str, str] = field(default_factory=dict)
-    """Where ranks of a trainer that are on several nodes meet: the own address of each of these. Empty where they are on one:
-    they meet on the loopback."""
+    """If a trainer has ranks on several nodes: the address of each of these nodes. Otherwise empty (loopback)."""
 
     clients: dict[str, list[str]] = field(default_factory=dict)
-    """By inference stream: the node of each of its clients, empty while it has none."""
+    """For each inference stream, the node of each client; empty while the client has no node."""
     number: int = 0
-    """Of two maps the one with the larger number is the newer."""
+    """Version of the map: the map with the larger number is the newer one."""
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> ClusterMap:
@@ -40,6 +39,6 @@ class ClusterMap:
         return asdict(self)
 
     def served_by(self, stream: str, client: int) -> str:
-        """The node that answers a client whose own node has no policy workers: they take turns. Empty if there are none."""
+        """The node that serves a client on a node without policy workers (round robin); empty if no node has any."""
         nodes = [name for name, numbers in sorted(self.mailbox_tables[stream].items()) for _ in numbers]
         return nodes[client % len(nodes)] if nodes else ""

@@ -1,7 +1,7 @@
-"""The shared memory of one node of a cluster, for processes that were not started by one parent.
+"""The shared memory of one node of a cluster, for processes without a common parent.
 
-One process of the node (its agent) makes anonymous memory and pipes; the others open them where the kernel shows the agent's
-descriptors. So the memory still has no name, and is gone when the last process that uses it is.
+One process of the node (its agent) makes anonymous memory and pipes. The others open them through the agent's descriptors under
+/proc. So the memory still has no name, and the kernel frees it when the last process that uses it ends.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from runnel.flow.inference.mailboxes import InferenceSpec
 from runnel.flow.transports.shm import ShmTransport, anonymous_file, hear, make_bell, press
 
 MAX_PROCESSES = 256
-"""Processes of one run on one node, at most."""
+"""Maximum number of processes of one run on one node."""
 AGENT_PLACE = 0
 
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What a process needs to find the memory of its node: plain data."""
+    """How a process finds the memory of its node, as plain data."""
 
     pid: int
     fds: dict[str, int]
@@ -40,7 +40,7 @@ class NodeMemory:
         return NodeMemory(data["pid"], dict(data["fds"]), [(r, w) for r, w in data["pipes"]], data["marks"])
 
     def transport(self, bells: NodeBells) -> ShmTransport:
-        """The streams of this node."""
+        """Open the streams of this node."""
         mine = self.pid == os.getpid()
         fds = self.fds if mine else {name: _open(self.pid, fd, os.O_RDWR) for name, fd in self.fds.items()}
         return ShmTransport(fds, bells)
@@ -53,14 +53,14 @@ def make_memory(
     *,
     places: int = MAX_PROCESSES,
 ) -> NodeMemory:
-    """Make the memory of this node; this process must live as long as others come to it."""
+    """Make the memory of this node. This process must live as long as other processes may open the memory."""
     pipes = [make_bell() for _ in range(places)]
     fds = ShmTransport.allocate(streams, channels, mailbox_tables)
     return NodeMemory(os.getpid(), fds, pipes, anonymous_file("bells", places))
 
 
 class NodeBells:
-    """A pipe for each place; whoever has one marks it, and only those that are marked are rung."""
+    """Doorbells of a node: one pipe for each place. A process marks its place; only marked places are rung."""
 
     def __init__(self, memory: NodeMemory, place: int) -> None:
         self._memory, self._place = memory, place
@@ -78,22 +78,24 @@ class NodeBells:
                 press(self._writer(place))
 
     def _lost(self, place: int) -> bool:
-        """Whether a bell that was never rung from here cannot be found any more, because the process that made it has died: the
-        supervisor sees that, and starts its node's processes again."""
+        """Whether a bell that was never opened here has vanished, because the agent that made it has died.
+
+        That is no error here: the supervisor notices the loss and restarts the node's processes.
+        """
         if place in self._writers or self._mine:
             return False
         return not os.path.lexists(f"/proc/{self._memory.pid}/fd/{self._memory.pipes[place][1]}")
 
     def wait(self, timeout_s: float, *also: int) -> bool:
-        """Until someone rings, or one of the descriptors in `also` can be read, or `timeout_s` has passed."""
+        """Wait for a ring, for a readable descriptor in `also`, or for `timeout_s`; returns whether anything came."""
         return hear(self._own, timeout_s, *also)
 
     def wake(self) -> None:
-        """Ring one's own bell, from another thread."""
+        """Ring this process's own bell, from another thread."""
         press(self._writer(self._place))
 
     def _writer(self, place: int) -> int:
-        """The end to ring at `place`; those who come later are met when they are first rung."""
+        """The writing end of the bell at `place`, opened at its first ring."""
         if place not in self._writers:
             write = self._memory.pipes[place][1]
             self._writers[place] = write if self._mine else _open(self._memory.pid, write, os.O_WRONLY | os.O_NONBLOCK)

@@ -1,7 +1,7 @@
-"""The part of a batch that a rank on another node has: it asks for it, once, and sends back what it has to say of it.
+"""A rank on another node: it fetches its part of each batch and sends its feedback back.
 
-The agent of the stream's node cuts the part out of the batch, so nothing else of it travels. Asking changes nothing there; an
-answer counts only for the very batch that it is about. So either may come late or twice.
+The agent of the stream's node cuts the part out of the batch, so only that part travels. Fetching changes nothing there, and
+feedback counts only for the batch that it names. So both calls may come late or twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runnel.flow.transports.cluster.remote import Call, Head, Parcel, Peer
 
 
 class RemoteRankReader:
-    """`RankReader` for a stream on another node. One question is always open; it is answered when rank 0 takes a batch."""
+    """`RankReader` for a stream on another node. One `share` call is always open; its reply comes when rank 0 takes a batch."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RemoteRankReader:
         return self._version
 
     def given(self, rank: int, ranks: int) -> list[Segment]:
-        assert (rank, ranks) == (self._who["rank"], self._who["ranks"]), "this end is of one rank"
+        assert (rank, ranks) == (self._who["rank"], self._who["ranks"]), "a remote reader serves one rank only"
         return list(self._share)
 
     def meeting(self) -> str:
@@ -60,7 +60,7 @@ class RemoteRankReader:
         call.wait(remote.FLUSH_S)
         if call.result()[0]["refused"]:
             raise DataError(
-                f"stream {self.spec.name!r}: rank {rank} answers for a part of version {self._had} that it was not given"
+                f"stream {self.spec.name!r}: rank {rank} sends feedback for a part of version {self._had} that it did not get"
             )
 
     def _hear(self) -> None:
@@ -100,11 +100,10 @@ def _apart(rows: Mapping[str, Tensor], num: int) -> list[Batch]:
 
 # ------------------------------------------------------------------------------------------------------ on the stream's node
 def find_share(table: SlotTable, head: Head) -> Parcel | None:
-    """The part of a rank in the batch that rank 0 has taken, if that is another than the rank `had`.
-
-    The version is read first: what was taken before it is released before it moves.
-    """
+    """A rank's part of the batch that rank 0 has taken; None if the rank `had` this batch already."""
     reader = _reader(table, head)
+    # Read the version before the segments: a batch is released before the version moves, so a part that is found now cannot be
+    # of an older version than this.
     version = reader.version()
     mine = reader.given(head["rank"], head["ranks"]) if version > head["had"] else []
     if not mine:
@@ -115,13 +114,13 @@ def find_share(table: SlotTable, head: Head) -> Parcel | None:
 
 
 def no_share(table: SlotTable, head: Head) -> Parcel:
-    """There is nothing for the rank yet."""
+    """The reply when there is no part for the rank yet."""
     return {"version": _reader(table, head).version(), "segments": []}, None
 
 
 def put_answer(table: SlotTable, head: Head, body: Bytes | None) -> Parcel:
-    """Write a rank's word beside its part, if that is still what it has."""
-    assert body is not None, "an answer has a body"
+    """Write a rank's feedback beside its part, if the rank still has that part."""
+    assert body is not None, "feedback has a body"
     reader = _reader(table, head)
     known = reader.version() == head["version"]
     mine = {(s.index, s.header.sample_id): s for s in reader.given(head["rank"], head["ranks"])} if known else {}
@@ -135,5 +134,5 @@ def put_answer(table: SlotTable, head: Head, body: Bytes | None) -> Parcel:
 
 def _reader(table: SlotTable, head: Head) -> TableReader:
     if not 0 < head["rank"] < head["ranks"]:
-        raise DataError(f"rank {head['rank']} of {head['ranks']} follows nobody")
+        raise DataError(f"rank {head['rank']} of {head['ranks']} has no part to fetch: only ranks after 0 have")
     return TableReader(table, head["reader"])

@@ -1,7 +1,7 @@
-"""Calls between nodes, carried by Ray: a head is JSON, a body is bytes in one array, which Ray moves through its object store.
+"""Calls between nodes over Ray: a head is JSON, a body is bytes in one array, which Ray moves through its object store.
 
-A body of more than some 100 KB is copied into the store of the sender's node once, brought to the other node by Ray, and read
-there where it lies.
+A body of more than about 100 KB is copied once, into the store of the sender's node. Ray transfers it to the other node, where
+it is read in place.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from runnel.flow.transports.cluster.remote import Head, Parcel, Peer, PeerLost
 
 NAMESPACE = "runnel"
 FULL = (ObjectStoreFullError, OutOfDiskError)
-"""Ray has no room for a body now, in memory and on disk. It stays where it was made, and is sent again; its maker waits."""
+"""Ray has no room for a body, neither in memory nor on disk. The sender keeps the body, waits, and sends it again."""
 FAULTS = "RUNNEL_MESSAGE_FAULTS"
-"""Environment variable of the launching process, for tests: `drop=0.05,delay=0.2` loses that share of the messages between
-nodes, and delays each by up to so long."""
+"""Environment variable of the launching process, for tests: `drop=0.05,delay=0.2` loses 5 % of the messages between nodes and
+delays each by up to 0.2 s."""
 
 
 def agent_name(run: str, node: str) -> str:
-    """The name under which Ray knows the agent of a node."""
+    """The name of a node's agent in Ray."""
     return f"runnel-{run}-agent-{node[:16]}"
 
 
 class RayNet:
-    """The agents of a run, by node. `faults` as text: messages that are lost or late, on purpose."""
+    """`Peers` over Ray: the agents of a run, by node. `faults` (text, see `Faults`) injects lost and late messages."""
 
     def __init__(self, run: str, faults: str = "") -> None:
         self._run = run
@@ -43,7 +43,7 @@ class RayNet:
         self._faults = Faults.from_text(faults)
 
     def peer(self, node: str) -> Peer:
-        """Asked for anew once it was lost: the node may have another agent by then."""
+        """The agent of a node. After a loss it is looked up again, because the node may have a new agent."""
         known = self._peers.get(node)
         if known is None or known.lost:
             try:
@@ -57,11 +57,11 @@ class RayNet:
         try:
             return ray.put(body)
         except FULL as error:
-            raise PeerLost(f"a body of {len(body)} bytes finds no room: {error}") from error
+            raise PeerLost(f"Ray has no room for a body of {len(body)} bytes: {error}") from error
 
 
 class LostPeer:
-    """A node that is not there."""
+    """A node without an agent: every call fails with `PeerLost`."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -107,7 +107,7 @@ class RayPeer:
 
 
 def _as_lost(error: BaseException, method: str) -> BaseException:
-    """An error that the agent raised stays what it is; all else means that it is gone."""
+    """Keep an error that the agent raised; any other error means that the agent is lost (`PeerLost`)."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception) and not isinstance(cause, RayError):
         return cause
@@ -116,7 +116,7 @@ def _as_lost(error: BaseException, method: str) -> BaseException:
 
 @dataclass(frozen=True)
 class Faults:
-    """Messages that are lost or late, on purpose."""
+    """Fault injection for tests: loses or delays messages."""
 
     drop: float = 0.0
     delay: float = 0.0
@@ -136,7 +136,7 @@ class Faults:
 
     def call(self, send: Any) -> Future[Parcel]:
         answer: Future[Parcel] = Future()
-        if random.random() < self.drop / 2:  # on its way there
+        if random.random() < self.drop / 2:  # the request is lost
             return answer
         lose_answer = random.random() < self.drop / 2
 

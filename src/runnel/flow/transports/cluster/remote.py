@@ -1,10 +1,10 @@
-"""The ends of streams that lie on another node: what they write or ask is called there, and answered later.
+"""Writers and clients of streams on another node: each operation is a call to that node's agent.
 
-A call carries a head (JSON) and a body (bytes in one array): data, never objects. Calls are numbered by their sender, and one
-that is not answered in time, or whose node was lost, is sent again; the agent of the node does each number once
-(`flow/transports/cluster/agent.py`). So a message that is late, lost or doubled changes nothing but the time.
+A call has a head (JSON) and a body (bytes in one array): data, never objects. The sender numbers its calls. It sends a call
+again if no reply comes in time or the node was lost; the agent does each number once (`flow/transports/cluster/agent.py`). So
+messages that are late, lost or doubled cost time but change no result.
 
-Nothing here waits: a writer that asks for a segment gets None until the answer is there, and the answer wakes it.
+Nothing here blocks: a writer that asks for a segment gets None until the reply is there, and the reply wakes it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from runnel.flow.params import ChannelSubscriber
 Head = dict[str, Any]
 Parcel = tuple[Head, Bytes | None]
 FIRST_RETRY_S, RETRY_S = 1.5, 10.0
-"""A call is sent again after so long, and then after twice that, up to the second."""
+"""Time before a call is sent again: the first time, and the limit up to which it doubles."""
 SLOWEST_BYTES_PER_S = 20e6
-"""A body has so much more time."""
+"""A call with a body has the time more that its bytes take at this rate."""
 LONG_POLL_S = 0.5
-"""So long an agent holds a question back whose answer is no, in case it becomes yes."""
+"""Time for which an agent holds a request that it cannot grant yet (a long poll)."""
 FLUSH_S = 30.0
 MAX_SENDING = 2
 _ALIGN = 64
 CLOCK: Clock = WallClock()
-"""For calls that are overdue; a test may put another in its place."""
+"""Clock for the timeouts of calls; a test may replace it."""
 
 
 class PeerLost(RunnelError):
-    """A node that does not answer any more, or cannot be sent anything now."""
+    """A node does not answer any more, or nothing can be sent to it now."""
 
 
 class Peer(Protocol):
@@ -59,12 +59,12 @@ class Peers(Protocol):
     def peer(self, node: str) -> Peer: ...
 
     def stash(self, body: Bytes) -> Any:
-        """Put a body where all nodes can fetch it, once; give what comes back to `Peer.call`. `PeerLost`: there is no room."""
+        """Store a body once for all nodes; pass the result to `Peer.call`. Raises `PeerLost` if there is no room."""
         ...
 
 
 class Call:
-    """One numbered call, sent again until it is answered. `peer` may lead to another node by then."""
+    """One numbered call, sent again until a reply comes. `peer` may return another node at each try."""
 
     def __init__(
         self, peer: Callable[[], Peer], method: str, head: Head, body: Bytes | None = None, *, wake: Callable[[], None]
@@ -80,10 +80,11 @@ class Call:
         self._future.add_done_callback(lambda _: self._wake())
 
     def done(self) -> bool:
-        """Whether the answer is there; one that is overdue is asked for again."""
+        """Whether the reply is there; an overdue call is sent again."""
         if self._future.done():
             if not isinstance(self._future.exception(), PeerLost):
                 return True
+            # The agent was lost: back off, because its node needs time to start a new one.
             if CLOCK.now() - self._sent > min(0.1 * 2**self._tries, 2.0):
                 self._send()
         elif CLOCK.now() - self._sent > self._patience_s():
@@ -98,18 +99,18 @@ class Call:
         return self._future.result(0.0)
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is done; `PeerLost` if that takes longer."""
+        """Wait until the call is done; raise `PeerLost` after `timeout_s`."""
         deadline = CLOCK.now() + timeout_s
         while not self.done():
             if CLOCK.now() > deadline:
                 raise PeerLost(f"{self._method} of {self._head.get('stream')!r} was not answered in {timeout_s:g} s")
-            progressed()  # it has a deadline of its own: who waits for it does not hang
+            progressed()  # this wait has its own deadline, so it must not count as a hang
             with suppress(TimeoutError, PeerLost):
                 self._future.result(0.05)
 
 
 class RemoteWriter:
-    """`SampleWriter` for a stream on another node. A segment is filled here, in one piece of memory, and sent whole."""
+    """`SampleWriter` for a stream on another node. A segment is filled here, in one block of memory, and sent whole."""
 
     def __init__(
         self, peer: Callable[[], Peer], spec: StreamSpec, index: int, *, wake: Callable[[], None], first: int = 0
@@ -125,7 +126,7 @@ class RemoteWriter:
         self._feedback: list[Feedback] = []
         self._version = 0
         self.num_refused = 0
-        """Segments that were cancelled on the other side before they arrived."""
+        """Segments that the other node had cancelled before they arrived."""
 
     # ---------------------------------------------------------------------------------------------------------- segments
     def reserve(self) -> Slot | None:
@@ -158,6 +159,7 @@ class RemoteWriter:
         body = block.memory if not self.spec.variable else packed(trim(self.spec, slot.arrays, slot.header.used))
         head = {"index": slot.index, "header": vars(slot.header)}
         self._sending.append((self._call("commit", head, body), block))
+        # Ask for the next segment at once: its grant then travels while the actor works.
         if self._asked is None and len(self._sending) < MAX_SENDING:
             self._asked = self._call("reserve", {"wait_s": LONG_POLL_S})
 
@@ -196,7 +198,7 @@ class RemoteWriter:
         return self._version
 
     def _look(self) -> None:
-        """One question is always open: it is answered when the version moves or a reader has said something."""
+        """Keep one `watch` call open: its reply comes when the version changes or a reader has left feedback."""
         self._see()
         if self._watch is None:
             self._watch = self._call("watch", {"known": self._version, "wait_s": LONG_POLL_S})
@@ -216,7 +218,7 @@ class RemoteWriter:
         return Call(self._peer, method, head, body, wake=self._wake)
 
     def flush(self) -> None:
-        """Until all that was committed has arrived. A segment that was granted and is not begun goes back."""
+        """Wait until all committed segments have arrived; give back a segment that was granted but not begun."""
         for call, _ in self._sending:
             call.wait(FLUSH_S)
         self._settle()
@@ -231,7 +233,7 @@ class RemoteWriter:
 
 
 class Block:
-    """Memory of one segment, in one piece: it goes into the object store as it lies."""
+    """Memory of one segment, contiguous, so that it goes into the object store without packing."""
 
     def __init__(self, spec: StreamSpec) -> None:
         places, size = block_places(spec)
@@ -243,7 +245,7 @@ Places = dict[str, tuple[int, int]]
 
 
 def block_places(spec: StreamSpec) -> tuple[Places, int]:
-    """Where the arrays of a segment lie in its block: start and number of values; and the bytes of it all."""
+    """Layout of a segment's block: (first byte, number of values) of each array, and the size in bytes."""
     at, places = 0, {}
     for name, field in spec.fields.items():
         count = int(np.prod(spec.shape(name), dtype=np.int64))
@@ -263,7 +265,7 @@ def block_arrays(spec: StreamSpec, memory: Bytes, places: Places) -> Batch:
 
 
 def pack_feedback(found: Sequence[Feedback]) -> tuple[list[int], Bytes | None]:
-    """The ids, and the values side by side."""
+    """Pack feedback as a message: the sample ids, and the values in one body."""
     rows = Batch({f"{n}/{k}": v for n, one in enumerate(found) for k, v in one.values.items()})
     return [one.sample_id for one in found], packed(rows) if found else None
 

@@ -1,7 +1,7 @@
-"""The transport of a run on several nodes: shared memory where both ends of an edge are on one node, calls where they are not.
+"""The transport of a run on several nodes: shared memory inside a node, calls between nodes.
 
-A sample stream lies on the node of its reader. Every node has its own mailboxes, and its own copy of the parameter channel: the
-agents bring requests to the nodes of policy workers, and what was published to all.
+A sample stream is stored on its reader's node. Every node has its own mailboxes and its own copy of the parameter channel. The
+agents carry requests to the nodes with policy workers, and published parameters to all nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ClusterTransport:
 
     def samples(self, spec: StreamSpec, policy: AdmissionRule) -> SlotTable:
         if self.where.streams[spec.name] != self.node:
-            raise ConfigError("placement", spec.name, "who reads a stream must be on its node; put them into one group")
+            raise ConfigError("placement", spec.name, "its readers must be on the node of the stream; put them into one group")
         return self._shm.samples(spec, policy)
 
     def rank_reader(self, spec: StreamSpec, policy: AdmissionRule, rank: int, ranks: int) -> RankReader:
@@ -55,7 +55,7 @@ class ClusterTransport:
         return writer
 
     def client(self, spec: InferenceSpec, index: int, subscriber: ChannelSubscriber, *, first: int = 0) -> MailboxClient:
-        """Of this node's mailboxes, whoever empties them."""
+        """A client of this node's mailboxes; a policy worker here or the agent's relay serves them."""
         return self._shm.client(spec, index, subscriber, first=first)
 
     def server(self, spec: InferenceSpec, index: int) -> MailboxServer:
