@@ -334,7 +334,7 @@ Place = tuple[torch.dtype, tuple[int, ...], int]
 
 
 def _stream_layout(spec: StreamSpec) -> tuple[dict[str, list[dict[str, Place]]], int]:
-    """Where each array of each slot lies, and the bytes in all."""
+    """Layout of a stream in memory: the place of each array of each slot, and the total size in bytes."""
     at = _aligned(8 * SlotMemory.control_size(spec))
     layout: dict[str, list[dict[str, Place]]] = {"blocks": [], "feedback": []}
     blocks = [{k: (f.dtype, spec.block_shape(k)) for k, f in spec.fields.items()}] * (spec.capacity // spec.side_by_side)
