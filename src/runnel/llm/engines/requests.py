@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -89,14 +90,22 @@ def sampling_of(rows: Batch) -> SamplingConfig:
     True
     """
     texts = bytes(rows["stop_text"].tolist()).split(b"\0")[:-1] if "stop_text" in rows else []
-    return SamplingConfig(
-        temperature=float(rows["temperature"]),
-        top_k=int(rows["top_k"]) if "top_k" in rows else 0,
-        top_p=float(rows["top_p"]) if "top_p" in rows else 1.0,
-        min_p=float(rows["min_p"]) if "min_p" in rows else 0.0,
-        stop=tuple(t.decode() for t in texts),
-        stop_tokens=tuple(rows["stop_tokens"].tolist()) if "stop_tokens" in rows else (),
+    return _sampling(
+        float(rows["temperature"]),
+        int(rows["top_k"]) if "top_k" in rows else 0,
+        float(rows["top_p"]) if "top_p" in rows else 1.0,
+        float(rows["min_p"]) if "min_p" in rows else 0.0,
+        tuple(t.decode() for t in texts),
+        tuple(rows["stop_tokens"].tolist()) if "stop_tokens" in rows else (),
     )
+
+
+# nearly all requests of a run sample alike: the bounds of one such config are checked once, and not at every request
+@lru_cache(maxsize=64)
+def _sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, stop: tuple[str, ...], stop_tokens: tuple[int, ...]
+) -> SamplingConfig:
+    return SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop, stop_tokens=stop_tokens)
 
 
 def make_request(
