@@ -1,6 +1,6 @@
-"""What engines are asked and what they answer: the rows of requests and replies, the same for every engine.
+"""The rows of requests and replies, the same for every engine.
 
-A request carries everything that its answer depends on (tokens, seed, sampling), so any engine of a run can serve it.
+A request holds everything that its reply depends on (tokens, seed, sampling), so any engine of a run can serve it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Decode = Callable[[Sequence[int]], str]
-"""Tokens to text: needed for stop texts alone."""
+"""Tokens to text: needed only for stop texts."""
 LogitsHook = Callable[[Tensor, Sequence[Request]], Tensor]
-"""`hook(logits [n, vocabulary], requests) -> logits`: changes what may be sampled next. Log-probabilities stay those of the
-model; `sampling_logprob` tells what was sampled from."""
+"""`hook(logits [n, vocabulary], requests) -> logits`: changes the distribution of the next token. `logprob` stays that of the
+model; `sampling_logprob` is that of the changed distribution."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SamplingConfig:
     """How the next token is drawn."""
 
     temperature: float = bounded(1.0, at_least=0)
-    """Divides the logits; 0 takes the likeliest token."""
+    """Divides the logits; 0 always chooses the likeliest token."""
     top_k: int = bounded(0, at_least=0)
     """Only the k likeliest tokens; 0 is all."""
     top_p: float = bounded(1.0, above=0, at_most=1)
@@ -60,8 +60,8 @@ class SamplingConfig:
 
 
 def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling: SamplingConfig | None = None) -> Batch:
-    """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; where they are set `top_k`, `top_p`,
-    `min_p` `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte behind each text)."""
+    """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; and, if set, `top_k`, `top_p`, `min_p`
+    `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte after each text)."""
     s = sampling or SamplingConfig()
     rows = Batch(
         tokens=torch.tensor(tokens, dtype=torch.int64),
@@ -83,7 +83,7 @@ def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling:
 
 
 def sampling_of(rows: Batch) -> SamplingConfig:
-    """The sampling that `request_rows` put into `rows`.
+    """The inverse of `request_rows`: the sampling settings in `rows`.
 
     >>> sampling = SamplingConfig(temperature=0.5, top_k=3, stop=("END",))
     >>> sampling_of(request_rows([1], seed=0, max_tokens=1, sampling=sampling)) == sampling
@@ -131,8 +131,9 @@ def reply_rows(
 ) -> Batch:
     """The rows of a reply: `tokens`, `logprob`, `policy_version` `[m]` and `terminated [1]`.
 
-    `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks; where those are on,
-    `sampling_logprob [m]` is what the tokens were drawn from. `terminated`: ended by eos, a stop token or a stop text.
+    `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks. With either of them,
+    `sampling_logprob [m]` is in the distribution from which the tokens were drawn. `terminated`: ended by eos, a stop token or
+    a stop text.
     """
     rows = Batch(
         tokens=torch.as_tensor(tokens, dtype=torch.int64),
@@ -149,27 +150,27 @@ class Engine(Inferencer, Protocol):
     """An inferencer that completes tokens (`testing.check_engine` is its contract)."""
 
     max_length: int
-    """Most tokens of a prompt and its completion."""
+    """The most tokens of a prompt with its completion."""
     num_tokens: int
-    """Tokens made since the start."""
+    """Tokens generated since the start."""
 
     def pause(self) -> None:
-        """`step` does nothing until `resume`; what is running stays."""
+        """`step` does nothing until `resume`. Running requests stay."""
         ...
 
     def resume(self) -> None: ...
 
     def so_far(self, id: int) -> list[int]:
-        """The tokens that request `id`, still running, has got until now: streaming."""
+        """The tokens so far of the running request `id`, for streaming."""
         ...
 
     def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probabilities at temperature 1 of `tokens` behind `prompt`, by the loaded weights; what is running goes on as if
-        never asked. `[n], [m] int64 -> [m] float32`, on the host."""
+        """Log-probabilities at temperature 1 of `tokens` after `prompt`, by the loaded weights. It does not affect running
+        requests. `[n], [m] int64 -> [m] float32`, on the CPU."""
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds outside this process."""
+        """Release what the engine holds outside this process."""
         ...
 
 
@@ -183,7 +184,7 @@ def check_sizes(model: PreTrainedModel, *, num_slots: int, max_length: int) -> N
 
 
 def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:
-    """Raise a `DataError` for what can never be answered, before any of it is taken."""
+    """Raise a `DataError` if a request can never be answered, before any of `requests` is accepted."""
     for request in requests:
         n, m = request.rows["tokens"].shape[0], int(request.rows["max_tokens"])
         if n == 0 or m < 1 or n + m > max_length:
@@ -196,7 +197,7 @@ def check_requests(requests: Sequence[Request], max_length: int, decode: Decode 
 
 
 def check_row(prompt: Tensor, tokens: Tensor, max_length: int) -> None:
-    """Raise a `DataError` for a row whose log-probabilities an engine cannot tell."""
+    """Raise a `DataError` if an engine cannot compute the log-probabilities of a row."""
     n, m = len(prompt), len(tokens)
     if n == 0 or m == 0 or n + m > max_length:
         raise DataError(f"a prompt of {n} tokens and {m} behind it: both must be at least 1, their sum at most {max_length}")
