@@ -15,7 +15,7 @@ import runnel as rl
 from runnel.report.collect import collect
 from runnel.report.markdown import md_table
 from runnel.report.plots import Series, curve_svg
-from runnel.report.verdicts import judge
+from runnel.report.verdicts import make_verdicts
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -120,7 +120,7 @@ def judged(out: str) -> None:
             for seed in range(1, 6):
                 watched = {"every": every, "episodes": 20, "stop_return": None}
                 rl.train(recipe, env=env, seed=seed, out=f"{out}/{recipe}", total_steps=30_000, eval=watched)
-    found = judge(collect([f"ppo={out}/cartpole", f"a2c={out}/a2c"]))
+    found = make_verdicts(collect([f"ppo={out}/cartpole", f"a2c={out}/a2c"]))
     print("\n".join([*found.sentences, *found.notices, md_table(found.tables[0])]))
     for figure in found.figures:
         curve_svg(

@@ -264,6 +264,7 @@ def test_a_registered_vector_of_a_users_own_is_found(make):
         vector = make(name, 2, config=OWN)
         vector.reset()
         record(vector, actions_of(vector, 60))
+        assert isinstance(vector._vec.unwrapped, WalkSameStep)
     finally:
         del gym.registry[name]
 

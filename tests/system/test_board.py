@@ -137,7 +137,7 @@ def test_it_opens_with_runs_and_curves(page, board):
     page.locator("#search").fill("tag:first")
     expect(page.locator("#runs tbody tr")).to_have_count(1)
     page.locator("#search").fill("nothing like it")
-    expect(page.locator("#runs")).to_contain_text("No run fits")
+    expect(page.locator("#runs")).to_contain_text("No run matches")
 
 
 def test_axis_smoothing_log_and_zoom_ask_the_server(page, board):

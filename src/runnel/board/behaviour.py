@@ -1,22 +1,23 @@
-"""What a run did: recorded episodes, and the groups of completions that it trained on, read line by line from its folder."""
+"""The recorded episodes of a run, and the groups of completions that it trained on, read line by line from its folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from runnel.track.files import MAX_LINE, is_regular, open_regular, size_of
-from runnel.track.folder import RunFolder, read_rows
+from runnel.track.folder import Row, RunFolder, read_rows
 from runnel.track.history import is_number
 
 NUM_LISTED = 2000
+"""Most groups in the list; older ones are left out."""
 TEXT = 160
+"""Characters of a prompt that the list shows: its end, where prompts of one task differ."""
 
 
-def recorded_episodes(folder: RunFolder) -> dict[str, Any]:
-    """The recorded episodes, the newest first; those whose file is gone are left out."""
+def recorded_episodes(folder: RunFolder) -> Row:
+    """The recorded episodes, the newest first. Those whose file is gone are left out."""
     home = folder.path / "episodes"
     rows, problems = read_rows(home / "index.jsonl") if is_regular(home / "index.jsonl", below=folder.path) else ([], [])
     found = []
@@ -35,23 +36,23 @@ def episode_file(folder: RunFolder, name: str) -> Path | None:
     return path
 
 
-class Groups:
-    """groups.jsonl by line: where each begins, and the little that a list shows of it. Reads only what was added."""
+class CompletionGroups:
+    """An index of groups.jsonl: where each group begins, and what a list shows of it. Each refresh reads only new lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._places: list[tuple[int, int]] = []
-        self._heads: list[dict[str, Any]] = []
+        self._heads: list[Row] = []
         self._offset = 0
         self.num_problems = 0
 
     def refresh(self) -> None:
-        """Read what is new."""
+        """Read the lines that were added."""
         try:
             size = size_of(self._path)
         except OSError:
             size = 0
-        if size < self._offset:
+        if size < self._offset:  # the run went back, or the file was thinned out: read all of it again
             self._places, self._heads, self._offset, self.num_problems = [], [], 0, 0
         if size == self._offset:
             return
@@ -60,10 +61,10 @@ class Groups:
             while line := file.readline(MAX_LINE):
                 if not line.endswith(b"\n"):
                     break
-                self._take(line)
+                self._add(line)
                 self._offset += len(line)
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         try:
             group = json.loads(line)
             head = _head(group)
@@ -74,12 +75,12 @@ class Groups:
         self._places.append((self._offset, len(line)))
         self._heads.append(head)
 
-    def heads(self) -> list[dict[str, Any]]:
-        """The newest first."""
+    def heads(self) -> list[Row]:
+        """What the list shows of each group, the newest first."""
         return self._heads[::-1][:NUM_LISTED]
 
-    def read(self, number: int) -> dict[str, Any] | None:
-        """One whole group."""
+    def read(self, number: int) -> Row | None:
+        """One whole group; None if it is not there any more."""
         if not 0 <= number < len(self._places):
             return None
         start, size = self._places[number]
@@ -92,7 +93,7 @@ class Groups:
         return dict(group) | {"number": number}
 
 
-def _head(group: Mapping[str, Any]) -> dict[str, Any]:
+def _head(group: Row) -> Row:
     rows = [row for row in group["rows"] if isinstance(row, Mapping)]
     rewards = [float(row["reward"]) for row in rows if is_number(row.get("reward"))]
     return {

@@ -1,7 +1,7 @@
-"""A run's metrics.jsonl as columns that grow with the file, and that are kept in a cache so that a second look is quick.
+"""A run's metrics.jsonl as columns that grow with the file, and that are cached so that the next start of the board is quick.
 
-Parsing a row costs about 20 microseconds; 200 runs of 100,000 rows are minutes of it. So each file is parsed once, its columns
-are written beside (`Cache`), mapped into memory on the next start, and only what was added since is read.
+To parse a row takes about 20 microseconds, so 200 runs of 100,000 rows would take minutes. Therefore each file is parsed once.
+Its columns are written to a cache file, which the next start maps into memory; then only rows that were added since are parsed.
 """
 
 from __future__ import annotations
@@ -13,49 +13,51 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runnel.track.collapse import told
+from runnel.track.collapse import open_collapses
 from runnel.track.files import MAX_LINE, open_regular, size_of
 from runnel.track.folder import Row
-from runnel.track.history import is_number, is_sound
+from runnel.track.history import Floats, is_number, is_sound
 from runnel.track.sinks import scalars
 from runnel.track.status import read_end
 
-Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
 AXES = ("version", "steps", "samples", "tokens", "wall_s")
 NUM_EVENTS = 500
 NUM_PROBLEMS = 20
 MARK_BYTES = 512
 MAX_PEEK = 1 << 20
-"""Bytes of a line that a rough picture is made of; longer ones wait for the whole."""
+"""Longest line in bytes that a preview reads; longer ones appear only when the whole file is parsed."""
 FORMAT = 5
+"""Format of the cache file; a file of another format is made anew."""
 
 
 class Columns:
-    """What metrics.jsonl says so far. A metric is two columns: the rows that have it, and their values."""
+    """The content of metrics.jsonl so far. A metric is two columns: the rows that have it, and their values."""
 
     def __init__(self) -> None:
         self.offset = 0
-        """Bytes of the file that are read."""
+        """Bytes of the file that were read."""
         self.num_rows = 0
         self.last: Row = {}
         self.last_eval: Row = {}
         self.end: Row = {}
         self.events: deque[Row] = deque(maxlen=NUM_EVENTS)
         self.collapses: list[Row] = []
-        """Events that tell of a collapse that is not over, however many others have come since."""
+        """Events that report a collapse that is not over. They are kept however many other events follow."""
         self.scaled: dict[str, int] = {}
-        """Workers by kind, where somebody has changed their number since the run was started or resumed."""
+        """The number of workers by kind, if somebody changed it since the run was started or resumed."""
         self.evals: list[Row] = []
         self.problems: list[str] = []
         self.num_problems = 0
-        self.streams: dict[str, Any] = {}
-        self._base: dict[str, tuple[NDArray[np.int32], NDArray[Any]]] = {}
+        self.streams: Row = {}
+        self._base: dict[str, tuple[Ints, NDArray[np.floating]]] = {}
+        """Columns that are mapped from the cache. Names of positions begin with @."""
         self._tail: dict[str, tuple[array[int], array[float]]] = {}
+        """Rows that were read since."""
         self._num_lines = 0
 
     # -------------------------------------------------------------------------------------------------------------- reading
@@ -63,7 +65,7 @@ class Columns:
         """Metrics in order of appearance."""
         return [n for n in dict.fromkeys([*self._base, *self._tail]) if not n.startswith("@")]
 
-    def values(self, name: str) -> tuple[NDArray[np.int32], Floats]:
+    def values(self, name: str) -> tuple[Ints, Floats]:
         """The rows that have a metric, and its values there."""
         rows, values = self._base.get(name, _NOTHING)
         if name not in self._tail:
@@ -73,18 +75,18 @@ class Columns:
         return both, np.concatenate([np.asarray(values, dtype=np.float64), np.array(more, dtype=np.float64)])
 
     def axis(self, name: str) -> Floats:
-        """Where each row lies: `version`, `steps`, `samples`, `tokens` or `wall_s`."""
+        """The position of each row: its `version`, `steps`, `samples`, `tokens` or `wall_s`."""
         return self.values(f"@{name}")[1]
 
     def curve(self, name: str, axis: str) -> tuple[Floats, Floats]:
-        """A metric over an axis."""
+        """The values of a metric over an axis."""
         rows, values = self.values(name)
         where = self.axis(axis)
         return (where[rows], values) if len(where) else (np.zeros(0), np.zeros(0))
 
     # -------------------------------------------------------------------------------------------------------------- writing
     def feed(self, data: bytes) -> int:
-        """Take what was added to the file; half a line waits for its rest. Returns the bytes taken."""
+        """Parse what was added to the file; half a line at its end is left. Returns the number of bytes that were parsed."""
         whole = data[: data.rfind(b"\n") + 1]
         for line in whole.splitlines():
             self._num_lines += 1
@@ -100,28 +102,28 @@ class Columns:
             return self._problem("is not readable")
         if not isinstance(row, dict) or not is_sound(row):
             return self._problem("has the wrong shape")
-        self._take(row)
+        self._add_row(row)
 
     def _problem(self, what: str) -> None:
         self.num_problems += 1
         if len(self.problems) < NUM_PROBLEMS:
             self.problems.append(f"metrics.jsonl line {self._num_lines} {what}; skipped")
 
-    def _take(self, row: Row) -> None:
+    def _add_row(self, row: Row) -> None:
         kind = row["kind"]
         if kind == "event":
             self.events.append(row)
             if row.get("what") == "collapse":
-                self.collapses = [dict(found) for found in told([*self.collapses, row])]
-            self._take_scaling(row)
+                self.collapses = [dict(found) for found in open_collapses([*self.collapses, row])]
+            self._add_scaling(row)
             return
         if kind == "end":
             self.end = read_end(row, str(self.events[-1].get("text", "")) if self.events else "")
             self.streams = dict(row.get("streams") or self.streams)
             return
-        self.end = {}
+        self.end = {}  # a row behind an end: the run was resumed
         if kind == "eval":
-            self._take_eval(row)
+            self._add_eval(row)
         else:
             self.last = {k: v for k, v in row.items() if k != "sample_ids"}
             self.streams = dict(row.get("streams") or {})
@@ -130,20 +132,20 @@ class Columns:
             self._add(name, value)
         self.num_rows += 1
 
-    def _take_scaling(self, row: Row) -> None:
+    def _add_scaling(self, row: Row) -> None:
         numbers = row.get("numbers")
         if row.get("what") == "order" and isinstance(numbers, dict):
             self.scaled |= {str(kind): int(num) for kind, num in numbers.items() if is_number(num)}
         elif row.get("what") == "resume":
             self.scaled = {}
 
-    def _take_eval(self, row: Row) -> None:
+    def _add_eval(self, row: Row) -> None:
         kept = {k: v for k, v in row.items() if k not in ("samples", "kind")}
         self.last_eval = kept
         self.evals.append({k: kept[k] for k in ("version", "steps", "mean", "low", "high", "num") if k in kept})
 
     def _position(self, row: Row) -> None:
-        counts: list[Any] = [s.get("consumed") for s in self.streams.values() if isinstance(s, Mapping)]
+        counts: list[object] = [s.get("consumed") for s in self.streams.values() if isinstance(s, Mapping)]
         samples = sum(int(c) for c in counts if is_number(c))
         wall = row.get("time", {}).get("wall_s")
         where = (row.get("version"), row.get("steps"), samples, row.get("tokens"), wall)
@@ -152,23 +154,23 @@ class Columns:
 
     def _add(self, name: str, value: float) -> None:
         found = self._tail.get(name)
-        if found is None:
+        if found is None:  # positions need 64 bits (tokens pass 2**24); for drawn values 32 are enough, and half the memory
             found = self._tail[name] = (array("i"), array("d" if name.startswith("@") else "f"))
         found[0].append(self.num_rows)
         found[1].append(value)
 
     # ---------------------------------------------------------------------------------------------------------------- cache
     def save(self, path: Path, mark: str) -> None:
-        """Write all columns to a file; `mark` is what tells whether metrics.jsonl is still the same."""
-        places: dict[str, list[Any]] = {}
+        """Write all columns to a cache file. `mark` (from `mark_of`) shows later whether metrics.jsonl is still the same."""
+        places: dict[str, tuple[int, int, str]] = {}
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         with temporary.open("wb") as file:
             for name in dict.fromkeys([*self._base, *self._tail]):
                 rows, values = self.values(name)
                 kind = "<f8" if name.startswith("@") else "<f4"
-                places[name] = [file.tell(), len(rows), kind]
+                places[name] = (file.tell(), len(rows), kind)
                 file.write(rows.astype("<i4").tobytes())
-                file.write(b"\0" * (-file.tell() % 8))
+                file.write(b"\0" * (-file.tell() % 8))  # aligned, so that the mapped bytes can be viewed as numbers
                 file.write(values.astype(kind).tobytes())
                 file.write(b"\0" * (-file.tell() % 8))
             start = file.tell()
@@ -177,12 +179,12 @@ class Columns:
             file.write(start.to_bytes(8, "little"))
         temporary.replace(path)
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain(self) -> Row:
         return {n: getattr(self, n) for n in _PLAIN} | {"events": list(self.events), "num_lines": self._num_lines}
 
     @classmethod
     def load(cls, path: Path, metrics: Path) -> Columns | None:
-        """Columns from a cache file, mapped; None where there is none that belongs to what metrics.jsonl begins with."""
+        """Map the columns of a cache file; None if there is none that belongs to this metrics.jsonl."""
         try:
             with path.open("rb") as file:
                 file.seek(-8, os.SEEK_END)
@@ -191,12 +193,13 @@ class Columns:
                 header = json.loads(file.read()[:-8])
             if header["format"] != FORMAT or header["mark"] != mark_of(metrics, header["offset"]):
                 return None
-            return cls._from(header, np.memmap(path, dtype=np.uint8, mode="r", shape=(start,)) if start else None)
+            empty = np.zeros(0, dtype=np.uint8)  # a file of no bytes cannot be mapped
+            return cls._from(header, np.memmap(path, dtype=np.uint8, mode="r", shape=(start,)) if start else empty)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     @classmethod
-    def _from(cls, header: dict[str, Any], mapped: Any) -> Columns:
+    def _from(cls, header: Row, mapped: NDArray[np.uint8]) -> Columns:
         self = cls()
         for name in _PLAIN:
             setattr(self, name, header[name])
@@ -211,7 +214,7 @@ class Columns:
 
 
 def _load(row: Row) -> dict[str, float]:
-    """What the machine was doing, where the row says so."""
+    """The load of the machine, if the row has it."""
     system = row.get("time", {}).get("system")
     if not isinstance(system, Mapping):
         return {}
@@ -235,11 +238,12 @@ _PLAIN = (
     "collapses",
     "scaled",
 )
-_NOTHING: tuple[NDArray[np.int32], NDArray[Any]] = (np.zeros(0, dtype=np.int32), np.zeros(0))
+_NOTHING: tuple[Ints, Floats] = (np.zeros(0, dtype=np.int32), np.zeros(0))
 
 
 def mark_of(metrics: Path, offset: int) -> str:
-    """What the file began with, and what stood before `offset`: another mark, another file (or one cut back by a resume)."""
+    """A hash of the beginning of the file and of what stands before `offset`. If it differs, the file is another one, or a
+    resume has cut it back."""
     with open_regular(metrics) as file:
         head = file.read(min(MARK_BYTES, offset))
         file.seek(max(0, offset - MARK_BYTES))
@@ -248,8 +252,11 @@ def mark_of(metrics: Path, offset: int) -> str:
 
 
 def read_blocks(path: Path, start: int, size: int = 1 << 22) -> Iterator[bytes]:
-    """Blocks of whole lines from byte `start` to the end of the last whole line. Of a line that is longer than any row, what
-    was read is given out with an end of line in the place of its last byte: it is a damaged row, and memory has an end."""
+    """Blocks of whole lines, from byte `start` to the end of the last whole line.
+
+    A line that is longer than any row is cut: what was read of it ends with a newline in place of its last byte. Such a row is
+    damaged anyway, and memory is limited.
+    """
     with open_regular(path) as file:
         file.seek(start)
         rest = b""
@@ -264,7 +271,7 @@ def read_blocks(path: Path, start: int, size: int = 1 << 22) -> Iterator[bytes]:
 
 
 def index_file(metrics: str, cache: str) -> None:
-    """Parse a whole file into its cache; runs in a process of its own, so that the page stays quick meanwhile."""
+    """Parse a whole file into its cache. This runs in a process of its own, so that the page stays quick meanwhile."""
     path, target = Path(metrics), Path(cache)
     columns = Columns.load(target, path) or Columns()
     for block in read_blocks(path, columns.offset):
@@ -274,12 +281,12 @@ def index_file(metrics: str, cache: str) -> None:
 
 
 def preview(path: Path, num_rows: int = 160) -> Columns:
-    """A rough picture of a large file from a few of its lines, while the whole is being parsed."""
+    """A preview of a large file from a few of its lines, to be shown while the whole file is parsed."""
     columns, size = Columns(), size_of(path)
     with open_regular(path) as file:
         for number in range(num_rows):
             file.seek(size * number // num_rows)
-            if number:
+            if number:  # the place is within a line: skip its rest
                 file.readline(MAX_PEEK)
             columns.feed(file.readline(MAX_PEEK))
         file.seek(max(0, size - (1 << 16)))

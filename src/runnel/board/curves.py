@@ -1,30 +1,26 @@
-"""Many curves on one grid that a screen can show: extremes kept or means smoothed; the mean over seeds with its interval."""
+"""Brings many curves onto one grid that a screen can show: extremes kept or means; the mean over seeds with its interval."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runnel.eval.statistics import mean_interval
-
-Floats = NDArray[np.float64]
-Curve = tuple[Floats, Floats]
+from runnel.track.history import Curve, Floats
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """Positions `[n]`, and for each curve its values there `[curves, n]`; NaN where it has none."""
+    """Positions `[n]`, and the values of each curve there `[curves, n]`; NaN where a curve has none."""
 
     x: Floats
     y: Floats
 
 
 def clean(curve: Curve, span: tuple[float, float] | None = None) -> Curve:
-    """Finite values in order of position, within `span` (and one neighbour on either side, so that lines reach its edges)."""
+    """The finite values in order of position, within `span` and one more on either side, so that lines reach its edges."""
     x, y = curve
     known = np.isfinite(y) & np.isfinite(x)
     if not known.all():
@@ -40,10 +36,10 @@ def clean(curve: Curve, span: tuple[float, float] | None = None) -> Curve:
 
 
 def align(curves: Sequence[Curve], *, points: int, means: bool = False) -> Aligned:
-    """Curves (as from `clean`) on one grid of about `points` positions.
+    """Bring curves (from `clean`) onto one grid of about `points` positions.
 
-    Where they have no more distinct positions than that, each value is shown as it is. Else the range is cut into equal bins,
-    and each bin shows its smallest and its largest value, so that no peak is lost; or their mean (`means`).
+    If they have no more distinct positions than that, each value stays as it is. Otherwise the range is cut into equal bins,
+    and each bin shows its smallest and its largest value, so that no peak is lost; or with `means` their mean.
 
     >>> grid = align([(np.arange(4.0), np.array([1.0, 9.0, 2.0, 3.0]))], points=4)
     >>> grid.y.tolist()
@@ -70,7 +66,7 @@ def align(curves: Sequence[Curve], *, points: int, means: bool = False) -> Align
 def _place(grid: Floats, curve: Curve) -> Floats:
     out = np.full(len(grid), np.nan)
     x, y = curve
-    out[np.searchsorted(grid, x)] = y  # of several values at one position the last stands
+    out[np.searchsorted(grid, x)] = y  # of several values at one position the last one stays
     return out
 
 
@@ -83,7 +79,7 @@ def _bins(curve: Curve, edges: Floats, *, means: bool) -> Floats:
     full = ends > starts
     if not full.any():
         return out
-    at = starts[full]
+    at = starts[full]  # only full bins: for an empty one `reduceat` returns the next bin's first value
     if means:
         out[full] = np.add.reduceat(y, at) / (ends - starts)[full]
         return out
@@ -93,7 +89,7 @@ def _bins(curve: Curve, edges: Floats, *, means: bool) -> Floats:
 
 
 def smooth(y: Floats, weight: float) -> Floats:
-    """An exponential moving average along each row, free of the bias of its start; gaps stay gaps. `weight` in [0, 1).
+    """An exponential moving average along each row, with its start corrected for bias. Gaps stay gaps. `weight` is in [0, 1).
 
     >>> smooth(np.array([[0.0, 1.0]]), 0.5).round(3).tolist()
     [[0.0, 0.667]]
@@ -109,9 +105,9 @@ def smooth(y: Floats, weight: float) -> Floats:
 
 
 def across_seeds(aligned: Aligned, members: Sequence[int]) -> tuple[Floats, Floats, Floats]:
-    """Mean over some curves, and its 95 % t-interval; each is interpolated between its own values.
+    """The mean over some curves, and its 95 % t-interval. Each curve is interpolated between its own values.
 
-    The mean is shown as far as every curve goes (a mean over other seeds than before would jump).
+    The mean ends where the first curve ends: a mean over fewer seeds than before would jump.
     """
     rows = np.stack([_filled(aligned.x, aligned.y[i]) for i in members])
     rows = rows[np.isfinite(rows).any(axis=1)]
@@ -129,6 +125,6 @@ def _filled(x: Floats, y: Floats) -> Floats:
     return np.interp(x, x[known], y[known], left=np.nan, right=np.nan)
 
 
-def plain(values: Floats, digits: int = 6) -> list[Any]:
-    """Numbers for JSON: a few digits, null where there is none."""
+def plain(values: Floats, digits: int = 6) -> list[float | None]:
+    """Numbers for JSON: a few digits, and null for NaN."""
     return [None if v != v else float(f"{v:.{digits}g}") for v in values.tolist()]

@@ -1,27 +1,47 @@
-"""One run in full: what its page shows beside the curves."""
+"""All that the page of one run shows, apart from the curves."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from runnel.board.library import RunView
 from runnel.report.accounts import read_account
 from runnel.track.files import is_regular
-from runnel.track.history import waiting_share
+from runnel.track.folder import Row, Settings
+from runnel.track.history import Floats, waiting_share
 from runnel.track.locks import Lock
 from runnel.track.status import failure_of
 
 RECENT_S = 60.0
+"""The length in seconds of what the page calls the last minute."""
 RATE_ROWS = 20
+"""Rates are measured over at least this many rows, and at least a second."""
 STAGES = "time/stages/"
 IDLE = "time/idle/"
 
 
-def detail(run: RunView, held: Collection[Lock] | None) -> dict[str, Any]:
-    """Everything that changes while a run goes on, without its curves."""
+class StageTime(TypedDict):
+    """Seconds in a stage of a worker: over the whole run, and over its last minute."""
+
+    stage: str
+    seconds: float
+    recent: float
+
+
+class WorkerTime(TypedDict):
+    """Where the time of a worker goes. `idle` is the share of time that it waits; None if it does not report it."""
+
+    worker: str
+    idle: float | None
+    idle_recent: float | None
+    stages: list[StageTime]
+
+
+def detail(run: RunView, held: Collection[Lock] | None) -> Row:
+    """All that the page shows of a run, apart from its curves."""
     c = run.columns
     return {
         **run.line(held),
@@ -51,34 +71,35 @@ def detail(run: RunView, held: Collection[Lock] | None) -> dict[str, Any]:
     }
 
 
-def stages(run: RunView) -> list[dict[str, Any]]:
-    """By worker: seconds in each stage and the share of time that it waited, over the whole run and over its last minute."""
+def stages(run: RunView) -> list[WorkerTime]:
+    """For each worker the seconds in each stage and the share of time that it waits: over the whole run and its last minute."""
     c = run.columns
-    blank: dict[str, Any] = {"idle": None, "idle_recent": None}
     wall = c.axis("wall_s")
     since = wall[-1] - RECENT_S if len(wall) else 0.0
-    updates = np.setdiff1d(np.arange(len(wall)), c.values("eval/mean")[0])  # rows of evaluations say nothing of workers
-    workers: dict[str, dict[str, Any]] = {}
+    updates = np.setdiff1d(np.arange(len(wall)), c.values("eval/mean")[0])  # rows of evaluations do not mention workers
+    workers: dict[str, WorkerTime] = {}
+
+    def of(worker: str) -> WorkerTime:
+        return workers.setdefault(worker, {"worker": worker, "idle": None, "idle_recent": None, "stages": []})
+
     for name in c.names():
         if name.startswith(STAGES):
             worker, _, stage = name[len(STAGES) :].partition("/")
             rows, values = c.values(name)
             recent = float(values[wall[rows] >= since].sum())
-            found = workers.setdefault(worker, {"worker": worker, **blank, "stages": []})
-            found["stages"].append({"stage": stage or "all", "seconds": float(values.sum()), "recent": recent})
+            of(worker)["stages"].append({"stage": stage or "all", "seconds": float(values.sum()), "recent": recent})
         elif name.startswith(IDLE):
-            worker = name[len(IDLE) :]
             rows, values = c.values(name)
             new, at = wall[rows] >= since, np.searchsorted(updates, rows)
-            found = workers.setdefault(worker, {"worker": worker, **blank, "stages": []})
+            found = of(name[len(IDLE) :])
             found["idle"] = waiting_share(wall[updates], at, values)
             found["idle_recent"] = waiting_share(wall[updates], at[new], values[new]) if new.any() else None
-    return sorted(workers.values(), key=lambda w: str(w["worker"]))
+    return sorted(workers.values(), key=lambda w: w["worker"])
 
 
-def at_work(run: RunView) -> dict[str, Any]:
-    """The graph with the workers that take part: room for more (`--placement.max-actors`) is empty until
-    `runnel scale` fills it."""
+def at_work(run: RunView) -> Row:
+    """The graph with only the workers that take part. The graph also lists places for more (`--placement.max-actors`), which
+    are empty until `runnel scale` fills them."""
     found = run.info.get("dataflow")
     if not isinstance(found, Mapping) or not isinstance(found.get("workers"), list):
         return {}
@@ -88,24 +109,24 @@ def at_work(run: RunView) -> dict[str, Any]:
     return {**found, "workers": workers}
 
 
-def _is_at_work(worker: Mapping[str, Any], number: Any) -> bool:
+def _is_at_work(worker: Mapping[str, object], number: object) -> bool:
     name, _, place = str(worker.get("name")).rpartition("-")
-    counted = isinstance(number, int) and place.isdecimal() and (name == "actor" or worker.get("kind") == "policy")
-    return not counted or int(place) < number
+    counted = place.isdecimal() and (name == "actor" or worker.get("kind") == "policy")
+    return not (counted and isinstance(number, int)) or int(place) < number
 
 
-def _table(value: Any) -> Mapping[str, Any]:
+def _table(value: object) -> Settings:
     return value if isinstance(value, Mapping) else {}
 
 
-def stream_line(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The account of one stream, and what does not add up in it."""
+def stream_line(name: str, found: Mapping[str, object]) -> Row:
+    """The account of one stream, with the number of rows that are unaccounted for."""
     account = read_account(found)
     return {"name": str(name), **vars(account), "balance": account.balance}
 
 
 def rates(run: RunView) -> dict[str, float]:
-    """Per second, over the last rows: samples of each stream, versions, steps and tokens."""
+    """Samples of each stream, versions, steps and tokens per second, over the last rows."""
     c = run.columns
     out: dict[str, float] = {}
     for name in c.names():
@@ -116,7 +137,7 @@ def rates(run: RunView) -> dict[str, float]:
     return out
 
 
-def _slope(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+def _slope(x: Floats, y: Floats) -> float:
     if len(x) < 2:
         return 0.0
     first = max(len(x) - RATE_ROWS, 0)

@@ -1,4 +1,4 @@
-"""Names of groups of runs: what was trained on what, and the few settings in which a group is unlike all others."""
+"""Labels of run groups: recipe and task, and the few settings that distinguish a group from all others."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import combinations
 from operator import and_, or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runnel.core.config import flat
 from runnel.core.resolve import own_name
+from runnel.track.folder import Row, Settings
 
 if TYPE_CHECKING:
     from runnel.board.library import RunView
 
 PLUMBING = ("placement", "cluster")
-"""Settings that say less about a group than those of its algorithm."""
+"""Settings that distinguish groups only if those of the algorithm do not."""
 
 
 def group_labels(runs: Sequence[RunView]) -> dict[str, str]:
-    """What to call each group: what was trained on what, and where several share that, the settings that tell it from them."""
-    by_label: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}
+    """A label for each group: recipe and task; if several groups share these, also the settings that distinguish it."""
+    by_label: dict[tuple[str, bool], dict[str, Row]] = {}
     for run in runs:
-        trial = "tuning" in run.tags  # what a study varies says nothing about the others
+        trial = "tuning" in run.tags  # apart: the settings that a study varies are no difference between other runs
         groups = by_label.setdefault((run.label, trial), {})
         if run.group not in groups:
             groups[run.group] = flat(run.method)
     out: dict[str, str] = {}
     for (label, _), groups in by_label.items():
-        out |= {group: f"{label} · {said}" if said else label for group, said in _told_apart(groups).items()}
+        out |= {group: f"{label} · {said}" if said else label for group, said in _distinguished(groups).items()}
     return out
 
 
-def _told_apart(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _distinguished(groups: Mapping[str, Settings]) -> dict[str, str]:
     """For each group the fewest settings whose values no other group has together."""
     names = list(dict.fromkeys(name for found in groups.values() for name in found))
     names = [n for n in names if len({repr(found.get(n)) for found in groups.values()}) > 1]
@@ -52,7 +53,8 @@ def _told_apart(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _fewest(shared: Mapping[str, int], own: int) -> list[str]:
-    """The fewest names (more than two by greed) whose groups have only `own` in common; all that help where none do."""
+    """The fewest names whose groups have only `own` in common. Up to two names are tried exhaustively, more are chosen
+    greedily."""
     for number in (1, 2):
         for names in combinations(shared, number):
             if reduce(and_, (shared[n] for n in names)) == own:
@@ -65,5 +67,5 @@ def _fewest(shared: Mapping[str, int], own: int) -> list[str]:
     return said
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else own_name(str(value))

@@ -1,4 +1,4 @@
-"""The runs under a folder: found, read as they grow, and summed up in a line each."""
+"""Finds the runs under a folder, reads their files as they grow, and sums up each in a line of the table."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from runnel.board.behaviour import Groups
+from runnel.board.behaviour import CompletionGroups
 from runnel.board.columns import Columns, index_file, mark_of, preview, read_blocks
 from runnel.board.labels import group_labels
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.report.collect import NOT_LEARNED
 from runnel.track.files import size_of
-from runnel.track.folder import RunFolder
+from runnel.track.folder import Row, RunFolder
 from runnel.track.frame import RETURN_KEYS
-from runnel.track.history import is_number
+from runnel.track.history import Floats, is_number
 from runnel.track.locks import Lock, holder_of, locked_files
 from runnel.track.status import status_of
 
 LARGE = 1 << 20
 """Bytes above which a file is parsed in another process."""
 DEPTH = 6
+"""Levels of folders in which runs are looked for."""
 BEHIND_LINKS = 2
+"""Levels behind a link, which may lead anywhere."""
 INSIDE = {"checkpoints", "tensorboard", "episodes", "model", "trace", "wandb", "report", "mlruns"}
 NUM_SPARKS = 40
 
 
 class RunView:
-    """One run: its files as they are now."""
+    """One run: the content of its files now."""
 
     def __init__(self, key: str, folder: RunFolder, cache: Path) -> None:
         self.key, self.folder = key, folder
         self.lock = threading.Lock()
-        """Held while it is refreshed, and by whoever reads its columns."""
+        """Held during a refresh, and while columns are read."""
         self.columns = Columns()
-        self.groups = Groups(folder.path / "groups.jsonl")
-        self.info: dict[str, Any] = {}
-        self.config: dict[str, Any] = {}
+        self.groups = CompletionGroups(folder.path / "groups.jsonl")
+        self.info: Row = {}
+        self.config: Row = {}
         self.damage: list[str] = []
-        """What is wrong with files beside the metrics."""
+        """What is wrong with run.json and config.json."""
         self.is_rough = False
-        """Whether what is shown is a preview."""
+        """Whether the columns are a preview."""
         self.changed = 0.0
         self._seen: dict[str, tuple[int, int]] = {}
         name = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:24]
@@ -61,7 +62,7 @@ class RunView:
 
     # ------------------------------------------------------------------------------------------------------------ refreshing
     def refresh(self, pool: ProcessPoolExecutor | None) -> bool:
-        """Read what is new; True if anything was."""
+        """Read what is new. Returns whether anything was."""
         new = self._read_plain()
         try:
             size = size_of(self.folder.metrics)
@@ -73,16 +74,18 @@ class RunView:
             return self._follow(size, pool) or new
         except FileNotFoundError:
             return self._unread("metrics.jsonl is missing; the run has written nothing yet, or the file was removed") or new
-        except OSError as error:  # a link, a pipe, a file of somebody else's
+        except OSError as error:  # a link, a pipe, or a file that this user may not read
             return self._unread(f"metrics.jsonl is not read: {error}") or new
 
     def _unread(self, why: str) -> bool:
+        """Note why there are no metrics, once. Returns whether this is new."""
         if self.columns.num_rows == 0 and not self.columns.problems:
             self.columns.problems.append(why)
             return True
         return False
 
     def _follow(self, size: int, pool: ProcessPoolExecutor | None) -> bool:
+        """Read new rows of metrics.jsonl; with much to read, show a preview and let another process parse the file."""
         if self._indexing is not None:
             return self._finish_indexing()
         columns = self.columns
@@ -108,11 +111,11 @@ class RunView:
         assert self._indexing is not None
         if not self._indexing.done():
             return False
-        self._indexing = None  # where that failed (no room for a cache), this process parses the file itself
+        self._indexing = None  # if it failed (no room for a cache, say), this process now parses the file itself
         return self._follow(self.folder.metrics.stat().st_size, None)
 
     def _read_plain(self) -> bool:
-        """run.json and config.json, if they have changed."""
+        """Read run.json and config.json again if they have changed. Returns whether they have."""
         changed = False
         for path, name in ((self.folder.info, "info"), (self.folder.config, "config")):
             if not self._look(path):
@@ -126,7 +129,7 @@ class RunView:
         return changed
 
     def _look(self, path: Path) -> bool:
-        """Whether a file is another than at the last look."""
+        """Whether a file has changed since the last call."""
         try:
             stat = path.lstat()
         except OSError:
@@ -136,14 +139,14 @@ class RunView:
         self._seen[path.name] = now
         return changed
 
-    # --------------------------------------------------------------------------------------------------------------- telling
+    # --------------------------------------------------------------------------------------------------------------- summary
     def status(self, held: Collection[Lock] | None) -> str:
         """One of `runnel.track.status.STATUSES`."""
         end, here, elsewhere = self.columns.end, self.is_held(held), bool(self.elsewhere(held))
         return status_of(end, held=here, changed=self.changed, elsewhere=elsewhere)
 
     def elsewhere(self, held: Collection[Lock] | None) -> list[str]:
-        """Of a run without an end that another machine has begun: that nobody can see from here whether it goes on."""
+        """For a run without an end that another machine started: a sentence that its state cannot be seen from here."""
         holder = holder_of(self.folder.path, held)
         if holder.state != "unknown" or self.columns.end:
             return []
@@ -165,7 +168,7 @@ class RunView:
 
     @property
     def seed(self) -> str:
-        """The seed as text; a run that does not know its own is like no other."""
+        """The seed as text. A run without a known seed gets its own key, so that it is equal to no other run."""
         found = self.info.get("seed", self.config.get("seed"))
         return self.key if found is None else str(found)
 
@@ -174,13 +177,13 @@ class RunView:
         return str(self.info.get("created") or "")
 
     @property
-    def method(self) -> dict[str, Any]:
-        """The settings that learning sees, as in `runnel report --over seeds`."""
+    def method(self) -> Row:
+        """The settings that change learning, as in `runnel report --over seeds`."""
         return {k: v for k, v in self.config.items() if k not in NOT_LEARNED}
 
     @property
     def group(self) -> str:
-        """Runs of one method on one task share it."""
+        """A key that runs of one method on one task share."""
         same = self.method
         return hashlib.sha256((self.label + json.dumps(same, sort_keys=True)).encode()).hexdigest()[:12]
 
@@ -189,8 +192,8 @@ class RunView:
         names = self.columns.names()
         return next((key for key in RETURN_KEYS if key in names), "eval/mean")
 
-    def line(self, held: Collection[Lock] | None) -> dict[str, Any]:
-        """The run in the table."""
+    def line(self, held: Collection[Lock] | None) -> Row:
+        """The run as a line of the table."""
         c, last = self.columns, self.columns.last
         status = self.status(held)
         progress = 1.0 if status in ("finished", "solved") else last.get("progress") or 0.0
@@ -225,20 +228,20 @@ class RunView:
         }
 
 
-def _wall(row: Mapping[str, Any]) -> float:
+def _wall(row: Row) -> float:
     found = row.get("time", {}).get("wall_s")
     return float(found) if is_number(found) else 0.0
 
 
-def sparks(values: np.ndarray[Any, Any]) -> list[float]:
+def sparks(values: Floats) -> list[float]:
     """A curve as a few means, for a line of the table.
 
     >>> sparks(np.array([0.0, 1.0, 2.0]))
     [0.0, 1.0, 2.0]
     """
     known = values[np.isfinite(values)]
-    pieces = np.array_split(known, min(NUM_SPARKS, len(known))) if len(known) else []
-    return [float(f"{p.mean():.4g}") for p in pieces]
+    ranges = np.array_split(known, min(NUM_SPARKS, len(known))) if len(known) else []
+    return [float(f"{values.mean():.4g}") for values in ranges]
 
 
 class Library:
@@ -252,14 +255,14 @@ class Library:
         self.studies: dict[str, Path] = {}
         self.held: Collection[Lock] | None = ()
         self.problem = ""
-        """Why the folder cannot be looked at now."""
+        """Why the folder cannot be read now; empty if it can."""
         self._cache = cache or default_cache()
         self._looking = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
         self._num_processes = num_processes
 
     def refresh(self) -> set[str]:
-        """Look at everything again; returns the ids of what has changed (also of what is new or gone)."""
+        """Read everything that has changed. Returns the ids of runs that changed, are new, or are gone."""
         with self._looking:
             self.held = locked_files()
             runs, self.studies = _find(self.root)
@@ -274,10 +277,11 @@ class Library:
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
+            # spawn: the watching thread may hold locks, which a forked process would inherit and never release
             self._pool = ProcessPoolExecutor(self._num_processes, mp_context=get_context("spawn"))
         return self._pool
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[Row]:
         """The table of runs, the newest first."""
         lines = []
         for run in self.runs.values():
@@ -289,19 +293,19 @@ class Library:
         return sorted(lines, key=lambda line: (line["created"], line["id"]), reverse=True)
 
     def close(self) -> None:
-        """End the processes that parse files."""
+        """Stop the processes that parse files."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
 def default_cache() -> Path:
-    """Where parsed metrics are kept: `runnel/board` in the user's cache folder."""
+    """The folder of parsed metrics: `runnel/board` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "runnel" / "board"
 
 
 def run_folders(root: Path) -> dict[str, Path]:
-    """The folders of all runs in `root` and below, by their path from there."""
+    """The folders of all runs in `root` and below, by their path relative to `root`."""
     return _find(root)[0]
 
 
@@ -318,15 +322,17 @@ def _find(root: Path) -> tuple[dict[str, Path], dict[str, Path]]:
 
 
 def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Folders and the names of what they hold, each folder once, though links may lead to it again; behind a link, which may
-    lead to anywhere, less deep. Links come last, so that what is really there has its own name."""
+    """All folders with the names of their files; each folder once, although links may lead to it again.
+
+    Links are followed last, so that a folder appears under its real name, and less deep, since they may lead anywhere.
+    """
     seen: set[tuple[int, int]] = set()
     real, links = deque([(root, DEPTH)]), deque[tuple[Path, int]]()
     while real or links:
         path, depth = (real or links).popleft()
         try:
             stat, entries = path.stat(), list(os.scandir(path))
-        except OSError:  # gone, closed to us, no folder, or links in a circle
+        except OSError:  # it is gone, unreadable or no folder, or its links form a circle
             continue
         if (stat.st_dev, stat.st_ino) in seen:
             continue

@@ -1,4 +1,4 @@
-"""What the board answers: plain functions of the library and a request's data, without a web server in them."""
+"""The responses of the board: plain functions of the library and a request's data, without a web server."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from runnel.board.behaviour import recorded_episodes
 from runnel.board.columns import AXES
-from runnel.board.curves import Aligned, Curve, across_seeds, align, clean, plain, smooth
+from runnel.board.curves import Aligned, across_seeds, align, clean, plain, smooth
 from runnel.board.detail import detail
 from runnel.board.library import Library, RunView
 from runnel.core.config import differences, flat
@@ -20,52 +19,56 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.eval.statistics import FEWEST_SEEDS, few_seeds
 from runnel.track.files import MAX_JSON, read_regular
+from runnel.track.folder import Row
+from runnel.track.history import Curve
 
+Query = Mapping[str, object]
+"""The data of a request, from the address or from a JSON body. Anyone may have sent it, so each field is tested."""
 MAX_POINTS = 1600
 MIN_POINTS = 240
 BUDGET = 160_000
-"""Values of one answer; more curves have fewer points each."""
+"""Values in one response. With more curves, each has fewer points."""
 MAX_RUNS = 1000
 MAX_METRICS = 64
 
 
-def find(library: Library, key: Any) -> RunView:
-    """The run called `key`."""
+def find(library: Library, key: object) -> RunView:
+    """The run with the id `key`."""
     run = library.runs.get(str(key))
     if run is None:
         raise ConfigError("run", str(key), f"there is no such run under {library.root}; it may have been moved or removed")
     return run
 
 
-def runs(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of runs, and the studies by name."""
+def runs(library: Library, asked: Query) -> Row:
+    """The table of runs, and the names of the studies."""
     studies = [read_study(key, path) for key, path in library.studies.items()]
     heads = [{k: s.get(k) for k in ("id", "name", "status", "error")} for s in studies]
     return {"root": str(library.root), "runs": library.lines(), "studies": heads, "problem": library.problem}
 
 
-def run(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+def run(library: Library, asked: Query) -> Row:
     """One run without its curves."""
     found = find(library, asked.get("run"))
     with found.lock:
         return detail(found, library.held) | {"config": found.config}
 
 
-def groups(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups of completions of a run, or the whole of one (`number`)."""
+def groups(library: Library, asked: Query) -> Row:
+    """The list of a run's completion groups, or with `number` one whole group."""
     found, number = find(library, asked.get("run")), asked.get("number")
     with found.lock:
         found.groups.refresh()
         if number is None:
             return {"groups": found.groups.heads(), "num_problems": found.groups.num_problems}
-        group = found.groups.read(int(number)) if str(number).isdecimal() else None
+        group = found.groups.read(int(str(number))) if str(number).isdecimal() else None
     if group is None:
         raise ConfigError("number", number, "there is no such group any more; open the list again")
     return group
 
 
-def order(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask a run to stop or to save, for whoever has the token that it printed."""
+def order(library: Library, asked: Query) -> Row:
+    """Order a run to stop or to save a checkpoint. The request must hold the token that the run printed."""
     found, op = find(library, asked.get("run")), asked.get("op")
     if op not in ("stop", "checkpoint"):
         raise ConfigError("op", op, "use stop or checkpoint")
@@ -77,7 +80,7 @@ def order(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"said": op}
 
 
-def curves(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+def curves(library: Library, asked: Query) -> Row:
     """Metrics of runs on a common grid.
 
     `asked`: runs, metrics, axis, smoothing in [0, 1), group (mean over seeds), span ([low, high] of the axis).
@@ -93,7 +96,8 @@ def curves(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
         with run.lock:
             found.append(run.columns.curve(name, axis))
     cleaned = [clean(curve, span) for curve in found]
-    kept = [i for i, (x, _) in enumerate(cleaned) if len(x) and x[-1] > 0]  # a run that does not count this is not at its 0
+    # a run that does not count this axis has 0 everywhere: it is left out, and not drawn at 0
+    kept = [i for i, (x, _) in enumerate(cleaned) if len(x) and x[-1] > 0]
     points = int(np.clip(BUDGET // max(len(kept), 1), MIN_POINTS, MAX_POINTS))
     grouped = bool(asked.get("group"))
     aligned = align([cleaned[i] for i in kept], points=points, means=grouped or weight > 0)
@@ -104,13 +108,13 @@ def curves(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"metrics": names, "axis": axis, "x": plain(aligned.x, 10), "series": series}
 
 
-def _by_run(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[str, Any]]:
+def _by_run(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[Row]:
     return [{"run": run.key, "group": run.group, "metric": name, "y": plain(aligned.y[i])} for i, (run, name) in enumerate(of)]
 
 
-def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[str, Any]]:
-    """The mean over the seeds of each group. A seed counts once, by its newest run: a second run of it is no second observation
-    (so does `runnel report --over seeds`)."""
+def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[Row]:
+    """The mean over the seeds of each group. Only the newest run of a seed counts, as in `runnel report --over seeds`: a second
+    run of a seed is no second observation."""
     groups: dict[tuple[str, str], dict[str, int]] = {}
     numbers = Counter((run.group, name) for run, name in of)
     for i, (run, name) in sorted(enumerate(of), key=lambda item: (item[1][0].created, item[1][0].key)):
@@ -118,18 +122,25 @@ def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[dict[
     return [_mean(aligned, of, list(groups[key].values()), repeats=numbers[key] - len(groups[key])) for key in numbers]
 
 
-def _mean(aligned: Aligned, of: Sequence[tuple[RunView, str]], members: list[int], *, repeats: int) -> dict[str, Any]:
+def _mean(aligned: Aligned, of: Sequence[tuple[RunView, str]], members: list[int], *, repeats: int) -> Row:
     run, name = of[members[0]]
     mean, low, high = across_seeds(aligned, members)
-    series = {"run": run.key, "group": run.group, "metric": name, "num": len(members), "repeats": repeats, "y": plain(mean)}
+    series: Row = {
+        "run": run.key,
+        "group": run.group,
+        "metric": name,
+        "num": len(members),
+        "repeats": repeats,
+        "y": plain(mean),
+    }
     if len(members) == 1:
         return series
     series |= {"low": plain(low), "high": plain(high), "caution": few_seeds(len(members))}
     return series | ({"members": [plain(aligned.y[i]) for i in members]} if len(members) < FEWEST_SEEDS else {})
 
 
-def metrics(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of metrics that any of some runs has, and the axes that say something about them."""
+def metrics(library: Library, asked: Query) -> Row:
+    """The names of all metrics of some runs, and the axes that at least one of the runs counts."""
     names: dict[str, None] = {}
     axes = set()
     for key in _list(asked, "runs")[:MAX_RUNS]:
@@ -142,8 +153,8 @@ def metrics(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"metrics": list(names), "axes": [axis for axis in AXES if axis in axes]}
 
 
-def configs(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of some runs: those that are not the same in all, and how many are."""
+def configs(library: Library, asked: Query) -> Row:
+    """The settings that differ between some runs, and the number of settings that are the same."""
     chosen = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
     flats = {run.key: flat(run.config) for run in chosen}
     names = list(dict.fromkeys(name for found in flats.values() for name in found))
@@ -152,8 +163,8 @@ def configs(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"varied": varied, "num_same": len(names) - len(varied), "rows": rows}
 
 
-def compare(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs (`a`, `b`) were told differently, beside the versions of what they ran on."""
+def compare(library: Library, asked: Query) -> Row:
+    """The differences of two runs (`a`, `b`): settings, versions of packages, commits."""
     first, second = find(library, asked.get("a")), find(library, asked.get("b"))
     changed = differences(first.config, second.config)
     versions = differences(first.info.get("versions") or {}, second.info.get("versions") or {})
@@ -166,12 +177,12 @@ def compare(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def episodes(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+def episodes(library: Library, asked: Query) -> Row:
     """The recorded episodes of a run."""
     return recorded_episodes(find(library, asked.get("run")).folder)
 
 
-def study(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
+def study(library: Library, asked: Query) -> Row:
     """One study, whole."""
     key = str(asked.get("study", ""))
     if key not in library.studies:
@@ -179,8 +190,8 @@ def study(library: Library, asked: Mapping[str, Any]) -> dict[str, Any]:
     return read_study(key, library.studies[key])
 
 
-def read_study(key: str, path: Path) -> dict[str, Any]:
-    """A study of `runnel tune`, or what is wrong with its file."""
+def read_study(key: str, path: Path) -> Row:
+    """A study of `runnel tune`; if its file is damaged, an `error` that says so."""
     try:
         found = json.loads(read_regular(path, most=MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
@@ -190,20 +201,20 @@ def read_study(key: str, path: Path) -> dict[str, Any]:
     return {**found, "recipe": own_name(str(found.get("recipe") or "")), "id": key}
 
 
-def _list(asked: Mapping[str, Any], name: str) -> list[Any]:
+def _list(asked: Query, name: str) -> list[object]:
     value = asked.get(name)
     if not isinstance(value, list):
         raise ConfigError(name, value, "give a list")
     return value
 
 
-def _weight(value: Any) -> float:
+def _weight(value: object) -> float:
     if isinstance(value, int | float) and 0 <= value < 1:
         return float(value)
-    raise ConfigError("smoothing", value, "use a number from 0 up to, but not, 1")
+    raise ConfigError("smoothing", value, "must be in [0, 1)")
 
 
-def _span(value: Any) -> tuple[float, float] | None:
+def _span(value: object) -> tuple[float, float] | None:
     if value is None:
         return None
     if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value) and value[0] < value[1]:

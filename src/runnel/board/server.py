@@ -1,4 +1,4 @@
-"""The board's web server: static files, JSON answers, and a stream that says which runs have changed."""
+"""The board's web server: static files, JSON responses, and a stream that says which runs have changed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from runnel.board import responses as answers
+from runnel.board import responses
 from runnel.board.behaviour import episode_file
 from runnel.board.library import Library
 from runnel.core.errors import ConfigError
 from runnel.report.page import POLICY as REPORT_POLICY
 from runnel.track.files import open_regular
+from runnel.track.folder import Row
 from runnel.track.sinks import encode
 
 try:
@@ -33,14 +34,16 @@ try:
     from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as error:
     raise ConfigError("command", "board", f"needs a web server ({error}); pip install 'runnel[board]'") from error
 
 STATIC = Path(__file__).with_name("static")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REFRESH_S = 1.0
+"""Seconds between two looks at the files."""
 BEAT_S = 15.0
+"""Seconds after which a quiet stream sends a comment, so that proxies and browsers do not close it."""
 MAX_BODY = 1 << 20
 COOKIE = "runnel-board"
 CSP = (
@@ -49,12 +52,14 @@ CSP = (
 )
 
 SANDBOX = f"{REPORT_POLICY}; sandbox; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""Of a report, which may come from somebody else: it runs no script, sends nothing, and is of no site, nor of the board."""
+"""Policy of a report, which may come from somebody else: it may run no script and send nothing, and its origin is not the
+board."""
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm"}
 
 
 class RequestGuard:
-    """Refuses what a page of another site could send: foreign hosts and origins; beyond loopback, all without the token."""
+    """Refuses requests that a page of another site could send: foreign hosts and origins. Beyond loopback it asks for the
+    token."""
 
     def __init__(self, app: ASGIApp, *, hosts: frozenset[str], token: str) -> None:
         self._app, self._hosts, self._token = app, hosts, token
@@ -66,7 +71,7 @@ class RequestGuard:
         if refused is not None:
             return await refused(scope, receive, send)
 
-        async def send_safely(message: Any) -> None:
+        async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name for name, _ in message["headers"]}
                 extra = {b"content-security-policy": CSP.encode(), b"x-content-type-options": b"nosniff"}
@@ -79,10 +84,11 @@ class RequestGuard:
     def _refuse(self, headers: Headers, scope: Scope) -> Response | None:
         try:
             host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        except ValueError:  # such as [::1
+        except ValueError:  # a bracket is missing, say: [::1
             return PlainTextResponse("this is not the name of a host", 400)
         if self._hosts and host not in self._hosts:
-            text = f"this board answers as {', '.join(sorted(self._hosts))}, not as {host!r}"
+            # a foreign name that leads here is how a page of another site reaches a local server (DNS rebinding)
+            text = f"this board is served as {', '.join(sorted(self._hosts))}, not as {host!r}"
             return PlainTextResponse(text, 421)
         origin = headers.get("origin")
         if scope["method"] == "POST" and origin is not None and origin.partition("://")[2] != headers.get("host"):
@@ -91,9 +97,9 @@ class RequestGuard:
             return None
         given = Request(scope).query_params.get("token", "")
         if given and secrets.compare_digest(given.encode(), self._token.encode()):
-            answer = RedirectResponse("/", 303)  # not to the path: //elsewhere would be another site
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
-            return answer
+            redirect = RedirectResponse("/", 303)  # not to the path of the request: //elsewhere would be another site
+            redirect.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            return redirect
         kept = Request(scope).cookies.get(COOKIE, "")
         if secrets.compare_digest(kept.encode(), self._token.encode()):
             return None
@@ -101,7 +107,7 @@ class RequestGuard:
 
 
 class Live:
-    """Tells open pages what has changed; a thread of its own looks at the files."""
+    """Tells open pages which runs have changed. A thread of its own looks at the files."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -128,18 +134,18 @@ class Live:
             try:
                 changed = self.library.refresh() | self._ended()
                 self.library.problem = ""
-            except Exception as error:  # a page that no longer moves must say so; a network disk may come back
+            except Exception as error:  # a network disk may come back, so go on; until then the page must show the problem
                 changed, self.library.problem = (
                     set(),
                     f"{self.library.root} cannot be read now ({type(error).__name__}: {error})",
                 )
-            pause = max(REFRESH_S, 4 * (time.perf_counter() - began))  # a look at very many folders takes its time
+            pause = max(REFRESH_S, 4 * (time.perf_counter() - began))  # with very many folders, use at most a fifth of a core
             problem = self.library.problem
             if (changed or problem) and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._tell, encode({"changed": sorted(changed), "problem": problem}))
 
     def _ended(self) -> set[str]:
-        """Runs whose status is another than at the last look, though no file has changed: killed ones."""
+        """Runs whose status has changed although no file has: they were killed."""
         now = {key: run.status(self.library.held) for key, run in list(self.library.runs.items())}
         changed = {key for key, status in now.items() if self._status.get(key, status) != status}
         self._status = now
@@ -164,26 +170,27 @@ class Live:
             self._queues.discard(queue)
 
 
-Answer = Callable[[Library, Mapping[str, Any]], dict[str, Any]]
-ASKED: dict[str, Answer] = {
-    "runs": answers.runs,
-    "run": answers.run,
-    "compare": answers.compare,
-    "episodes": answers.episodes,
-    "groups": answers.groups,
-    "study": answers.study,
+Respond = Callable[[Library, responses.Query], Row]
+GET: dict[str, Respond] = {
+    "runs": responses.runs,
+    "run": responses.run,
+    "compare": responses.compare,
+    "episodes": responses.episodes,
+    "groups": responses.groups,
+    "study": responses.study,
 }
-"""What is asked for by an address, and below by a body."""
-TOLD: dict[str, Answer] = {
-    "curves": answers.curves,
-    "metrics": answers.metrics,
-    "configs": answers.configs,
-    "order": answers.order,
+"""Requests whose data are in the address."""
+POST: dict[str, Respond] = {
+    "curves": responses.curves,
+    "metrics": responses.metrics,
+    "configs": responses.configs,
+    "order": responses.order,
 }
+"""Requests whose data are a JSON body."""
 
 
 def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), token: str = "") -> Starlette:
-    """The application over a library of runs. `token` non-empty: nobody gets in without it."""
+    """The web application over a library of runs. If `token` is not empty, requests need it."""
     live = Live(library)
 
     async def events(request: Request) -> Response:
@@ -198,8 +205,8 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
 
     routes = [
         Route("/", _index),
-        *(Route(f"/api/{name}", _endpoint(library, make)) for name, make in ASKED.items()),
-        *(Route(f"/api/{name}", _endpoint(library, make), methods=["POST"]) for name, make in TOLD.items()),
+        *(Route(f"/api/{name}", _endpoint(library, make)) for name, make in GET.items()),
+        *(Route(f"/api/{name}", _endpoint(library, make), methods=["POST"]) for name, make in POST.items()),
         Route("/api/live", events),
         Route("/video", _video),
         Route("/report", _report),
@@ -210,7 +217,7 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
     return app
 
 
-def _endpoint(library: Library, make: Answer) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(library: Library, make: Respond) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
             asked = await _body(request) if request.method == "POST" else request.query_params
@@ -228,29 +235,30 @@ async def _index(request: Request) -> Response:
 async def _video(request: Request) -> Response:
     run = request.app.state.library.runs.get(request.query_params.get("run", ""))
     path = episode_file(run.folder, request.query_params.get("file", "")) if run else None
-    answer = path and _file(path, run.folder.path, VIDEOS[path.suffix])
-    return answer or PlainTextResponse("there is no such video", 404)
+    response = path and _file(path, run.folder.path, VIDEOS[path.suffix])
+    return response or PlainTextResponse("there is no such video", 404)
 
 
 async def _report(request: Request) -> Response:
     run = request.app.state.library.runs.get(request.query_params.get("run", ""))
-    answer = run and _file(run.folder.report, run.folder.path, "text/html", {"content-security-policy": SANDBOX})
-    return answer or PlainTextResponse("there is no such report", 404)
+    response = run and _file(run.folder.report, run.folder.path, "text/html", {"content-security-policy": SANDBOX})
+    return response or PlainTextResponse("there is no such report", 404)
 
 
 def _file(path: Path, below: Path, kind: str, headers: Mapping[str, str] | None = None) -> Response | None:
-    """A file of a run's folder; None where it is no regular one."""
+    """A response with a file of a run's folder; None if it is no regular file."""
     try:
-        return _Opened(open_regular(path, below=below), media_type=kind, headers=headers)
+        return _OpenFile(open_regular(path, below=below), kind, headers)
     except OSError:
         return None
 
 
-class _Opened(FileResponse):
-    """A file that is open already: by its name another could be in its place by now."""
+class _OpenFile(FileResponse):
+    """A response with a file that is open already. To open it again by its name could open another file that replaced it."""
 
-    def __init__(self, file: BinaryIO, **rest: Any) -> None:
-        super().__init__(f"/proc/self/fd/{file.fileno()}", stat_result=os.fstat(file.fileno()), **rest)
+    def __init__(self, file: BinaryIO, kind: str, headers: Mapping[str, str] | None) -> None:
+        path = f"/proc/self/fd/{file.fileno()}"
+        super().__init__(path, stat_result=os.fstat(file.fileno()), media_type=kind, headers=headers)
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -258,7 +266,7 @@ class _Opened(FileResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _body(request: Request) -> Mapping[str, Any]:
+async def _body(request: Request) -> responses.Query:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise ConfigError("body", request.headers.get("content-type"), "send JSON, as application/json")
     data = b""
@@ -275,12 +283,12 @@ async def _body(request: Request) -> Mapping[str, Any]:
     return found
 
 
-def _json(data: Any, status: int = 200) -> Response:
+def _json(data: Row, status: int = 200) -> Response:
     return Response(encode(data).encode(errors="backslashreplace"), status, media_type="application/json")
 
 
 def serve(folder: Path, *, host: str = "127.0.0.1", port: int = 8420, say: Callable[[str], None] = print) -> None:
-    """Serve the board until it is interrupted."""
+    """Serve the board until the process is interrupted."""
     library = Library(folder, num_processes=max(1, (os.cpu_count() or 2) - 1))
     token = "" if host in LOOPBACK else secrets.token_urlsafe(24)
     listening = _listen(host, port)

@@ -21,7 +21,7 @@ from runnel.track.folder import RunFolder
 
 REPORT = """Write a self-contained report.html of one run, or of several side by side; the numbers as CSV beside it.
 
-With --over seeds, groups of runs are judged against each other: who is better, by how much, how sure, and how many more seeds
+With --over seeds, groups of runs are compared with each other: who is better, by how much, how sure, and how many more seeds
 would decide it. A group is a folder of runs, a run folder, a glob, or NAME=any of these; without names, runs whose settings
 differ in seed and task alone are one group.
 
@@ -85,16 +85,16 @@ def _over_seeds(parsed: argparse.Namespace) -> int:
     first = found.groups[0].runs[0].folder.path.resolve()
     target = parsed.out or first.parent / "comparison.html"
     ranges = dict(parse_range(text) for text in parsed.range)
-    judged = write_comparison(found, target, scores=parsed.scores, normalise=parsed.normalise, ranges=ranges)
-    for line in judged.sentences:
+    verdicts = write_comparison(found, target, scores=parsed.scores, normalise=parsed.normalise, ranges=ranges)
+    for line in verdicts.sentences:
         print(line)
-    for line in judged.notices:
+    for line in verdicts.notices:
         print(f"note: {line}", file=sys.stderr)
     print(target)
     if parsed.markdown:
-        print(write_markdown(target.with_suffix(".md"), judged=judged))
+        print(write_markdown(target.with_suffix(".md"), verdicts=verdicts))
     if parsed.paper:
-        for path in write_paper(judged, parsed.paper):
+        for path in write_paper(verdicts, parsed.paper):
             print(path)
     return 0
 

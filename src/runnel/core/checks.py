@@ -153,7 +153,7 @@ def check_output(net: Any, method: str, found: Any, shape: Sequence[int], *, fin
 # ------------------------------------------------------------------------------------------------------------ learners
 
 
-def check_text(value: Any, what: str) -> None:
+def check_text(value: object, what: str) -> None:
     """Refuse half a surrogate pair (`\\ud83d` alone), which JSON can write and no tokenizer can read."""
     if isinstance(value, str):
         try:

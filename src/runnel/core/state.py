@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:  # reports and the board read states, and start without torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 State = dict[str, Any]
 """What `snapshot` and `state_dict` return: nested dicts and lists of tensors, arrays, numbers, texts and None."""
+Plain = Any
+"""Plain data: what a message or a JSON text holds."""
 Metrics = dict[str, float]
 """Numbers of an update, by name."""
 WorkerEvent = dict[str, Any]
 """What a worker, a sampler or a client tells the run: plain data by field. `kind` says what it is (update, eval, ...)."""
+Array: TypeAlias = "NDArray[Any]"
+"""A numpy array of any type."""
+Settings = Mapping[str, Any]
+"""Arguments by name, as a user gives them (`env_kwargs`)."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Observations in a ring of segments: each is stored once, and a frame stack is stored as its newest frame.
+"""Stores the observations of a ring of segments: each one once, and of a frame stack only the newest frame.
 
-A segment has T + 1 observations for T steps, so the next observation of a step is the one behind it. Only where an episode
-ended is it another one, the final observation; those are few, and lie in a pool beside the ring. Entry e of the ring is
-`obs[e]`; final observation f is called `-1 - f`, so that one array of numbers says what followed each step.
+A segment has T + 1 observations for T steps, so the next observation of a step is the following entry. Only at the end of an
+episode it is another one, the final observation. Those are few and lie in a pool beside the ring. Entry e of the ring is
+`obs[e]`, and final observation f has the number `-1 - f`, so that one array of numbers names what followed each step.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import ArraySpec
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.data.memory import Memory
 from runnel.data.pool import SLACK, Pool
 
-Array = NDArray[Any]
 STEPS_AN_END = 32
-"""Steps for which a plan counts one end of an episode: as many as a random policy lasts on Breakout. Whoever lasts longer needs
-a few percent less; who ends more often is looked at while it fills (`SegmentStore`)."""
+"""The memory plan assumes an episode's end in so many steps: a random policy on Breakout. Longer episodes need a few percent
+less; for shorter ones `SegmentStore` checks again while it fills."""
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
@@ -40,7 +38,7 @@ class Leaf(Protocol):
         ...
 
     def forget(self, slot: int) -> None:
-        """The oldest segment, in `slot`, is about to be overwritten."""
+        """Free the pooled items of the oldest segment, in `slot`, which is about to be overwritten."""
         ...
 
     def take(self, entries: Array, out: Array) -> None:
@@ -52,25 +50,25 @@ class Leaf(Protocol):
         ...
 
     def counts(self) -> State:
-        """What is where, without the observations themselves."""
+        """The positions of all observations, without the observations."""
         ...
 
     def recount(self, state: State) -> None:
-        """Undo `counts`; the observations come after, by `load`."""
+        """Restore the positions of `counts`; `load` brings the observations."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it takes, once every slot was written to."""
+        """Bytes of its arrays when every slot has been written."""
         ...
 
     @property
     def pooled_bytes(self) -> int:
-        """Those of them that depend on what was stored: frames, and final observations."""
+        """The part of `num_bytes` that depends on the data: frames, and final observations."""
         ...
 
     def save(self, start: int, stop: int) -> dict[str, Array]:
-        """The arrays of slots `start ... stop - 1`, inserted one after the other; views where that is possible."""
+        """The arrays of slots `start ... stop - 1`, in order of insertion; views where possible."""
         ...
 
     def load(self, start: int, stop: int, arrays: Mapping[str, Array]) -> None:
@@ -140,11 +138,11 @@ class PlainLeaf:
 
 
 class StackedLeaf:
-    """A stack of k frames `[k * C, H, W]`, of which each step brings one: kept as frames, and k frame ids for each entry.
+    """Stores stacks of k frames `[k * C, H, W]`, to which each step adds one, as single frames and k frame ids for each entry.
 
-    Whether a stack is the one before it, moved on by a frame, is looked at and not assumed. Where it is not (the start of a
-    segment or an episode, or no stack at all) all k frames are kept, of equal ones side by side the first. So what comes back
-    is always what went in.
+    It compares each stack with the one before it and does not assume that only one frame is new. Where that is not so (at the
+    start of a segment or an episode, or if it is no stack at all) it stores all k frames, and equal neighbours once. So the
+    stored data are exact in every case.
     """
 
     def __init__(
@@ -155,7 +153,7 @@ class StackedLeaf:
         channels = spec.shape[0] // spec.stack
         self._frame = spec.shape[1:] if channels == 1 else (channels, *spec.shape[1:])
         self._ids = PlainLeaf(num_slots, entries, (self._stack,), np.dtype(np.int64), memory=memory)
-        most = num_slots * self._stack * 2 * entries  # nothing shared, and an end at every step
+        most = num_slots * self._stack * 2 * entries  # the worst case: no frame shared, and an end at every step
         self._frames = Pool(self._frame, numpy_dtype(spec.dtype), memory=memory, most=most)
         self._span = np.zeros((num_slots, 2), dtype=np.int64)
 
@@ -180,8 +178,11 @@ class StackedLeaf:
         return self._push(final, _moved(before, final), ids.reshape(-1, self._stack)[after])
 
     def _push(self, stacks: Array, moved: Array, before: Array) -> Array:
-        """Keep the newest frame of each stack `[n, k, ...]` that has `moved` on from the ids `before` `[n, k]`; of the others
-        all that differ from the frame on their left: an episode begins with one frame repeated, or behind black ones."""
+        """Store stacks `[n, k, ...]`. Where one has `moved` on by a frame from ids `before` `[n, k]`, store its newest frame.
+
+        Of the others, store every frame that differs from its left neighbour: an episode begins with one frame repeated, or
+        with black ones.
+        """
         begun = ~moved
         fresh = np.ones((len(stacks), self._stack), dtype=bool)
         fresh[:, :-1] = False
@@ -191,6 +192,7 @@ class StackedLeaf:
         first = self._frames.push(stacks[fresh])
         ids = np.zeros(fresh.shape, dtype=np.int64)
         ids[fresh] = np.arange(first, self._frames.stop)
+        # a frame equal to its left neighbour has id 0 so far, and takes the id of that one
         ids[begun] = np.maximum.accumulate(ids[begun], axis=1)
         ids[moved, :-1] = before[moved, 1:]
         return ids
@@ -252,18 +254,18 @@ def _differ(a: Array, b: Array) -> Array:
 
 
 def _moved(before: Array, stacks: Array) -> Array:
-    """Which stacks `[n, k, ...]` are those `before`, moved on by one frame. `-> [n] bool`"""
+    """Which stacks `[n, k, ...]` equal those `before`, moved on by one frame. `-> [n] bool`"""
     same: Array = (before[:, 1:] == stacks[:, :-1]).all(axis=tuple(range(1, stacks.ndim)))
     return same
 
 
 def is_stack(spec: ArraySpec) -> bool:
-    """Whether a leaf is known as a stack of frames. Its shape does not tell: so are colour images and planes of a board."""
+    """Whether a leaf is marked as a stack of frames. The shape cannot tell: colour images and boards have the same."""
     return spec.stack > 1 and spec.shape[0] % spec.stack == 0
 
 
 def leaf_bytes(specs: Mapping[str, ArraySpec], num_rows: int, num_steps: int, *, compress: bool) -> int:
-    """Bytes of `num_rows` rows of `num_steps` observations, and of final ones at an end in `STEPS_AN_END`."""
+    """Bytes of `num_rows` rows of `num_steps` observations, with one final observation in `STEPS_AN_END` steps."""
     entries, ends = num_rows * num_steps, num_rows * num_steps / STEPS_AN_END
     total = 0.0
     for spec in specs.values():

@@ -1,7 +1,7 @@
-"""Where large arrays live: in memory, or, above a limit, in a file without a name that is mapped into memory.
+"""Allocates large arrays: in memory or, above a limit, in a mapped file without a name.
 
-Neither takes room long before it is written to: fresh pages of memory, and the holes of a file, cost nothing. The file has
-no name from the start, so however the process ends, the kernel takes it back.
+Neither takes room before it is written: fresh pages of memory and holes of a file cost nothing. The file never has a name, so
+the kernel frees it however the process ends.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError
 from runnel.core.memory import free_memory
+from runnel.core.state import Array
 
-Array = NDArray[Any]
 AHEAD = 8 << 20
-"""Bytes of a mapped file for which blocks are set aside at once."""
+"""Bytes of a mapped file for which disk blocks are reserved at once."""
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE of Linux on x86 and ARM, which Python's `mmap` has no name for: the kernel sets nothing aside for the pages."""
 
 
 class Memory:
-    """Gives out zeroed arrays for something of `num_bytes` in all; from `mmap_bytes` on they are files in `folder`."""
+    """Allocates zeroed arrays of `num_bytes` in all. From `mmap_bytes` on they are files in `folder`."""
 
     def __init__(self, num_bytes: int, *, mmap_bytes: int, folder: str = "") -> None:
         self.num_bytes, self.mapped = num_bytes, num_bytes >= mmap_bytes
@@ -38,7 +37,8 @@ class Memory:
         self._files: list[_Mapped] = []
 
     def check(self, field: str, value: int, *, taken: int = 0, why: str = "") -> None:
-        """Refuse what does not fit beside the bytes that are `taken` of it already, and say which `value` of `field` would."""
+        """Refuse if `num_bytes` do not fit, of which `taken` are used already. The error names a `value` of `field` that
+        fits."""
         room = taken + (shutil.disk_usage(self.folder).free if self.mapped else free_memory())
         if self.num_bytes <= room:
             return
@@ -53,14 +53,14 @@ class Memory:
         return np.zeros(shape, dtype) if not self.mapped or 0 in shape else self._file(shape, dtype)
 
     def reserve(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A zeroed array of which perhaps little is ever written to: only addresses are set aside, so it may be larger than
+        """A zeroed array of which perhaps only a part is ever written. It only reserves addresses, so it may be larger than
         the memory of the machine."""
         if self.mapped or 0 in shape:
             return self.zeros(shape, dtype)
         size = int(np.prod(shape))
         pages = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # as numpy does for large arrays: draws are a fifth faster; not every kernel can
+            with contextlib.suppress(OSError):  # as numpy does for large arrays: draws are a fifth faster; some kernels lack it
                 pages.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(pages, dtype, size).reshape(shape)
 

@@ -1,40 +1,40 @@
-"""A ring of items whose number is not known beforehand: frames, and final observations."""
+"""A ring buffer of items whose number is not known beforehand: frames, and final observations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from runnel.core.state import Array
 from runnel.data.memory import Memory
 
-Array = NDArray[Any]
+Ids = TypeVar("Ids", int, Array)
 SLACK = 32
 """A ring of pooled items has room for one in this many more than it had to hold, since episodes do not end evenly."""
 _MOVED_AT_ONCE = 1024
 
 
 class Pool:
-    """Items that go out in the order they came in, in a ring. An item's id counts all items ever pushed.
+    """A ring buffer that drops items in the order of their arrival. An item's id counts all items ever pushed.
 
-    Addresses are reserved for `most` items, which take no memory before they are written to; the ring is as long as it had to
-    be so far, and `SLACK` more, so that memory follows what is kept.
+    Addresses are reserved for `most` items, which take no memory until they are written. The ring is only as long as it has had
+    to be so far, plus `SLACK`, so that memory follows the number of items.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, memory: Memory, most: int) -> None:
         self._memory, self._data = memory, memory.reserve((most, *shape), dtype)
         self.first = self.stop = self.size = 0
         self._start = 0
-        """An id whose place is the first of the ring."""
+        """The id of the item at the first place of the ring (in its newest lap)."""
 
     @property
     def num_bytes(self) -> int:
         return self._data[: self.size].nbytes
 
     def push(self, items: Array) -> int:
-        """Keep `items` `[n, ...]`; returns the id of the first."""
+        """Add `items` `[n, ...]`. Returns the id of the first."""
         start, self.stop = self.stop, self.stop + len(items)
         if self.stop - self.first > self.size:
             self._grow(start, self.stop - self.first)
@@ -42,8 +42,8 @@ class Pool:
         return start
 
     def drop(self, num: int) -> None:
-        """Forget the oldest `num` items."""
-        if num and self.first == 0:  # the ring turns from now on; while it has not, more room costs no moving
+        """Drop the oldest `num` items."""
+        if num and self.first == 0:  # the ring starts to wrap: take all slack now, while growing moves nothing
             self._grow(self.stop, self.size)
         self.first += num
 
@@ -51,11 +51,11 @@ class Pool:
         """The items `ids` `[n] -> [n, ...]`."""
         return self._data.take(self._places(ids), axis=0, out=out, mode="clip")
 
-    def _places(self, ids: Any) -> Any:
+    def _places(self, ids: Ids) -> Ids:
         return (ids - self._start) % self.size
 
     def read(self, start: int, stop: int) -> Array:
-        """The items `start ... stop - 1`: a view of the memory, unless they lie around its end."""
+        """The items `start ... stop - 1`: a view, unless they wrap around the end of the memory."""
         if start == stop:
             return self._data[:0]
         where, num = self._places(start), stop - start
@@ -63,7 +63,7 @@ class Pool:
         return ahead if len(ahead) == num else np.concatenate([ahead, self._data[: num - len(ahead)]])
 
     def write(self, start: int, items: Array) -> None:
-        """Put the items `start ...` where they belong."""
+        """Write `items` at the places of ids `start ...`."""
         if not len(items):
             return
         where = self._places(start)
@@ -72,8 +72,11 @@ class Pool:
         self._data[: len(items) - len(ahead)] = items[len(ahead) :]
 
     def _grow(self, stop: int, need: int) -> None:
-        """A ring with room for `need` items, of which those before `stop` are there. What was pushed before the ring began its
-        newest lap lies at its end, and moves up to the new end, the last items first."""
+        """Enlarge the ring to `need` items and slack; the items before `stop` are in it.
+
+        Items of the previous lap lie at the end of the ring. They move up to the new end, the last ones first, so that none
+        is overwritten before it has moved.
+        """
         slack = need // SLACK if self.first or stop == self.stop else 0
         size, newest = min(need + slack, len(self._data)), max(stop - 1, self.first)
         self._memory.will_fill(self._data, size)
@@ -88,7 +91,7 @@ class Pool:
         return [self.size, self.first, self.stop]
 
     def resize(self, counts: Sequence[int]) -> None:
-        """Make room as `counts` says; the items come after, by `write`. A ring may be laid out anew: ids say what is where."""
+        """Make room for the items of `counts`; `write` brings them. Their places may differ from before, their ids do not."""
         _, self.first, self.stop = counts
         self.size, self._start = 0, self.first
         self._grow(self.first, self.stop - self.first)

@@ -1,21 +1,16 @@
-"""Prioritised draws (Schaul et al. 2016, arXiv:1511.05952): by error, with weights that undo the bias of it."""
+"""Prioritised draws (Schaul et al. 2016, arXiv:1511.05952): in proportion to errors, with weights that undo the bias."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from runnel.core.errors import DataError
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.data.sum_tree import FANOUT, SumTree
-
-Array = NDArray[Any]
 
 
 class Priorities:
-    """The priority `(|error| + floor)^alpha` of each of `size` units. What is new has the highest seen so far."""
+    """The priority `(|error| + floor)^alpha` of each of `size` units. New units get the highest priority so far."""
 
     def __init__(self, size: int, *, alpha: float, floor: float) -> None:
         self.size, self._alpha, self._floor = size, alpha, floor
@@ -28,12 +23,14 @@ class Priorities:
         return 8 * (size + size // (FANOUT - 1))
 
     def renew(self, start: int, stop: int) -> None:
-        """Units `start ... stop - 1` are new."""
+        """Give units `start ... stop - 1` the priority of new ones."""
         self._tree.fill(start, stop, self._highest)
 
     def draw(self, weight: Array, rng: np.random.Generator, *, count: int, beta: float) -> Array:
-        """n of the first `count` units, one from each of n equal shares of the mass, and into `weight` `[n]` their importance
-        `(count p_i)^-beta`, over the largest of the batch."""
+        """Draw n of the first `count` units. Writes importance weights `(count p_i)^-beta / max` into `weight` `[n]`.
+
+        The draw is stratified: one unit from each of n equal parts of the total priority.
+        """
         n, total = len(weight), self._tree.total
         units = self._tree.find((np.arange(n) + rng.random(n)) * (total / n))
         raw = (self._tree.get(units) * (count / total)) ** -beta
@@ -41,7 +38,7 @@ class Priorities:
         return units
 
     def update(self, units: Array, error: Array) -> None:
-        """Errors of units that were drawn. `[n], [n]`"""
+        """Set the priorities of drawn units from their absolute errors. `[n], [n]`"""
         if not np.isfinite(error).all():
             raise DataError("replay was given priorities that are not finite; send the absolute errors of the update")
         if len(units):

@@ -11,7 +11,7 @@ import torch
 
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.spaces import EnvSpec
-from runnel.data.leaves import Array
+from runnel.core.state import Array
 from runnel.data.store import ReplayConfig as ReplayConfig
 from runnel.data.store import SegmentStore
 

@@ -1,4 +1,4 @@
-"""Rows of one file: JSON lines, JSON, Parquet. What is damaged is named by its file and line."""
+"""Reads the rows of a file: JSON lines, JSON or Parquet. An error names the file and the line."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 
 from runnel.core.checks import check_text
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.state import Settings
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 class Row(dict[str, Any]):
-    """Columns by name; `place` says where the row stands, for errors."""
+    """Columns by name; `place` is the position of the row, for errors."""
 
-    def __init__(self, columns: Mapping[str, Any], place: str) -> None:
+    def __init__(self, columns: Settings, place: str) -> None:
         super().__init__(columns)
         self.place = place
 
 
 def read_rows(path: str | Path, *, setting: str = "task") -> list[Row]:
-    """The rows of one file, by its ending; `setting` is what named the file."""
+    """The rows of one file, in the format of its suffix. `setting` is the setting that named the file."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(setting, str(path), "there is no such file")
@@ -38,7 +39,7 @@ def read_rows(path: str | Path, *, setting: str = "task") -> list[Row]:
 
 
 def _json_lines(path: Path) -> list[Row]:
-    """A row ends at a line feed alone: other marks that Python takes for ends of lines (U+2028, say) may stand in a text."""
+    """Only a line feed ends a row: `splitlines` would also split at marks (U+2028, say) inside a text."""
     rows: list[Row] = []
     for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
@@ -54,7 +55,7 @@ def _json(path: Path) -> list[Row]:
     return [_row(row, f"{path}, row {i}") for i, row in enumerate(rows)]
 
 
-def _parsed(data: bytes, place: str, hint: str = "") -> Any:
+def _parsed(data: bytes, place: str, hint: str = "") -> object:
     try:
         return json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -64,7 +65,7 @@ def _parsed(data: bytes, place: str, hint: str = "") -> Any:
         raise DataError(f"{place}: not JSON ({error}).{hint}") from error
 
 
-def _row(columns: Any, place: str) -> Row:
+def _row(columns: object, place: str) -> Row:
     if not isinstance(columns, Mapping):
         raise DataError(f"{place}: a row is an object with columns, not {type(columns).__name__}")
     for name, value in columns.items():

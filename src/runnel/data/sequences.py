@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from runnel.core.records import FieldSpec, StreamSpec
-from runnel.data.leaves import Array
+from runnel.core.state import Array
 from runnel.data.store import SegmentStore
 
 _NOT_REPLAYED = ("logprob", "policy_version", "terminated", "truncated")

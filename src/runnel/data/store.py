@@ -25,8 +25,8 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Segment, Slot, StreamSpec
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.core.state import SealedChunk, State
-from runnel.data.leaves import Array, Leaf, PlainLeaf, StackedLeaf, is_stack, leaf_bytes, numpy_dtype
+from runnel.core.state import Array, SealedChunk, State
+from runnel.data.leaves import Leaf, PlainLeaf, StackedLeaf, is_stack, leaf_bytes, numpy_dtype
 from runnel.data.memory import Memory
 from runnel.data.priorities import Priorities
 from runnel.ops.targets import n_step_returns
@@ -177,12 +177,12 @@ class SegmentStore(ABC):
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes that a full memory is expected to take: what was checked when it was made."""
+        """Bytes that a full memory should take: the number that was checked at its creation."""
         return self._memory.num_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that its arrays take, once every slot was written to."""
+        """Bytes of its arrays when every slot has been written."""
         arrays = sum(x.nbytes for x in self._data.values()) + self._selected.nbytes
         priorities = 0 if self._priorities is None else Priorities.num_bytes_of(self._priorities.size)
         return arrays + priorities + sum(leaf.num_bytes for leaf in self._leaves.values())
@@ -196,7 +196,7 @@ class SegmentStore(ABC):
 
     # ---------------------------------------------------------------------------------------------------------- insert
     def insert(self, segment: Segment) -> int:
-        """Copy a `[T, B]` segment over the oldest one; returns how many of the overwritten rows were never drawn."""
+        """Copy a `[T, B]` segment over the oldest one. Returns the number of overwritten rows that were never drawn."""
         self._will_fill(self._num_inserted + 1)
         slot = self._num_inserted % self._num_slots
         rows = self._selected[slot * self._rows : (slot + 1) * self._rows]
@@ -215,15 +215,15 @@ class SegmentStore(ABC):
         return evicted
 
     def _will_fill(self, num_slots: int) -> None:
-        """Make sure that the disk has room for so many slots, before anything of them is written. Leaves do so themselves."""
+        """Reserve disk space for `num_slots` slots before they are written. Leaves do this themselves."""
         num = min(num_slots, self._num_slots)
         for array in self._data.values():
             self._memory.will_fill(array, num)
 
     def _look_again(self) -> None:
-        """Refuse episodes so short that what they leave does not fit, while there is still room to say so.
+        """Refuse episodes so short that their final observations will not fit, while there is still memory for the message.
 
-        The plan counts an end in `STEPS_AN_END` steps; what is stored by now tells how many there are.
+        The plan assumes one end in `STEPS_AN_END` steps; the stored segments tell the true number.
         """
         part, pooled = self._num_stored / self._num_slots, sum(leaf.pooled_bytes for leaf in self._leaves.values())
         full = int(self.num_bytes - pooled + pooled / part)
@@ -247,7 +247,7 @@ class SegmentStore(ABC):
         self._follow(slot, places, first, arrays)
 
     def _follow(self, slot: int, places: Array, first_final: int, arrays: dict[str, Array]) -> None:
-        """What followed each step: the entry behind it, or (below 0) the final observation of its episode."""
+        """Record what followed each step: the next entry, or (below 0) the final observation of its episode."""
         following = np.arange(self._segment_steps) + (slot * (self._segment_steps + self._rows) + self._rows)
         following[places] = -1 - np.arange(first_final, first_final + len(places))
         grid = following.reshape(self._steps, self._rows)
@@ -269,7 +269,7 @@ class SegmentStore(ABC):
 
     # ---------------------------------------------------------------------------------------------------------- sample
     def sample(self, slot: Slot, rng: np.random.Generator) -> int:
-        """Fill `slot` with units drawn by priority (stratified) or uniformly, both with replacement."""
+        """Fill `slot` with units, drawn by priority (stratified) or uniformly, with replacement."""
         if self._num_inserted == 0:
             raise DataError("replay has nothing to sample yet; insert a segment first, or raise the minimum fill")
         out, count = self._out(slot), self._num_stored * self._units
@@ -287,7 +287,7 @@ class SegmentStore(ABC):
         return self._select(self._rows_of(units)) if self._held else 0
 
     def _out(self, slot: Slot) -> dict[str, Array]:
-        """The arrays of a slot as numpy sees them, looked up once: its memory never moves."""
+        """Numpy views of a slot's arrays, made once: its memory never moves."""
         address = slot.arrays["index"].data_ptr()
         known = self._views.get(slot.index)
         if known is None or known[0] != address:
@@ -295,13 +295,13 @@ class SegmentStore(ABC):
         return known[1]
 
     def _beta(self) -> float:
-        """As the trainer's progress: the share of whichever budget is nearer to its end."""
+        """The present beta. Progress is that of the budget (steps or updates) that is nearer to its end."""
         steps = self._num_inserted * self._segment_steps
         spent = ((steps, self._total_steps), (self._num_drawn, self._total_updates))
         return schedule.at(self.config.beta, max([n / total for n, total in spent if total], default=0.0))
 
     def _offsets(self, units: Array) -> Array | int:
-        """From a unit's place in the ring to its index among all ever inserted."""
+        """The difference between a unit's index among all ever inserted and its place in the ring."""
         if self._num_inserted <= self._num_slots:
             return 0
         rounds, ahead = divmod(self._num_inserted, self._num_slots)
@@ -319,7 +319,7 @@ class SegmentStore(ABC):
 
     # -------------------------------------------------------------------------------------------------------- feedback
     def feedback(self, values: Feedback) -> None:
-        """New priorities: `index` `[B]` as `sample` gave it, and `priority` `[B]`, the absolute errors."""
+        """Set priorities: `index` `[B]` from `sample`, and `priority` `[B]`, the absolute errors."""
         if self._priorities is None:
             return
         index, error = (values.values[k].cpu().numpy() for k in ("index", "priority"))
@@ -328,8 +328,8 @@ class SegmentStore(ABC):
 
     # ----------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
-        """The memory in chunks, of which full ones are `SealedChunk`. They are views, true until the next insert: write
-        them at once."""
+        """The memory in chunks; full ones are `SealedChunk`. They are views, valid until the next insert: write them at
+        once."""
         return {
             "pieces": [[start, stop, self._piece(start, stop)] for start, stop in self._spans()],
             "leaves": {k: leaf.counts() for k, leaf in self._leaves.items()},
@@ -340,7 +340,7 @@ class SegmentStore(ABC):
         }
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Slots in stretches of at most a piece, each inserted in one go: none goes past the slot that is written next."""
+        """Ranges of slots of at most a chunk, each in order of insertion: none crosses the slot that is written next."""
         head, n = self._num_inserted % self._num_slots, self._num_stored
         marks = {*range(0, n, self._piece_slots), min(head, n), n}
         return list(itertools.pairwise(sorted(marks)))
@@ -380,7 +380,7 @@ class SegmentStore(ABC):
 
 
 def _digest(arrays: Mapping[str, Array]) -> str:
-    """A name for what arrays hold."""
+    """A name made from the content of `arrays`."""
     state = hashlib.blake2b(digest_size=16)
     for key, x in arrays.items():
         state.update(f"{key} {x.shape} {x.dtype}".encode())

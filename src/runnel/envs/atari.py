@@ -1,38 +1,37 @@
-"""Atari by name (`atari:Breakout`), with the preprocessing of Machado et al. (2018) and Mnih et al. (2015), in ale-py's own
-compiled vector: random no-ops and FIRE first, every action held for 4 frames, maximum of the last two, 84 x 84 grey, 4 frames.
-docs/guides/environments.md has all steps, beside those of other libraries.
+"""Atari by name (`atari:Breakout`), with the preprocessing of Machado et al. (2018) and Mnih et al. (2015).
 
-ale-py's `episodic_life` starts a new game at every lost life, so nothing after the first life is ever played. Here a lost life
-ends the episode and the game goes on (`life_loss_info`), as in the papers.
+ale-py's own compiled vector does it: random no-ops and FIRE first, every action repeated for 4 frames, the maximum of the last
+two, 84 x 84 grey, a stack of 4. docs/guides/environments.md lists all steps, beside those of other libraries.
+
+ale-py's `episodic_life` starts a new game at every lost life, so nothing after the first life would ever be played. Here a lost
+life ends the episode and the game goes on (`life_loss_info`), as in the papers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runnel.core.errors import ConfigError
-from runnel.core.state import State
+from runnel.core.state import Settings, State
 from runnel.envs.fire import FiringVector
+from runnel.envs.spaces import Info, Obs
 from runnel.envs.vector.batch import Rows
 from runnel.envs.vector.gym_vector import Convert, Flags, GymVector, Masked
 
+if TYPE_CHECKING:
+    import gymnasium as gym
+
 PREFIX = "atari:"
 STANDARD = {"episodic_life": True, "reward_clip": True, "frame_stack": 4}
-"""Training defaults; evaluation plays whole games for the score."""
+"""Defaults for training. Evaluation plays whole games and counts the score."""
 STEPS_A_SEED = 4096
 
 
-def is_atari(target: Any) -> bool:
-    """Whether `target` names a game under the preset (`ALE/Breakout-v5` is Gymnasium's own, without preprocessing)."""
-    return isinstance(target, str) and target.startswith(PREFIX)
-
-
 def rom_name(target: str) -> str:
-    """`atari:SpaceInvaders` as ale-py names its games.
+    """The name of `atari:SpaceInvaders` in ale-py.
 
     >>> rom_name("atari:SpaceInvaders"), rom_name("atari:breakout")
     ('space_invaders', 'breakout')
@@ -40,7 +39,7 @@ def rom_name(target: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.removeprefix(PREFIX)).lower()
 
 
-def make_arcade(target: str, num_envs: int, *, threads: int = 0, kwargs: Mapping[str, Any] | None = None) -> Any:
+def make_arcade(target: str, num_envs: int, *, threads: int = 0, kwargs: Settings | None = None) -> gym.vector.VectorEnv:
     """ale-py's vector of `num_envs` games. `kwargs`: `episodic_life`, `reward_clip`, `frame_stack`, and ale-py's own names."""
     try:
         from ale_py.vector_env import AtariVectorEnv
@@ -62,8 +61,8 @@ def make_arcade(target: str, num_envs: int, *, threads: int = 0, kwargs: Mapping
     return _firing(vec) if options.get("use_fire_reset", True) else vec
 
 
-def _firing(vec: Any) -> Any:
-    """`vec` with FIRE first in every life, where the game has it."""
+def _firing(vec: gym.vector.VectorEnv) -> gym.vector.VectorEnv:
+    """`vec` with FIRE as the first action of every life, if the game has that action."""
     from ale_py import Action
 
     actions = list(vec.ale.get_action_set())
@@ -73,18 +72,18 @@ def _firing(vec: Any) -> Any:
 
 
 class ArcadeResets(Masked):
-    """Resets of ale-py's vector: a game that goes on after a lost life needs none.
+    """Resets of ale-py's vector. A game that goes on after a lost life needs no reset.
 
-    A seed makes the emulator load its cartridge anew, which takes 0.15 s, twenty times the rest; a reset without one goes
-    on with the generator it has. So a row gets a seed only once in `STEPS_A_SEED` steps, and a resume replays it from there.
+    A reset with a seed loads the game's ROM again, which takes 0.15 s, twenty times the rest of it. A reset without a seed
+    goes on with the present generator. So a row gets a seed only once in `STEPS_A_SEED` steps, and a resume replays from there.
     """
 
-    def __init__(self, vec: Any, name: str, index0: int) -> None:
+    def __init__(self, vec: gym.vector.VectorEnv, name: str, index0: int) -> None:
         super().__init__(vec, name, index0)
         self._unseeded = np.zeros(0, np.int64)
-        """Rows that the next reset gives no seed."""
+        """Rows to which the next reset gives no seed."""
 
-    def _reset(self, rows: Rows) -> tuple[Any, Any]:
+    def _reset(self, rows: Rows) -> tuple[Obs, Info]:
         due = (self._episode[rows] < 0) | (self._clock - self._start[rows] >= STEPS_A_SEED)
         self._episode[rows] += 1
         self._start[rows[due]] = self._clock
@@ -93,9 +92,10 @@ class ArcadeResets(Masked):
         self._unseeded = rows[~due]
         return self._reset_to(rows, self._used[rows].tolist())
 
-    def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Any, Any]:
+    def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Obs, Info]:
         mask = np.isin(np.arange(self.vec.num_envs), rows)
         options = None if mask.all() else {"reset_mask": mask}
+        # -1 is ale-py's word for no seed
         obs, info = self.vec.reset(seed=np.where(np.isin(rows, self._unseeded), -1, seeds), options=options)
         self._unseeded = rows[:0]
         return obs, info
@@ -103,8 +103,8 @@ class ArcadeResets(Masked):
     def save(self) -> State | None:
         return {**(super().save() or {}), "fires": isinstance(self.vec, FiringVector)}
 
-    def load(self, state: State, convert: Convert) -> Any:
-        """Checkpoints from before lives began with FIRE are replayed without it; games go on with it."""
+    def load(self, state: State, convert: Convert) -> Obs | None:
+        """Replay. Old checkpoints, of before lives began with FIRE, are replayed without it; then games go on with it."""
         if not isinstance(self.vec, FiringVector):
             return super().load(state, convert)
         self.vec.presses = bool(state.get("fires", False))
@@ -114,16 +114,16 @@ class ArcadeResets(Masked):
             self.vec.presses = True
 
     def _check_over(self, over: Rows, clock: int) -> None:
-        """In a replay, games end where they ended; whether it arrives at the same frame is checked by who asked for it."""
+        """An early end is no error here: the caller compares the frame at the end of the replay."""
         self._unseeded = over
 
-    def _over(self, rows: Rows, truncated: Flags, info: Any) -> Rows:
+    def _over(self, rows: Rows, truncated: Flags, info: Info) -> Rows:
         over: Rows = rows[(info["lives"][rows] == 0) | truncated[rows]]
         return over
 
 
 class ArcadeVector(GymVector):
-    """`num_envs` Atari games; `threads` of ale-py step them (0: one a core)."""
+    """`num_envs` Atari games, stepped by `threads` threads of ale-py (0: one for each core)."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class ArcadeVector(GymVector):
         seed: int,
         index0: int = 0,
         threads: int = 0,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Settings | None = None,
     ) -> None:
         vec = make_arcade(target, num_envs, threads=threads, kwargs=kwargs)
         stack = {**STANDARD, **(kwargs or {})}["frame_stack"]

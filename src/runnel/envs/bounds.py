@@ -1,27 +1,25 @@
-"""Whether observations lie within the bounds of their space: looked at in samples, because it costs as much as a small step.
+"""Checks whether observations lie within the bounds of their space, on samples: a check costs as much as a small step.
 
-Shape and type are held against the space at every step, where an observation is written (`ObsLeaf.checked`). Bounds are looked
-at when a vector starts, where episodes end, and in between once in `EVERY` steps of each environment, by count.
+Shape and type are checked at every step, where an observation is written (`ObsLeaf.checked`). Bounds are checked when a vector
+starts, at the end of each episode, and in between once in `EVERY` steps of each environment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from runnel.core.state import Array
 from runnel.envs.spaces import ObsLeaf
 
-Array = NDArray[Any]
 EVERY = 64
 ROUNDING = 1e-5
-"""Of a bound, and at least of 1: what is out by less is rounding."""
+"""Tolerance, relative to the bound or to 1, whichever is larger: less is rounding."""
 
 
 def due_rows(clock: int, num_envs: int) -> slice | None:
-    """The rows whose turn it is at step `clock`, another part of them each time.
+    """The rows to check at step `clock`; None if there are none. Each row's turn comes once in `EVERY` steps.
 
     >>> due_rows(66, 8), due_rows(66, 200), due_rows(20, 8)
     (slice(2, None, 64), slice(2, None, 64), None)
@@ -31,7 +29,7 @@ def due_rows(clock: int, num_envs: int) -> slice | None:
 
 
 class Bounds:
-    """The bounds of all leaves that have some."""
+    """The bounds of all leaves that have bounds."""
 
     def __init__(self, leaves: Sequence[ObsLeaf]) -> None:
         self._parts = [(leaf, leaf.low, leaf.high) for leaf in leaves if leaf.low is not None and leaf.high is not None]
@@ -41,8 +39,10 @@ class Bounds:
         return bool(self._parts)
 
     def outside(self, arrays: Mapping[str, Array], rows: slice) -> tuple[int, str] | None:
-        """The first of `rows` of `arrays` (by leaf, `[B, ...]`) that is not in the space, and what it gave; None if all are.
-        What is not a number passes here: samplers look for that in every segment, and have an error of their own for it."""
+        """The first of `rows` of `arrays` (by leaf, `[B, ...]`) outside the space, with a text about it; None if there is none.
+
+        A NaN passes, because samplers look for NaN in every segment and raise an error of their own.
+        """
         for (leaf, low, high), (least, most) in zip(self._parts, self._wide, strict=True):
             found = arrays[leaf.key][rows]
             beyond = (found < least) | (found > most)
@@ -57,7 +57,7 @@ class Bounds:
 
 
 def _widened(low: Array, high: Array) -> tuple[Array, Array]:
-    """Bounds with room for rounding: a cosine of 1.0000001 must not end a run of hours.
+    """Bounds with a tolerance: a cosine of 1.0000001 must not end a run of hours.
 
     >>> [x.tolist() for x in _widened(np.array([0, 0], np.uint8), np.array([1, 9], np.uint8))]
     [[0, 0], [1, 9]]
@@ -65,5 +65,5 @@ def _widened(low: Array, high: Array) -> tuple[Array, Array]:
     if low.dtype.kind != "f":
         return low, high
     room = ROUNDING * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))
-    room = np.where(np.isfinite(room), room, 0.0)
+    room = np.where(np.isfinite(room), room, 0.0)  # inf - inf would be NaN
     return low - room, high + room

@@ -1,48 +1,46 @@
-"""FIRE after a lost life: some Atari games (Breakout) wait for it, and a policy that never fires would sit there for ever.
+"""Plays FIRE after a lost life: some Atari games (Breakout) wait for it, and a policy that never fires would wait for ever.
 
-`FireResetEnv` of Baselines and Stable-Baselines3 presses it in steps that nobody sees. Vectors step all rows together, so here
-the first step of a life plays FIRE in place of what the policy chose: to the policy, a step in which its choice does not matter
-(as with sticky actions). It happens wherever a life is lost and the game goes on, in evaluation too: a policy that was spared
-FIRE in training would sit there otherwise.
+`FireResetEnv` of Baselines and Stable-Baselines3 plays it in extra steps that the policy does not see. Vectors step all rows
+together, so here the first step of a life plays FIRE instead of the policy's action. To the policy this is a step in which its
+action has no effect, as with sticky actions. It also happens in evaluation: the policy has not learned to fire by itself.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from runnel.core.state import Array
+from runnel.envs.spaces import Info, Obs
+
 FIRE = 1
-"""Its place in both sets of actions of a game, the smallest that does everything and the full one."""
+"""Number of the action FIRE, in the minimal and in the full set of actions."""
 NO_FIRE = frozenset(
     [
         *("asterix", "backgammon", "crazy_climber", "freeway", "frogger", "journey_escape", "koolaid", "kung_fu_master"),
         *("lost_luggage", "ms_pacman", "pacman", "skiing", "surround", "tutankham", "video_checkers"),
     ]
 )
-"""Games whose smallest set of actions has no FIRE there."""
+"""Games without FIRE in their minimal set of actions."""
 
 
 class FireFirst:
-    """Remembers which of `num_envs` games lost a life and play on. `fire` is the action: a number, or a row of numbers."""
+    """Keeps track of the games (`num_envs` of them) that lost a life and go on. `fire` is the action: a number, or an array."""
 
-    def __init__(self, num_envs: int, fire: Any = FIRE) -> None:
+    def __init__(self, num_envs: int, fire: int | Array = FIRE) -> None:
         self._fire, self._lives, self._due = fire, np.zeros(num_envs, np.int64), np.zeros(num_envs, bool)
 
-    def begin(self, rows: Any, lives: Array) -> None:
-        """New games, in which whoever reset them has pressed FIRE. `lives` are those of `rows`."""
+    def begin(self, rows: Array | slice, lives: Array) -> None:
+        """New games begin in `rows`, with `lives`. The reset has already played FIRE in them."""
         self._lives[rows], self._due[rows] = lives, False
 
     def see(self, lives: Array) -> None:
-        """What a step left. `[B]`"""
+        """Look at the lives after a step. `[B]`"""
         self._due = (lives < self._lives) & (lives > 0)
         self._lives[:] = lives
 
     def actions(self, chosen: Array) -> Array:
-        """What is played in place of `chosen` `[B, ...]`."""
+        """The actions to play instead of `chosen`: FIRE where a life was just lost. `[B, ...]`"""
         if not self._due.any():
             return chosen
         played = chosen.copy()
@@ -51,21 +49,21 @@ class FireFirst:
 
 
 class FiringVector(gym.vector.VectorWrapper):  # type: ignore[misc]
-    """A vector of ale-py that plays FIRE first in every life."""
+    """A vector of ale-py that plays FIRE as the first action of every life."""
 
-    def __init__(self, vec: Any, fire: Any) -> None:
+    def __init__(self, vec: gym.vector.VectorEnv, fire: int | Array) -> None:
         super().__init__(vec)
         self._first = FireFirst(vec.num_envs, fire)
         self.presses = True
-        """Whether it does; not while games are replayed that were played without."""
+        """Whether it plays FIRE; False while a resume replays games that were played without it."""
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | list[int | None] | Array | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         obs, info = self.env.reset(seed=seed, options=options)
         rows = np.flatnonzero((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
         self._first.begin(rows, info["lives"][rows])
         return obs, info
 
-    def step(self, actions: Array) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, Info]:
         played = self._first.actions(actions) if self.presses else actions
         obs, reward, terminated, truncated, info = self.env.step(played)
         self._first.see(info["lives"])

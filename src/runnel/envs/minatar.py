@@ -1,7 +1,6 @@
 """MinAtar (Young and Tian 2019) by name: `MinAtar/Breakout-v1`, five small games on a 10 x 10 board.
 
-Boards are uint8 `[C, 10, 10]`, 255 where an object is, which networks scale to 1. The game remembers its last action (sticky
-actions) across episodes; here it forgets it on reset, so that a seed and the actions since give the same episode again.
+A board is uint8 `[C, 10, 10]`: 255 where there is an object, which networks scale to 1.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
+from runnel.envs.spaces import Action, Info
 
 PREFIX = "MinAtar/"
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
@@ -24,7 +25,8 @@ Board = NDArray[np.uint8]
 
 
 class MinAtar(gym.Env):  # type: ignore[misc]
-    """One game. `v0` has all 6 actions, `v1` only those that do something; episodes are cut after `max_steps` (0: never)."""
+    """One game. `v0` has all 6 actions, `v1` only those that have an effect. Episodes are truncated after `max_steps` (0:
+    never)."""
 
     def __init__(
         self, name: str, *, sticky_action_prob: float = 0.1, difficulty_ramping: bool = True, max_steps: int = 0
@@ -44,24 +46,26 @@ class MinAtar(gym.Env):  # type: ignore[misc]
         board: Board = self._game.state().transpose(2, 0, 1).astype(np.uint8) * np.uint8(255)
         return board
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Board, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Board, Info]:
         super().reset(seed=seed)
         self._game.seed(seed)
+        # the game keeps its last action (for sticky actions) across episodes; cleared, a seed and actions replay an episode
         self._game.last_action, self._t = 0, 0
         self._game.reset()
         return self._obs(), {}
 
-    def step(self, action: Any) -> tuple[Board, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[Board, float, bool, bool, Info]:
         reward, ended = self._game.act(self._actions[int(action)])
         self._t += 1
         return self._obs(), float(reward), bool(ended), bool(self._max_steps) and self._t >= self._max_steps, {}
 
 
-def _environment() -> Any:
-    """MinAtar's own class. Its import logs a warning about plotting libraries that play needs no part of."""
-    logging.disable(logging.WARNING)
+def _environment() -> Callable[..., Any]:
+    """MinAtar's own class."""
+    logging.disable(logging.WARNING)  # its import warns about plotting libraries, which playing does not need
     try:
-        return importlib.import_module("minatar").Environment
+        found: Callable[..., Any] = importlib.import_module("minatar").Environment
+        return found
     except ModuleNotFoundError as error:
         raise ConfigError("env", "MinAtar", "MinAtar is not installed; pip install minatar") from error
     finally:

@@ -1,16 +1,16 @@
-"""What is done to a game between the emulator and the policy, in one sentence: names of the same game differ in it.
+"""Describes the preprocessing of an Atari game in one sentence. It differs between names of the same game.
 
-docs/guides/environments.md has the table of all steps, beside those of Gymnasium and Stable-Baselines3.
+docs/guides/environments.md has a table of all steps, beside those of Gymnasium and Stable-Baselines3.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from typing import Any
 
-from runnel.envs.atari import STANDARD, is_atari, rom_name
+from runnel.core.state import Settings
+from runnel.envs.atari import PREFIX as ATARI
+from runnel.envs.atari import STANDARD, rom_name
 from runnel.envs.fire import NO_FIRE
 from runnel.envs.vector.envpool import PREFIX as POOL
 from runnel.envs.vector.envpool import pool_config
@@ -18,12 +18,12 @@ from runnel.envs.vector.envpool import pool_config
 PAGE = "docs/guides/environments.md has the table of names and settings"
 
 
-def describe_preparation(target: Any, kwargs: Mapping[str, Any] | None = None, *, frame_stack: int = 0) -> str:
-    """How `target`, an Atari game, is prepared under `kwargs`; empty for other environments."""
+def describe_preparation(target: object, kwargs: Settings | None = None, *, frame_stack: int = 0) -> str:
+    """The preprocessing of the Atari game `target` under `kwargs`; empty for other environments."""
     if not isinstance(target, str):
         return ""
     options = dict(kwargs or {})
-    if is_atari(target):
+    if target.startswith(ATARI):
         return _sentence(target, _of_preset(rom_name(target), options, frame_stack))
     if target.startswith(POOL):
         config = pool_config(target, {**options, **({"stack_num": frame_stack} if frame_stack else {})})
@@ -31,8 +31,8 @@ def describe_preparation(target: Any, kwargs: Mapping[str, Any] | None = None, *
     return _of_gymnasium(target, options) if target.startswith("ALE/") else ""
 
 
-def _of_preset(game: str, options: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
-    """What ale-py's vector does, in the words of EnvPool's config."""
+def _of_preset(game: str, options: Settings, frame_stack: int) -> Settings:
+    """The preprocessing by ale-py's vector, under the names of EnvPool's config."""
     given = {**STANDARD, **options}
     return {
         "task": game,
@@ -50,7 +50,7 @@ def _of_preset(game: str, options: Mapping[str, Any], frame_stack: int) -> dict[
     }
 
 
-def _sentence(target: str, c: Mapping[str, Any]) -> str:
+def _sentence(target: str, c: Settings) -> str:
     fires = c["use_fire_reset"] and (c["full_action_space"] or c["task"] not in NO_FIRE)
     parts = [
         "a lost life ends the episode in training" if c["episodic_life"] else "a lost life does not end the episode",
@@ -64,7 +64,7 @@ def _sentence(target: str, c: Mapping[str, Any]) -> str:
     return f"{target}: {', '.join(parts)}; evaluation plays whole games for the score; {PAGE}"
 
 
-def _of_gymnasium(target: str, options: Mapping[str, Any]) -> str:
+def _of_gymnasium(target: str, options: Settings) -> str:
     import gymnasium as gym
 
     if importlib.util.find_spec("ale_py") is not None:

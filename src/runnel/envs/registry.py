@@ -1,5 +1,5 @@
-"""Environments by name: a Gymnasium id, `module:Class`, `file.py:factory`, `tensor:CartPole-v1`, `atari:Breakout`,
-`MinAtar/Breakout-v1`, `envpool:HalfCheetah-v4`, a class or a factory."""
+"""Makes environments from what `env=` takes: a Gymnasium id, `module:Class`, `file.py:factory`, `tensor:CartPole-v1`,
+`atari:Breakout`, `MinAtar/Breakout-v1`, `envpool:HalfCheetah-v4`, a class or a factory."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ import difflib
 import importlib.util
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runnel.core.errors import ConfigError, DataError, RunnelError
 from runnel.core.resolve import is_reference, load_object, own_name
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import Array, Settings
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
 from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
 from runnel.envs.known import KNOWN
-from runnel.envs.spaces import flatten_obs
+from runnel.envs.spaces import Obs, flatten_obs
 from runnel.envs.vector import VectorConfig, VectorEnv, look_at
 from runnel.envs.vector.build import build_vector
 from runnel.envs.vector.choose import STEP_US, Choice, choose
 from runnel.envs.vector.contract import mark_stack
+from runnel.envs.vector.gym_vector import MakeVec
 from runnel.envs.vector.processes import num_cores
 from runnel.envs.vector.source import EnvSource
 from runnel.envs.wrapped import EnvWrapper, Wrapped, load_wrappers
 
-Target = str | Callable[..., Any]
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+Target = str | Callable[..., object]
 """What `env=` accepts."""
 
 _TENSOR, _POOL, _ATARI, _MINATAR = "tensor:", "envpool:", "atari:", "MinAtar/"
@@ -60,7 +65,7 @@ def env_name(target: Target) -> str:
 
 
 def with_wrappers(target: Target, wrappers: Sequence[str | EnvWrapper]) -> Target:
-    """`target` with a user's own wrappers around it, the first innermost; what steps itself cannot be wrapped."""
+    """`target` with a user's own wrappers around it, the first innermost. Refuses a target that cannot be wrapped."""
     why = why_not_wrapped(target)
     if wrappers and why:
         raise ConfigError("wrappers", list(wrappers), why)
@@ -68,27 +73,29 @@ def with_wrappers(target: Target, wrappers: Sequence[str | EnvWrapper]) -> Targe
 
 
 def why_not_wrapped(target: Target) -> str:
-    """Why no wrapper can be put around an environment; empty where it can."""
+    """The reason why `target` cannot be wrapped; empty if it can."""
     if is_tensor_env(target):
         return "a tensor environment has no Gymnasium form to wrap (the plain id has one)"
     if _special(target) in (_POOL, _ATARI):
         other = "ALE/NAME-v5" if _special(target) == _ATARI else "the Gymnasium id"
         return f"{target} steps all its copies at once in C++, where no wrapper reaches ({other} can be wrapped)"
-    found = (
-        load_object(target, "env") if isinstance(target, str) and is_reference(target) and not _registered(target) else target
-    )
+    found: object = target
+    if isinstance(target, str) and is_reference(target) and not _registered(target):
+        found = load_object(target, "env")
     return "a class of vectors steps all its copies itself (wrap it in your own file)" if _is_vector_class(found) else ""
 
 
 def make_env(
     target: Target,
     *,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Settings | None = None,
     frame_stack: int = 0,
     wrappers: Sequence[str | EnvWrapper] = (),
-) -> Any:
-    """One Gymnasium environment, `wrappers` around it, frames stacked outside of those. Wrappers that only check the caller are
-    left out: vectors never break their rules."""
+) -> gym.Env:
+    """One Gymnasium environment, with `wrappers` around it and frames stacked outside of those.
+
+    Gymnasium's wrappers that check the caller are left out: vectors keep the rules, and the checks cost time.
+    """
     options, target = dict(kwargs or {}), with_wrappers(target, wrappers)
     if is_tensor_env(target):
         raise ConfigError("env", target, "a tensor environment has no Gymnasium form; use make_vector, or the plain id")
@@ -107,17 +114,17 @@ def make_env(
 
 
 def _special(target: Target) -> str:
-    """The prefix of a name that has a file of its own here."""
+    """The prefix of a name that is no Gymnasium id and no reference; else empty."""
     return next((p for p in (_POOL, _ATARI, _MINATAR) if isinstance(target, str) and target.startswith(p)), "")
 
 
-def _with_frames(special: str, options: dict[str, Any], frame_stack: int) -> dict[str, Any]:
-    """Atari and EnvPool stack frames themselves."""
+def _with_frames(special: str, options: Settings, frame_stack: int) -> Settings:
+    """`options` with the number of frames, for Atari and EnvPool, which stack frames themselves."""
     names = {_ATARI: "frame_stack", _POOL: "stack_num"}
     return {**options, names[special]: frame_stack} if frame_stack and special in names else options
 
 
-def _make_special(special: str, target: str, options: dict[str, Any], frame_stack: int) -> Any:
+def _make_special(special: str, target: str, options: Settings, frame_stack: int) -> gym.Env:
     if special == _POOL:
         from runnel.envs.vector.envpool import OnePool
 
@@ -132,7 +139,7 @@ def _make_special(special: str, target: str, options: dict[str, Any], frame_stac
     return _stacked(MinAtar(target, **options), frame_stack)
 
 
-def _stacked(env: Any, frame_stack: int) -> Any:
+def _stacked(env: gym.Env, frame_stack: int) -> gym.Env:
     if not frame_stack:
         return env
     from runnel.envs.wrappers import FrameStack
@@ -140,10 +147,10 @@ def _stacked(env: Any, frame_stack: int) -> Any:
     return FrameStack(env, frame_stack)
 
 
-def evaluation_kwargs(target: Target, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`kwargs` for measuring a policy: whole games and the score itself, where training cuts lives and clips rewards.
+def evaluation_kwargs(target: Target, kwargs: Settings | None = None) -> dict[str, Any]:
+    """`kwargs` for an evaluation: whole games and the unclipped score, where training ends episodes at lost lives.
 
-    These are settings of the Atari preset and of EnvPool. Any other environment may mean something of its own by such a name.
+    Only the Atari preset and EnvPool have these settings. Another environment may use such a name for something else.
     """
     options, whole_games = dict(kwargs or {}), {"episodic_life": False, "reward_clip": False}
     if _special(target) == _ATARI:
@@ -152,8 +159,8 @@ def evaluation_kwargs(target: Target, kwargs: Mapping[str, Any] | None = None) -
 
 
 @contextmanager
-def _told(target: Target, options: Mapping[str, Any], factory: Any = None) -> Iterator[None]:
-    """What goes wrong in an environment's own code while it is made, as one error with its lines."""
+def _told(target: Target, options: Settings, factory: object = None) -> Iterator[None]:
+    """Raise an error of an environment's own constructor as one `DataError` with the lines of that code."""
     try:
         yield
     except RunnelError:
@@ -167,15 +174,15 @@ def _told(target: Target, options: Mapping[str, Any], factory: Any = None) -> It
         raise DataError(f"environment {env_name(target)!r}: making it raised {summary(error)}{fix}") from error
 
 
-def check_command(target: Target, kwargs: Mapping[str, Any] | None = None) -> str:
-    """How a user has an environment checked."""
+def check_command(target: Target, kwargs: Settings | None = None) -> str:
+    """The command with which a user checks an environment."""
     if not isinstance(target, str):
         return "rl.check_env"
     options = f" --env-kwargs {shlex.quote(json.dumps(dict(kwargs), default=str))}" if kwargs else ""
     return f"runnel check-env {shlex.quote(target)}{options}"
 
 
-def _construct(factory: Callable[..., Any], target: Target, options: dict[str, Any]) -> Any:
+def _construct(factory: Callable[..., object], target: Target, options: Settings) -> gym.Env:
     import gymnasium as gym
 
     if not callable(factory):
@@ -198,7 +205,7 @@ def _registered(target: str) -> bool:
     return target in gym.registry
 
 
-def _from_gymnasium(target: str, options: dict[str, Any]) -> Any:
+def _from_gymnasium(target: str, options: Settings) -> gym.Env:
     import gymnasium as gym
     from gymnasium import error
 
@@ -215,7 +222,7 @@ def _from_gymnasium(target: str, options: dict[str, Any]) -> Any:
 
 
 def _advice(target: str, error: Exception) -> str:
-    """How to get an environment that Gymnasium could not make."""
+    """The fix in the error about an environment that Gymnasium could not make."""
     import gymnasium as gym
     from gymnasium.error import DependencyNotInstalled
 
@@ -236,15 +243,15 @@ def _advice(target: str, error: Exception) -> str:
     return f"no such environment; {hint} Or give module:Class, path/to/file.py:factory, a class or a function"
 
 
-def _spec_of(target: str) -> Any:
-    """What Gymnasium knows of an id, also of one without its version; None: nothing."""
+def _spec_of(target: str) -> gym.envs.registration.EnvSpec | None:
+    """Gymnasium's entry for an id, with or without its version; None if it has none."""
     import gymnasium as gym
 
     name = next((known for known in gym.registry if target == known or known.startswith(f"{target}-v")), None)
     return None if name is None else gym.spec(name)
 
 
-def make_tensor_env(target: str, *, kwargs: Mapping[str, Any] | None = None) -> TensorEnv:
+def make_tensor_env(target: str, *, kwargs: Settings | None = None) -> TensorEnv:
     """The `TensorEnv` behind `tensor:NAME` or `tensor:module:Class`."""
     name = target.removeprefix(_TENSOR)
     if name not in TENSOR_ENVS and not is_reference(name):
@@ -259,23 +266,23 @@ def make_tensor_env(target: str, *, kwargs: Mapping[str, Any] | None = None) -> 
     return env
 
 
-def _is_vector_class(found: Any) -> bool:
+def _is_vector_class(found: object) -> bool:
     """Whether a user gave a class of `gymnasium.vector.VectorEnv`."""
     import gymnasium as gym
 
     return isinstance(found, type) and issubclass(found, gym.vector.VectorEnv)
 
 
-def _vector_maker(found: Any, options: dict[str, Any]) -> Callable[[int], Any]:
-    """A maker of a user's vector class, in the mode that gives most: resets by mask, else in the same step, else its own."""
+def _vector_maker(found: Callable[..., gym.vector.VectorEnv], options: Settings) -> MakeVec:
+    """A maker of a user's vector class, in the best reset mode that it takes: DISABLED, SAME_STEP, else its own default."""
     import inspect
 
     from gymnasium.vector import AutoresetMode
 
-    def make(num_envs: int) -> Any:
+    def make(num_envs: int) -> gym.vector.VectorEnv:
         if "autoreset_mode" in inspect.signature(found).parameters and "autoreset_mode" not in options:
             for mode in (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
-                try:
+                try:  # a class may have the parameter and refuse a mode
                     return found(num_envs=num_envs, autoreset_mode=mode, **options)
                 except (ValueError, AssertionError, NotImplementedError):
                     continue
@@ -284,21 +291,19 @@ def _vector_maker(found: Any, options: dict[str, Any]) -> Callable[[int], Any]:
     return make
 
 
-def _own_vector(target: Target, options: dict[str, Any]) -> tuple[Callable[[int], Any] | None, bool]:
-    """A maker of the environment's own Gymnasium vector (None: it has none), and whether it is nothing else."""
+def _own_vector(target: Target, options: Settings) -> tuple[MakeVec | None, bool]:
+    """A maker of the environment's own Gymnasium vector (None: it has none), and whether `target` is a vector only."""
     import gymnasium as gym
 
     if isinstance(target, str) and target in gym.registry:
         if gym.spec(target).vector_entry_point is None:
             return None, False
         return lambda n: _own_of_gymnasium(target, n, options), False
-    found = target
-    if isinstance(target, str):
-        found = load_object(target, "env") if is_reference(target) else target
+    found: Any = load_object(target, "env") if isinstance(target, str) and is_reference(target) else target
     return (_vector_maker(found, options), True) if _is_vector_class(found) else (None, False)
 
 
-def _own_of_gymnasium(target: str, num_envs: int, options: dict[str, Any]) -> Any:
+def _own_of_gymnasium(target: str, num_envs: int, options: Settings) -> gym.vector.VectorEnv:
     import gymnasium as gym
     from gymnasium import error
 
@@ -308,8 +313,8 @@ def _own_of_gymnasium(target: str, num_envs: int, options: dict[str, Any]) -> An
         raise ConfigError("vector.backend", "gymnasium", f"the vector of {target} cannot be made: {problem}") from problem
 
 
-def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> EnvSource:
-    """An environment as vectors need it: how to make one, or many at once."""
+def make_source(target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> EnvSource:
+    """The `EnvSource` of `target`: how to make one environment, or many at once."""
     special = _special(target)
     options = _with_frames(special, dict(kwargs or {}), frame_stack)
 
@@ -334,7 +339,7 @@ def make_source(target: Target, *, kwargs: Mapping[str, Any] | None = None, fram
 
 
 def _family(target: Target) -> str:
-    """The package that an environment comes from, as `STEP_US` names it; empty where it names none."""
+    """The package of an environment, by its name in `STEP_US`; empty if it is not in that table."""
     import gymnasium as gym
 
     if isinstance(target, Wrapped):
@@ -354,11 +359,14 @@ def make_vector(
     seed: int,
     index0: int = 0,
     device: str = "cpu",
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Settings | None = None,
     config: VectorConfig | None = None,
 ) -> VectorEnv:
-    """`num_envs` environments behind the vector contract; `device` places a tensor environment, `config` says what steps all
-    others (None: one after the other, or their own vector where they have nothing else)."""
+    """`num_envs` environments behind the vector contract.
+
+    `device` is for a tensor environment. `config` chooses the back end of all others; None: `serial`, or the environment's own
+    vector where that is the only one.
+    """
     if num_envs < 1:
         raise ConfigError("num_envs", num_envs, "use at least one environment")
     if is_tensor_env(target):
@@ -376,13 +384,14 @@ def choose_backend(
     num_envs: int,
     *,
     config: VectorConfig | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Settings | None = None,
     cores: int = 0,
     plain: bool = False,
 ) -> Choice:
-    """What steps `num_envs` environments: a resolved config, and one line that says why. Nothing is measured.
+    """Choose the back end for `num_envs` environments: a resolved config and one line with the reason. Nothing is measured.
 
-    `cores` 0: those of this machine. `plain`: the simplest back end that can step them."""
+    `cores` 0: those of this machine. `plain`: the simplest back end that can step them.
+    """
     config = config or VectorConfig()
     config.check()
     if is_tensor_env(target):
@@ -391,8 +400,8 @@ def choose_backend(
     return choose(source, num_envs, config, cores=cores or num_cores(), plain=plain)
 
 
-def probe_env(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> EnvSpec:
-    """What the environment looks like, from one reset; it is closed again."""
+def probe_env(target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> EnvSpec:
+    """The spec of an environment. Makes one, resets it once, and closes it."""
     if is_tensor_env(target):
         assert isinstance(target, str)
         return make_tensor_env(target, kwargs=kwargs).spec
@@ -403,17 +412,15 @@ def probe_env(target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_
         env.close()
 
 
-def _native_stack(target: Target, env: Any) -> int:
-    """How many frames an environment that stacks itself gives."""
+def _native_stack(target: Target, env: gym.Env) -> int:
+    """Number of frames in the observation of an environment that stacks them itself; 0 for all others."""
     if _special(target) == _ATARI:
         return int(env.observation_space.shape[0])
     return int(env.num_frames) if _special(target) == _POOL else 0
 
 
-def obs_flattener(
-    target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0
-) -> Callable[[Any], dict[str, Any]]:
-    """`flatten_obs` for the observations of `target`."""
+def obs_flattener(target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> Callable[[Obs], dict[str, Array]]:
+    """The function `flatten_obs` for the observations of `target`."""
     if is_tensor_env(target):
         (key,) = probe_env(target, kwargs=kwargs).obs
         return lambda obs: {key: np.asarray(obs, dtype=np.float32)}

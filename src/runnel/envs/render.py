@@ -1,8 +1,8 @@
-"""Environments that can be watched: each step as an rgb frame.
+"""Shows each step of an environment as an rgb frame, for videos.
 
-An environment that renders is made with `render_mode="rgb_array"`. One that does not, but whose observations are images
-(`atari:`, `MinAtar/`, your own), is shown as the policy sees it. A tensor environment is played in its Gymnasium twin.
-Gymnasium's classic control tasks are drawn here (`sketch.py`) where pygame is not installed.
+An environment that renders is made with `render_mode="rgb_array"`. If it does not render but its observations are images
+(`atari:`, `MinAtar/`, your own), the frame is what the policy sees. For a tensor environment, its Gymnasium twin is played.
+`sketch.py` draws Gymnasium's classic control tasks where pygame is not installed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,25 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.state import Settings
 from runnel.envs.registry import Target, env_name, evaluation_kwargs, is_tensor_env, make_env
 from runnel.envs.sketch import sketch_of
+from runnel.envs.spaces import Action, Info, Obs
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 Frame = NDArray[np.uint8]
 DEFAULT_FPS = 30
 _SMALLEST = 256
-"""Frames with shorter sides than this are drawn with larger pixels."""
+"""A frame whose longer side is less than half of this is enlarged by a whole factor."""
 _PALETTE = np.array(
     [(70, 140, 220), (230, 120, 60), (90, 180, 110), (220, 200, 80), (160, 100, 200), (210, 90, 120), (120, 200, 200)],
     np.uint8,
@@ -31,30 +36,30 @@ _PALETTE = np.array(
 
 
 class RenderedEnv:
-    """A Gymnasium environment of `target`, as evaluations play it, with a `frame` of the state that it is in."""
+    """A Gymnasium environment of `target`, as evaluations play it; `frame` draws its present state."""
 
-    def __init__(self, target: Target, *, kwargs: Mapping[str, Any] | None = None, frame_stack: int = 0) -> None:
+    def __init__(self, target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> None:
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         self.name = env_name(target)
         self.env, self._renders = _make(target, evaluation_kwargs(target, kwargs), frame_stack)
-        self._obs: Any = None
+        self._obs: Obs = None
         self._picture = self.env.render if self._renders else self._own_picture()
 
     @property
     def fps(self) -> float:
-        """Frames a second, as the environment says."""
+        """Frames per second, from the metadata of the environment."""
         return float((getattr(self.env, "metadata", None) or {}).get("render_fps") or DEFAULT_FPS)
 
-    def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+    def reset(self, seed: int) -> tuple[Obs, Info]:
         self._obs, info = self.env.reset(seed=seed)
         return self._obs, info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[Obs, float, bool, bool, Info]:
         self._obs, reward, terminated, truncated, info = self.env.step(action)
         return self._obs, float(reward), bool(terminated), bool(truncated), info
 
     def frame(self) -> Frame:
-        """The state now. uint8 `[H, W, 3]`"""
+        """A picture of the present state. uint8 `[H, W, 3]`"""
         found = self._picture()
         found = found[-1] if isinstance(found, list) and found else found
         frame = None if found is None else np.ascontiguousarray(found)
@@ -74,8 +79,8 @@ class RenderedEnv:
         self.env.close()
 
 
-def check_renders(target: Target, *, kwargs: Mapping[str, Any] | None, frame_stack: int, field: str, value: Any) -> None:
-    """Draw one frame, or raise a `ConfigError` of `field` that says what to do."""
+def check_renders(target: Target, *, kwargs: Settings | None, frame_stack: int, field: str, value: object) -> None:
+    """Draw one frame. If that fails, raise a `ConfigError` of `field` with the fix."""
     env = None
     try:
         env = RenderedEnv(target, kwargs=kwargs, frame_stack=frame_stack)
@@ -97,8 +102,8 @@ def _advice(env: RenderedEnv | None) -> str:
     return "; on a machine without a screen set MUJOCO_GL=egl or MUJOCO_GL=osmesa, and install that library"
 
 
-def _make(target: Target, options: dict[str, Any], frame_stack: int) -> tuple[Any, bool]:
-    """The environment, and whether it renders."""
+def _make(target: Target, options: Settings, frame_stack: int) -> tuple[gym.Env, bool]:
+    """The environment, and whether its own `render` gives the frames."""
     if is_tensor_env(target):
         target = _twin(str(target))
     if not (isinstance(target, str) and target.startswith(("atari:", "MinAtar/", "envpool:"))):
@@ -112,7 +117,7 @@ def _make(target: Target, options: dict[str, Any], frame_stack: int) -> tuple[An
 
 
 def _twin(target: str) -> str:
-    """The Gymnasium environment that a tensor environment computes the same as."""
+    """Id of the Gymnasium environment with the same dynamics as a tensor environment."""
     import gymnasium as gym
 
     name = target.partition(":")[2]
@@ -121,8 +126,8 @@ def _twin(target: str) -> str:
     return name
 
 
-def _picture_of(env: Any) -> Callable[[Any], Frame]:
-    """How to draw its observations, which must be images."""
+def _picture_of(env: gym.Env) -> Callable[[Obs], Frame]:
+    """A function that draws an observation of `env`, which must be an image."""
     from runnel.envs.minatar import MinAtar
     from runnel.envs.wrappers import FrameStack, frame_reader
 
@@ -139,15 +144,15 @@ def _picture_of(env: Any) -> Callable[[Any], Frame]:
     return _drawn(channels, read)
 
 
-def _drawn(channels: int, read: Callable[[Any], Frame]) -> Callable[[Any], Frame]:
-    """The newest frame of `[C, H, W]`, in colour if a frame has three channels."""
+def _drawn(channels: int, read: Callable[[Obs], Frame]) -> Callable[[Obs], Frame]:
+    """A function that draws the newest frame of a stack `[C, H, W]`, in colour if a frame has three channels."""
     if channels == 3:
         return lambda obs: np.ascontiguousarray(np.moveaxis(read(obs)[-3:], 0, -1))
     return lambda obs: np.repeat(read(obs)[-1][:, :, None], 3, axis=2)
 
 
 def _board(layers: Frame) -> Frame:
-    """A board of objects `[C, H, W]`, each layer in a colour of its own."""
+    """A picture of a board `[C, H, W]` with one layer for each kind of object, in a colour of its own."""
     picture = np.full((*layers.shape[1:], 3), 24, np.uint8)
     for number, layer in enumerate(layers):
         picture[layer > 0] = _PALETTE[number % len(_PALETTE)]

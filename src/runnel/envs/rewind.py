@@ -1,33 +1,37 @@
-"""An environment's state as plain data: by its own get_state and set_state, else by replaying its episode.
+"""Saves and restores one environment: by its own get_state and set_state, else by a replay of its episode.
 
-Any environment may offer the two methods; `get_state` must then return plain data that holds everything, its random
-generator included. All others come back by `reset(seed)` and the actions since, which also shows when an environment is
-not deterministic.
+Any environment may have the two methods. `get_state` must then return its whole state as plain data, with its random
+generator. All other environments are restored by `reset(seed)` and the actions since. Such a replay also finds out when an
+environment is not deterministic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from runnel.core.errors import DataError
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.core.worker import progressed
+from runnel.envs.spaces import Action, Obs
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An environment that saves and loads itself."""
+    """An environment that can save and load itself."""
 
-    def get_state(self) -> Any: ...
+    def get_state(self) -> State: ...
 
-    def set_state(self, state: Any) -> None: ...
+    def set_state(self, state: State) -> None: ...
 
 
-def stateful_part(env: Any) -> Stateful | None:
-    """The layer of `env` that saves itself, where the layers around it keep nothing but a step count; else None."""
+def stateful_part(env: gym.Env) -> Stateful | None:
+    """The layer of `env` that can save itself, if the wrappers around it hold no more than a step count; else None."""
     from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
     while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit):
@@ -35,16 +39,15 @@ def stateful_part(env: Any) -> Stateful | None:
     return env if isinstance(env, Stateful) else None
 
 
-def save_env(part: Stateful | None, actions: list[Any]) -> State:
-    """What `load_env` needs beside the episode's seed and length."""
+def save_env(part: Stateful | None, actions: Sequence[Array]) -> State:
+    """The state that `load_env` needs, beside the episode's seed and length."""
     if part is not None:
         return {"state": part.get_state()}
     return {"actions": np.array(actions)}
 
 
-def load_env(env: Any, state: Any, *, actions: Sequence[Any], seed: int, length: int, where: str) -> Any:
-    """Bring `env` back to where it was, by its own `state` or by playing `actions`. Returns its observation (None if it loaded
-    itself)."""
+def load_env(env: gym.Env, state: State, *, actions: Sequence[Action], seed: int, length: int, where: str) -> Obs:
+    """Restore `env`, by its own `state` or by playing `actions`. Returns the last observation of a replay, else None."""
     from gymnasium.wrappers import TimeLimit
 
     obs, _ = env.reset(seed=seed)
@@ -53,7 +56,7 @@ def load_env(env: Any, state: Any, *, actions: Sequence[Any], seed: int, length:
     if part is not None:
         part.set_state(state)
         while env is not part:
-            if isinstance(env, TimeLimit):
+            if isinstance(env, TimeLimit):  # its step count is the one thing that the inner state does not have
                 env._elapsed_steps = length
             env = env.env
         return None

@@ -27,7 +27,7 @@ from runnel.core.worker import progressed
 from runnel.envs.segments import CarriedReturns, SegmentWriter, make_writer
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
-from runnel.envs.vector.cpu_base import HostVector
+from runnel.envs.vector.cpu_base import CpuVector
 
 AGENT = "agent"
 _SMALLEST_NOISE = 2.0**-25
@@ -353,7 +353,7 @@ class VecEnvSampler:
             where = f"environment {group.vector.name!r} (index {index}), step {t} of its segment"
             if group.segment.answers(field):
                 raise NonFiniteError(field, step, f"the policy's answer to {where}")
-            check = group.vector.check if isinstance(group.vector, HostVector) else ""
+            check = group.vector.check if isinstance(group.vector, CpuVector) else ""
             raise NonFiniteError(field, step, f"{where} (`{check}` may explain it)" if check else where)
 
     def waits_for(self) -> str:

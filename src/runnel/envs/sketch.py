@@ -1,16 +1,21 @@
-"""Drawings of Gymnasium's classic control tasks from their state, where pygame, which theirs needs, is not installed."""
+"""Draws Gymnasium's classic control tasks from their state, for machines without pygame, which Gymnasium's drawings need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import cos, sin
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runnel.core.state import Array
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
 Frame = NDArray[np.uint8]
-Pixels = NDArray[Any]
+Pixels = Array
 Point = tuple[float, float]
 Colour = tuple[int, int, int]
 WIDTH, HEIGHT = 420, 280
@@ -19,7 +24,7 @@ _PAPER = 250
 
 
 class Canvas:
-    """A picture in coordinates of its own: `scale` pixels a unit, the origin at `centre` (in pixels from the lower left)."""
+    """A picture with `scale` pixels for a unit of length, and the origin at `centre` (pixels from the lower left)."""
 
     def __init__(self, scale: float, centre: Point) -> None:
         self._pixels = np.full((HEIGHT, WIDTH, 3), _PAPER, np.float32)
@@ -45,19 +50,19 @@ class Canvas:
         part, x, y = self._around((at[0] - size[0], at[1] - size[1]), (at[0] + size[0], at[1] + size[1]))
         self._cover(part, np.minimum(size[0] / 2 - np.abs(x - at[0]), size[1] / 2 - np.abs(y - at[1])), colour)
 
-    def below(self, height: Callable[[Any], Any], colour: Colour) -> None:
-        """All that lies under a curve."""
+    def below(self, height: Callable[[Pixels], Pixels], colour: Colour) -> None:
+        """Paint everything under a curve."""
         self._cover(self._pixels, height(self._x)[None] - self._y[:, None], colour)
 
     def _around(self, low: Point, high: Point) -> tuple[Pixels, Pixels, Pixels]:
-        """The pixels of a box, a view, and their coordinates."""
+        """A view of the pixels of a box, and their coordinates."""
         columns = np.searchsorted(self._x, (low[0], high[0]))
         rows = HEIGHT - np.searchsorted(self._y[::-1], (high[1], low[1]))
         across, down = slice(*columns.tolist()), slice(*np.maximum(rows, 0).tolist())
         return self._pixels[down, across], self._x[None, across], self._y[down, None]
 
     def _cover(self, part: Pixels, inside: Pixels, colour: Colour) -> None:
-        """Paint where `inside`, a distance from the edge, is above 0; the edge itself is soft."""
+        """Paint where `inside`, the distance from the edge, is above 0. One pixel at the edge is blended."""
         share = np.clip(inside * self._scale + 0.5, 0.0, 1.0)[:, :, None]
         part += share * (np.array(colour, np.float32) - part)
 
@@ -65,7 +70,7 @@ class Canvas:
         return self._pixels.astype(np.uint8)
 
 
-def cart_pole(state: Any) -> Frame:
+def cart_pole(state: Sequence[float]) -> Frame:
     """A pole on a cart."""
     x, _, angle, _ = (float(v) for v in state)
     canvas = Canvas(WIDTH / 5.2, (WIDTH / 2, 90))
@@ -76,7 +81,7 @@ def cart_pole(state: Any) -> Frame:
     return canvas.frame()
 
 
-def pendulum(state: Any) -> Frame:
+def pendulum(state: Sequence[float]) -> Frame:
     """A rod that is to stand up."""
     angle = float(state[0])
     canvas = Canvas(105.0, (WIDTH / 2, HEIGHT / 2))
@@ -85,7 +90,7 @@ def pendulum(state: Any) -> Frame:
     return canvas.frame()
 
 
-def acrobot(state: Any) -> Frame:
+def acrobot(state: Sequence[float]) -> Frame:
     """Two links; the tip is to rise above the line."""
     first, second = float(state[0]), float(state[1])
     middle = (sin(first), -cos(first))
@@ -99,7 +104,7 @@ def acrobot(state: Any) -> Frame:
     return canvas.frame()
 
 
-def mountain_car(state: Any) -> Frame:
+def mountain_car(state: Sequence[float]) -> Frame:
     """A car in a valley, and the flag on its right side."""
     x = float(state[0])
 
@@ -122,18 +127,18 @@ def mountain_car(state: Any) -> Frame:
     return canvas.frame()
 
 
-SKETCHES: dict[str, Callable[[Any], Frame]] = {
+SKETCHES: dict[str, Callable[[Sequence[float]], Frame]] = {
     "CartPoleEnv": cart_pole,
     "PendulumEnv": pendulum,
     "AcrobotEnv": acrobot,
     "MountainCarEnv": mountain_car,
     "Continuous_MountainCarEnv": mountain_car,
 }
-"""By the class of the environment; each has its `state`."""
+"""By class name of the environment."""
 
 
-def sketch_of(env: Any) -> Callable[[], Frame] | None:
-    """How to draw `env` as it is now, if it is one of these."""
+def sketch_of(env: gym.Env) -> Callable[[], Frame] | None:
+    """A function that draws the present state of `env`; None for other environments."""
     draw = SKETCHES.get(type(env.unwrapped).__name__)
     if draw is None or not type(env.unwrapped).__module__.startswith("gymnasium.envs.classic_control"):
         return None

@@ -1,55 +1,65 @@
-"""From Gymnasium spaces to flat arrays and back: what a network sees, and what `env.step` accepts.
+"""Turns Gymnasium spaces into flat arrays for a network.
 
-This is the only file that knows Gymnasium's space classes. Observations become flat leaves (`obs`, `obs/a/b`, `obs/0`),
-actions become one `ActionSpec`, and a mask (the key `action_mask` of a `Dict` observation) stands beside them. How a network's
-action becomes a nested one again, and what a mask looks like, is in `core/action_codec.py`.
+An observation becomes flat leaves (`obs`, `obs/a/b`, `obs/0`), an action space becomes one `ActionSpec`, and a mask (the key
+`action_mask` of a `Dict` observation) is kept apart from the leaves. `core/action_codec.py` turns a network's action back into
+a nested one and reads masks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike
 
-from runnel.core.action_codec import env_action_rows, join_masks
+from runnel.core.action_codec import join_masks
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import ActionLeaf, ActionSpec, ArraySpec, EnvSpec, multi_action
+from runnel.core.state import Array
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+Obs = Any
+"""What an environment shows: an array or a number, or a dict or tuple of such, nested as its space is."""
+Action = Any
+"""What `env.step` takes, nested as the action space is."""
+Info = dict[str, Any]
+"""What an environment says beside its observation; `action_mask` is the one key that is read here."""
+StepResult = tuple[Obs, float, bool, bool, Info]
+"""What `env.step` returns: observation, reward, terminated, truncated, info."""
 MASK = "action_mask"
 _SUPPORTED = "supported: Box, Discrete, MultiBinary, MultiDiscrete, and Dict or Tuple of these; wrap the environment"
 
 
 @dataclass(frozen=True)
 class ObsLeaf:
-    """One flat array of an observation: where it is (`path`), what it is (`spec`), how to encode it (None: as it is)."""
+    """One flat array of an observation: its place (`path`), its shape and type (`spec`), and its encoding (None: unchanged)."""
 
     key: str
     path: tuple[str | int, ...]
     spec: ArraySpec
     shape: tuple[int, ...]
-    dtype: Any
-    """Shape and type of the raw value, as the space says them."""
-    encode: Callable[[Any], Array] | None = None
+    dtype: np.dtype[Any]
+    """Shape and type of the raw value in the space."""
+    encode: Callable[[ArrayLike], Array] | None = None
     exact: bool = False
-    """Whether the space holds whole numbers, so that a fraction is none of its values."""
+    """Whether the space holds whole numbers only."""
     low: Array | None = None
     high: Array | None = None
-    """What lies between them is in the space; None where it is all that the type can hold."""
+    """Bounds of the space; None where every value of the type is in it."""
 
-    def pick(self, obs: Any) -> Any:
+    def pick(self, obs: Obs) -> Obs:
         """The raw value of this leaf inside `obs`."""
         for part in self.path:
             obs = obs[part]
         return obs
 
-    def read(self, obs: Any) -> Array:
-        """The encoded value; dimensions in front (a batch of observations) are kept."""
+    def read(self, obs: Obs) -> Array:
+        """The encoded value of this leaf in `obs`. Leading dimensions (a batch of observations) are kept."""
         raw = np.asarray(self.pick(obs))
         if wrong := self._wrong_kind(raw):
             raise DataError(f"an observation has {wrong}")
@@ -57,9 +67,12 @@ class ObsLeaf:
             return self.encode(raw)
         return raw.astype(np.uint8 if self.spec.dtype == torch.uint8 else np.float32, copy=False)
 
-    def checked(self, raw: Any, front: tuple[int, ...] = ()) -> Array:
-        """The raw value as an array. Refuses what an assignment would broadcast, round or wrap without a word: another shape
-        (`front` stands before the leaf's own), a fraction among whole numbers, no byte where bytes belong."""
+    def checked(self, raw: ArrayLike, front: tuple[int, ...] = ()) -> Array:
+        """The raw value as an array of shape `[*front, *self.shape]`.
+
+        A numpy assignment would silently broadcast another shape, round a fraction, or wrap a number that is no byte. Such
+        values are refused here.
+        """
         value = np.asarray(raw)
         if value.shape != (*front, *self.shape):
             each = f" for each of {front[0]}" if front else ""
@@ -69,24 +82,24 @@ class ObsLeaf:
         return value
 
     def _wrong_kind(self, value: Array) -> str:
-        """What is wrong with the type of a value, if anything: a cast would change it without a word."""
+        """What is wrong with the type of a value (a cast would change it silently); empty if nothing is."""
         if value.dtype.kind not in ("iub" if self.exact else "iubf"):
             return f"{self.key!r} as {value.dtype}, but its space holds {self.dtype} ({self.about}); give it in that type"
         if self.spec.dtype != torch.uint8 or value.dtype in (np.uint8, np.bool_) or not value.size:
             return ""
-        if value.min() >= 0 and value.max() <= 255:  # other integers are fine as long as they are bytes
+        if value.min() >= 0 and value.max() <= 255:  # a wider integer type may hold bytes
             return ""
         return f"{self.key!r} as {value.dtype} with values that are no bytes, but its space says uint8 ({self.about})"
 
     @property
     def about(self) -> str:
-        """The space in a few words."""
+        """The space in a few words, for messages."""
         if self.low is None or self.high is None:
             return f"{self.dtype} {self.shape}"
         return f"{self.dtype} {self.shape} from {self.low.min():g} to {self.high.max():g}"
 
 
-def obs_leaves(space: Any, key: str = "obs", path: tuple[str | int, ...] = ()) -> list[ObsLeaf]:
+def obs_leaves(space: gym.Space, key: str = "obs", path: tuple[str | int, ...] = ()) -> list[ObsLeaf]:
     """The leaves of a Gymnasium observation space, without its top-level `action_mask`."""
     from gymnasium import spaces
 
@@ -109,8 +122,8 @@ def obs_leaves(space: Any, key: str = "obs", path: tuple[str | int, ...] = ()) -
     raise ConfigError("env", space, f"observation space {type(space).__name__} at {key!r} is not supported; {_SUPPORTED}")
 
 
-def _box(space: Any, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
-    """A Box. Its bounds are kept in the type in which observations are: rounding keeps the order of numbers."""
+def _box(space: gym.Space, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
+    """The leaf of a Box. Its bounds are rounded to the type of the observations: rounding keeps the order of numbers."""
     dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
     spec = ArraySpec(tuple(space.shape), torch.uint8 if dtype == np.uint8 else torch.float32)
     least, most = (-np.inf, np.inf) if space.dtype.kind == "f" else _range_of(space.dtype)
@@ -120,19 +133,19 @@ def _box(space: Any, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
     return ObsLeaf(key, path, spec, spec.shape, space.dtype, None, space.dtype.kind in "iu", *bounds)
 
 
-def _range_of(dtype: Any) -> tuple[int, int]:
-    """The numbers that an integer type can hold."""
+def _range_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Least and greatest number of an integer type."""
     return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
-def one_hot(index: Any, size: int) -> Array:
+def one_hot(index: ArrayLike, size: int) -> Array:
     """`index` of any shape `[...]` as float32 `[..., size]`.
 
     >>> one_hot(np.array([1, 0]), 3).tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
     index = np.asarray(index)
-    if index.dtype.kind == "f" and not (index == np.floor(index)).all():  # also NaN
+    if index.dtype.kind == "f" and not (index == np.floor(index)).all():  # a NaN is not equal to itself: also refused
         raise DataError(f"gave a discrete observation that is no whole number: {index}")
     inside = 0 <= int(index) < size if index.ndim == 0 else bool(((index >= 0) & (index < size)).all())
     if not inside:
@@ -141,12 +154,12 @@ def one_hot(index: Any, size: int) -> Array:
     return hot
 
 
-def _multi_discrete(space: Any, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
+def _multi_discrete(space: gym.Space, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
     sizes = [int(n) for n in np.asarray(space.nvec).reshape(-1)]
     starts = np.asarray(space.start).reshape(-1)
     ndim = len(space.shape)
 
-    def encode(x: Any) -> Array:
+    def encode(x: ArrayLike) -> Array:
         raw = np.asarray(x)
         flat = raw.reshape(*raw.shape[: raw.ndim - ndim], len(sizes)) - starts
         return np.concatenate([one_hot(flat[..., i], n) for i, n in enumerate(sizes)], axis=-1)
@@ -154,19 +167,19 @@ def _multi_discrete(space: Any, key: str, path: tuple[str | int, ...]) -> ObsLea
     return ObsLeaf(key, path, ArraySpec((sum(sizes),)), tuple(space.shape), space.dtype, encode, exact=True)
 
 
-def mask_in_obs(space: Any) -> bool:
+def mask_in_obs(space: gym.Space) -> bool:
     """Whether a mask comes inside the observation: a `Dict` with the key `action_mask`."""
     from gymnasium import spaces
 
     return isinstance(space, spaces.Dict) and MASK in space.spaces
 
 
-def flatten_obs(space: Any) -> Callable[[Any], dict[str, Array]]:
-    """A function from a raw observation (or a batch of them) to flat arrays, `action_mask` included where it has one."""
+def flatten_obs(space: gym.Space) -> Callable[[Obs], dict[str, Array]]:
+    """A function from a raw observation (or a batch of them) to flat arrays by name, with `action_mask` if there is one."""
     leaves, masked = obs_leaves(space), mask_in_obs(space)
 
-    def flatten(obs: Any) -> dict[str, Array]:
-        flat: dict[str, Any] = {leaf.key: leaf.read(obs) for leaf in leaves}
+    def flatten(obs: Obs) -> dict[str, Array]:
+        flat: dict[str, Obs] = {leaf.key: leaf.read(obs) for leaf in leaves}
         if masked:
             raw = obs[MASK]
             flat[MASK] = raw if isinstance(raw, Mapping) else join_masks(raw)
@@ -175,8 +188,8 @@ def flatten_obs(space: Any) -> Callable[[Any], dict[str, Array]]:
     return flatten
 
 
-def action_spec(space: Any) -> ActionSpec:
-    """A Gymnasium action space as core sees it: one choice, one box, or several of them (`multi`)."""
+def action_spec(space: gym.Space) -> ActionSpec:
+    """The `ActionSpec` of a Gymnasium action space: one choice, one box, or several of them (`multi`)."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -195,8 +208,8 @@ def action_spec(space: Any) -> ActionSpec:
     return multi_action(parts, leaves)
 
 
-def _action_leaves(space: Any, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], Any]]:
-    """Every space inside a composite one that holds one array, with its path."""
+def _action_leaves(space: gym.Space, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], gym.Space]]:
+    """Every space of one array inside a composite space, with its path."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -209,8 +222,8 @@ def _action_leaves(space: Any, path: tuple[str | int, ...]) -> list[tuple[tuple[
     raise ConfigError("env", space, f"action space {type(space).__name__}{where} is not supported; {_SUPPORTED}")
 
 
-def _leaf_parts(space: Any) -> list[ActionSpec]:
-    """The parts of one array: a choice for each entry of `MultiDiscrete` (n_i values) and `MultiBinary` (2 values)."""
+def _leaf_parts(space: gym.Space) -> list[ActionSpec]:
+    """The parts of one array: a choice for each entry of a `MultiDiscrete` (n_i values) or `MultiBinary` (2 values)."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.MultiDiscrete):
@@ -221,8 +234,8 @@ def _leaf_parts(space: Any) -> list[ActionSpec]:
     return [action_spec(space)]
 
 
-def env_spec(observation_space: Any, action_space: Any, *, has_mask: bool = False) -> EnvSpec:
-    """Both spaces as an `EnvSpec`; a mask needs a discrete action, or a discrete part."""
+def env_spec(observation_space: gym.Space, action_space: gym.Space, *, has_mask: bool = False) -> EnvSpec:
+    """The `EnvSpec` of both spaces. A mask needs a discrete action or a discrete part."""
     action = action_spec(action_space)
     masked = has_mask or mask_in_obs(observation_space)
     if masked and not action.mask_size:
@@ -231,19 +244,3 @@ def env_spec(observation_space: Any, action_space: Any, *, has_mask: bool = Fals
     if not leaves:
         raise ConfigError("env", observation_space, "the observation space is empty; give at least one array")
     return EnvSpec({leaf.key: leaf.spec for leaf in leaves}, action, has_mask=masked)
-
-
-def action_converter(space: Any) -> Callable[[Tensor], list[Any]]:
-    """A function from a batch of network actions `[B, ...]` to B actions that `env.step` accepts.
-
-    `Discrete`: numpy integers, as Gymnasium's own vectors give, `start` added. `Box`: clipped to its bounds, in its dtype
-    and shape (rounded where it holds integers). `MultiDiscrete`, `MultiBinary`: arrays in their dtype and shape. `Tuple` and
-    `Dict`: nested as the space is.
-    """
-    spec = action_spec(space)
-    if spec.kind == "discrete" and spec.start == 0:
-        return lambda actions: list(actions.cpu().numpy())
-    rows = env_action_rows(spec)
-    if spec.kind == "continuous":
-        return lambda actions: rows(actions.cpu().numpy().reshape(len(actions), *spec.shape))
-    return lambda actions: rows(actions.cpu().numpy())

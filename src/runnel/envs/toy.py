@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
 from runnel.envs.registry import make_env
+from runnel.envs.spaces import Action, Info, StepResult
 
 Obs = NDArray[np.float32]
-Info = dict[str, Any]
-StepResult = tuple[Any, float, bool, bool, Info]
 
 
 class TruncationTrap(gym.Env):  # type: ignore[misc]
@@ -76,11 +75,11 @@ class DictGoal(gym.Env):  # type: ignore[misc]
         self.size, self.max_steps = size, max_steps
         self._place = self._goal = self._t = 0
 
-    def _obs(self) -> dict[str, Any]:
+    def _obs(self) -> Info:
         offset = np.array([(self._goal - self._place) / (self.size - 1)], np.float32)
         return {"place": self._place, "goal": {"offset": offset}}
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[dict[str, Any], Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Info, Info]:
         super().reset(seed=seed)
         self._place, self._goal = (int(x) for x in self.np_random.permutation(self.size)[:2])
         self._t = 0
@@ -107,7 +106,7 @@ class PointMass(gym.Env):  # type: ignore[misc]
         self._x, self._t = self.np_random.uniform(-1.0, 1.0, self.dims), 0
         return self._x.astype(np.float32), {}
 
-    def step(self, action: NDArray[np.floating[Any]]) -> StepResult:
+    def step(self, action: NDArray[np.float32]) -> StepResult:
         self._t += 1
         self._x = self._x + 0.2 * np.clip(action, -1.0, 1.0)
         if self.noise:
@@ -123,7 +122,7 @@ class Composite(gym.Env):  # type: ignore[misc]
     one raises.
     """
 
-    SPACES: ClassVar[dict[str, spaces.Space[Any]]] = {
+    SPACES: ClassVar[dict[str, spaces.Space]] = {
         "multi_discrete": spaces.MultiDiscrete([2, 3, 4], start=[0, 1, -2]),
         "multi_binary": spaces.MultiBinary((2, 2)),
         "tuple": spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(-1.0, 1.0, (2,), np.float32))),
@@ -155,7 +154,7 @@ class Composite(gym.Env):  # type: ignore[misc]
         self._side = 1 if self.np_random.random() < 0.5 else -1
         return self._obs(), self._info()
 
-    def step(self, action: Any) -> StepResult:
+    def step(self, action: Action) -> StepResult:
         if not self.action_space.contains(action):
             raise ValueError(f"{action} is no member of {self.action_space}")
         pay: list[float] = []
@@ -170,7 +169,7 @@ class Composite(gym.Env):  # type: ignore[misc]
         return self._obs(), sum(pay) / len(pay), True, False, self._info()
 
 
-def _leaves(space: Any, value: Any = None) -> list[tuple[Any, Any]]:
+def _leaves(space: gym.Space, value: Action = None) -> list[tuple[gym.Space, Action]]:
     """Every space inside a composite one that holds one array, with its part of `value`."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         keys = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
@@ -178,7 +177,7 @@ def _leaves(space: Any, value: Any = None) -> list[tuple[Any, Any]]:
     return [(space, value)]
 
 
-def _choices(space: Any) -> list[tuple[int, int]]:
+def _choices(space: gym.Space) -> list[tuple[int, int]]:
     """Number of values and first value of every choice in the space of one array; a box has none."""
     if isinstance(space, spaces.Discrete):
         return [(int(space.n), int(space.start))]
@@ -336,13 +335,13 @@ class StepTime(gym.Wrapper):  # type: ignore[misc]
         self.step_s, self.jitter, self.busy = step_ms / 1000.0, jitter, busy
         self._rng = np.random.default_rng(0)
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, info
 
-    def step(self, action: Any) -> StepResult:
+    def step(self, action: Action) -> StepResult:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._pass(self.step_s * (1.0 + self.jitter * self._rng.uniform(-1.0, 1.0)) if self.jitter else self.step_s)
         return obs, float(reward), terminated, truncated, info

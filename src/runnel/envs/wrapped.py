@@ -1,6 +1,6 @@
 """An environment with a user's own wrappers around it: Gymnasium wrappers, or functions from an environment to one.
 
-Wrapped, it is one more factory of environments: whatever plays environments (back ends, evaluation, videos, checks) plays it.
+`Wrapped` is a factory of environments like any other, so back ends, evaluation, videos and checks take it without more code.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import load_object, own_name
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 EnvWrapper = Callable[[Any], Any]
 FIELD = "wrappers"
@@ -19,13 +22,13 @@ FIELD = "wrappers"
 
 @dataclass(frozen=True)
 class Wrapped:
-    """Makes `target` (as `env=` takes it) by `make`, and puts `wrappers` around it: the first is the innermost."""
+    """Makes `target` (what `env=` takes) by `make` and puts `wrappers` around it, the first innermost."""
 
-    target: Any
+    target: str | Callable[..., object]
     wrappers: tuple[tuple[str, EnvWrapper], ...]
-    make: Callable[..., Any]
+    make: Callable[..., gym.Env]
 
-    def __call__(self, **options: Any) -> Any:
+    def __call__(self, **options: Any) -> gym.Env:
         env = self.make(self.target, kwargs=options)
         for name, wrapper in self.wrappers:
             env = _put_around(env, name, wrapper)
@@ -33,7 +36,7 @@ class Wrapped:
 
 
 def load_wrappers(given: Sequence[str | EnvWrapper]) -> tuple[tuple[str, EnvWrapper], ...]:
-    """The wrappers behind `module:Class`, `file.py:function`, with their names; what is callable already stays as it is."""
+    """The wrappers that `module:Class` and `file.py:function` name, with their names. A callable is taken as it is."""
     return tuple(_load(one) for one in given)
 
 
@@ -44,7 +47,7 @@ def _load(given: str | EnvWrapper) -> tuple[str, EnvWrapper]:
     return own_name(given) if isinstance(given, str) else str(getattr(given, "__qualname__", given)), found
 
 
-def _put_around(env: Any, name: str, wrapper: EnvWrapper) -> Any:
+def _put_around(env: gym.Env, name: str, wrapper: EnvWrapper) -> gym.Env:
     import gymnasium as gym
 
     try:

@@ -71,12 +71,16 @@ def compare(
     return replace(found, seeds_needed=needed)
 
 
-def compare_all(groups: Sequence[Scores], **settings: int) -> dict[tuple[int, int], Comparison]:
+def compare_all(
+    groups: Sequence[Scores], *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> dict[tuple[int, int], Comparison]:
     """Every pair (i, j), i < j. With several pairs p-values are corrected as Holm (1979) does, so that over all of them
     together a false decision stays as rare as for one pair alone."""
     pairs = [(i, j) for i in range(len(groups)) for j in range(i + 1, len(groups))]
     strict = 0.05 / max(len(pairs), 1)
-    found = {pair: compare(groups[pair[0]], groups[pair[1]], alpha=strict, **settings) for pair in pairs}
+    found = {
+        pair: compare(groups[pair[0]], groups[pair[1]], alpha=strict, num_resamples=num_resamples, seed=seed) for pair in pairs
+    }
     corrected, largest = {}, 0.0
     for place, pair in enumerate(sorted(pairs, key=lambda pair: found[pair].p_value)):
         c = found[pair]

@@ -1,11 +1,11 @@
-"""Recording episodes to look at: played beside an evaluation, on seeds of their own, they change none of its numbers."""
+"""Records videos of episodes. They are played beside an evaluation, with other seeds, so they change none of its numbers."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
+from runnel.core.state import WorkerEvent
 from runnel.core.worker import progressed
 from runnel.envs.render import RenderedEnv
 from runnel.eval.runner import act
@@ -25,7 +26,7 @@ _MAX_POLLS = 100_000
 
 
 class FrameSink(Protocol):
-    """Takes frames, gives a file."""
+    """Takes frames and makes a file of them."""
 
     suffix: str
     width: int
@@ -34,16 +35,16 @@ class FrameSink(Protocol):
     def add(self, frame: NDArray[np.uint8]) -> None: ...
 
     def finish(self) -> bytes:
-        """The whole file; nothing can be added any more."""
+        """Finish and return the whole file."""
         ...
 
     def close(self) -> None:
-        """Let go of it, finished or not."""
+        """Release its resources, whether it is finished or not."""
         ...
 
 
 class ClientNet:
-    """A policy behind an inference client, as something that acts on rows."""
+    """Acts on rows through an inference client."""
 
     noise_size = 0
 
@@ -65,7 +66,7 @@ class VideoRecorder:
     """Plays `episodes` episodes greedily and yields each as an event with its video (core `EpisodeRecorder`).
 
     `make` makes the environment, once for each round; `policy` makes what acts of a net that asks the client; `video` makes a
-    sink for frames at a rate. An episode is cut after `max_steps`. `fps` 0 takes what the environment says.
+    sink for frames at a rate. An episode is cut after `max_steps`. `fps` 0: the rate of the environment.
     """
 
     make: Callable[[], RenderedEnv]
@@ -77,8 +78,8 @@ class VideoRecorder:
     max_steps: int
     fps: float = 0.0
 
-    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> Iterator[dict[str, Any]]:
-        """One event an episode: what it was, and `data`, the file in base64."""
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> Iterator[WorkerEvent]:
+        """Play and yield one event for each episode: its numbers, and `data`, the file in base64."""
         policy, env = self.policy(ClientNet(client, self.state())), self.make()
         try:
             for number in range(self.episodes):
@@ -92,7 +93,7 @@ class VideoRecorder:
         finally:
             env.close()
 
-    def _record(self, policy: Policy, env: RenderedEnv, seed: int, tell: Callable[[], None]) -> dict[str, Any]:
+    def _record(self, policy: Policy, env: RenderedEnv, seed: int, tell: Callable[[], None]) -> WorkerEvent:
         fps = self.fps or env.fps
         sink, rewards, over, truncated = self.video(fps), list[float](), False, False
         try:

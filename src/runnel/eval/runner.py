@@ -1,7 +1,7 @@
-"""Playing episodes to measure a policy: for a run's evaluator (`EnvEvaluation`) and for a user (`evaluate`).
+"""Plays episodes to measure a policy: for a run's evaluator (`EnvEvaluation`) and for a user (`evaluate`).
 
-Both play an exact number of episodes. With several environments each has its own quota: counting whichever episodes end
-first would favour short ones.
+Both play an exact number of episodes. With several environments each has its own quota. Without it the episodes that end first
+would count, which favours short ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,11 +21,15 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ArraySpec
+from runnel.core.state import Settings
 from runnel.envs.registry import Target, evaluation_kwargs, make_env
-from runnel.envs.spaces import MASK
+from runnel.envs.spaces import MASK, Action, Info, Obs
 from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.wrapped import EnvWrapper
 from runnel.eval.tally import EpisodeOutcome, Tally, incomplete, result_of
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 MAX_STEPS = 27_000
 """Steps after which an evaluated episode is cut, unless it says otherwise: the limit of Atari (108,000 frames, 4 a step), the
@@ -137,12 +141,12 @@ def evaluate(
     *,
     episodes: int = 100,
     seed: int = 0,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Settings | None = None,
     frame_stack: int = 0,
     max_steps: int = MAX_STEPS,
     wrappers: Sequence[str | EnvWrapper] = (),
 ) -> EvalResult:
-    """Make an `env` (closed again), and `evaluate_in` it."""
+    """Make an environment, call `evaluate_in` with it, and close it."""
     played = make_env(env, kwargs=evaluation_kwargs(env, kwargs), frame_stack=frame_stack, wrappers=wrappers)
     try:
         return evaluate_in(policy, played, episodes=episodes, seed=seed, max_steps=max_steps)
@@ -150,7 +154,7 @@ def evaluate(
         played.close()
 
 
-def evaluate_in(policy: Policy, env: Any, *, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> EvalResult:
+def evaluate_in(policy: Policy, env: gym.Env, *, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> EvalResult:
     """Play `episodes` episodes of the environment `env` with `policy`, greedily; episode i is reset with a seed of its own, and
     cut after `max_steps` (`extra["cut"]` then says which, and a warning how many)."""
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
@@ -162,7 +166,7 @@ def evaluate_in(policy: Policy, env: Any, *, episodes: int, seed: int, max_steps
     return result
 
 
-def _play(policy: Policy, env: Any, seed: int, max_steps: int) -> EpisodeOutcome:
+def _play(policy: Policy, env: gym.Env, seed: int, max_steps: int) -> EpisodeOutcome:
     policy.reset()
     obs, info = env.reset(seed=seed)
     total, length, over = 0.0, 0, False
@@ -173,13 +177,13 @@ def _play(policy: Policy, env: Any, seed: int, max_steps: int) -> EpisodeOutcome
 
 
 class _MaskedPolicy(Protocol):
-    """A policy that can be told which actions are open."""
+    """A policy that takes an action mask."""
 
-    def act(self, obs: Any, *, deterministic: bool, action_mask: Any) -> Any: ...
+    def act(self, obs: Obs, *, deterministic: bool, action_mask: object) -> Action: ...
 
 
-def act(policy: Policy, obs: Any, info: Mapping[str, Any]) -> Any:
-    """A mask inside the observation reaches the policy with it; one in `info` is handed over here."""
+def act(policy: Policy, obs: Obs, info: Info) -> Action:
+    """The policy's action. A mask in `info` is passed on; one inside the observation reaches the policy with it."""
     if MASK not in info:
         return policy.act(obs, deterministic=True)
     return cast(_MaskedPolicy, policy).act(obs, deterministic=True, action_mask=info[MASK])

@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
@@ -168,7 +167,7 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95, seed: int = 
     return Summary(float(mean(x)), low, high, float(np.median(x)), float(iqm(x)), len(x))
 
 
-def _checked(values: Any) -> Array:
+def _checked(values: ArrayLike) -> Array:
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or len(x) == 0:
         raise DataError(f"a summary needs at least one value in a flat list; got shape {x.shape}")

@@ -1,19 +1,18 @@
-"""Which episodes of an evaluation count, and what is said of those that did not come to their end."""
+"""Counts the episodes of an evaluation, and reports those that did not finish."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.errors import DataError
-from runnel.envs.vector import VectorEnv
+from runnel.envs.vector import Fault, VectorEnv
 
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """How an episode went: `cut` at a limit of the evaluation's own, or `crashed`, and then without a return."""
+    """The result of an episode. `cut`: at the step limit of the evaluation. `crashed`: it has no return."""
 
     total: float
     length: int
@@ -22,7 +21,7 @@ class EpisodeOutcome:
 
 
 class Tally:
-    """The first episodes of each environment, up to its quota, in the order in which they were played."""
+    """Keeps the first episodes of each environment, up to its quota, in the order of play."""
 
     def __init__(self, episodes: int, num_envs: int) -> None:
         base, more = divmod(episodes, num_envs)
@@ -30,10 +29,10 @@ class Tally:
         self._found: list[list[EpisodeOutcome]] = [[] for _ in range(num_envs)]
         self._before, self._max_steps = [0] * num_envs, 0
         self._stuck: set[int] = set()
-        self._faults: list[dict[str, Any]] = []
+        self._faults: list[Fault] = []
 
     def begin(self, max_steps: int) -> None:
-        """All environments were reset: their episodes are counted from 0 again."""
+        """Note that all environments were reset, so that vectors count their episodes from 0 again."""
         self._before, self._max_steps = [len(found) for found in self._found], max_steps
         self._stuck.clear()
 
@@ -47,11 +46,11 @@ class Tally:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more can be had without a reset: who misses an episode is in one that was cut."""
+        """Whether only a reset can bring more: every environment with an episode missing is in one that was cut."""
         return all(row in self._stuck or not self._missing(row) for row in range(len(self._quota)))
 
     def add(self, vector: VectorEnv) -> None:
-        """Take in what ended, and what broke. One that was cut already has its place; here it merely comes to its end."""
+        """Count the episodes that ended or broke. An episode that was cut is counted already, so its end is skipped."""
         for episode in vector.episodes():
             row = episode.env - vector.index0
             if episode.length <= self._max_steps:
@@ -65,18 +64,18 @@ class Tally:
             self._stuck.discard(row)
 
     def cut(self, row: int, total: float) -> None:
-        """The episode of `row` reached the limit with a return of `total`, and goes on."""
+        """Count the episode of `row` as cut at the limit with a return of `total`. The environment goes on."""
         self._found[row].append(EpisodeOutcome(total, self._max_steps, cut=True))
         self._stuck.add(row)
 
     def result(self) -> EvalResult:
-        """By environment, then in the order they were played."""
+        """The counted episodes by environment, then by order of play."""
         counted = [outcome for found, quota in zip(self._found, self._quota, strict=True) for outcome in found[:quota]]
         return result_of(counted, self._faults)
 
 
-def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[dict[str, Any]] = ()) -> EvalResult:
-    """Returns of the episodes that have one, and flags for what else happened."""
+def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[Fault] = ()) -> EvalResult:
+    """Returns of the episodes that did not crash, with flags for cuts and crashes."""
     whole = [o for o in outcomes if not o.crashed]
     if not whole:
         raise DataError(f"all {len(outcomes)} episodes of an evaluation crashed; the first: {faults[0]['error']}")
@@ -89,7 +88,7 @@ def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[dict[str, Any
 
 
 def incomplete(extra: Mapping[str, Sequence[float]]) -> list[str]:
-    """What a reader of the mean has to know of episodes that did not come to their end, a sentence each."""
+    """Sentences about episodes that did not finish, for a reader of the mean."""
     told = []
     if num := int(sum(extra.get("cut", ()))):
         steps = max(n for n, cut in zip(extra["length"], extra["cut"], strict=True) if cut)

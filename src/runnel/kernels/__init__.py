@@ -1,2 +1,1 @@
-"""The one place of acceleration: CUDA graphs, compiled loops, Triton kernels. What each does is written plainly elsewhere, and
-tests hold it against that."""
+"""All acceleration: CUDA graphs, compiled loops, Triton kernels. Each has a plain form elsewhere, and tests compare the two."""

@@ -1,8 +1,8 @@
-"""CUDA graphs: a function of tensors is recorded once and replayed, so that the host launches one thing instead of thousands.
+"""CUDA graphs: record a function of tensors once and replay it, so that the CPU makes one launch instead of thousands.
 
-A graph repeats kernels at the addresses it was recorded with. So it is kept by the addresses of the function's inputs; what
-the function returned is the same memory at every replay; and whatever Python does inside (counting, appending) happens only
-while recording. Generators have to be named, because a replay must move them on.
+A graph repeats kernels at the addresses of its recording. Therefore a graph belongs to the addresses of the function's inputs,
+its results are the same memory at every replay, and Python code inside (counting, appending) runs only during the recording.
+Generators have to be named, because a replay must advance them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from torch import Tensor
 from runnel.core.errors import RunnelError
 
 R = TypeVar("R")
+Pool = Any
+"""Torch's handle of a memory pool, whose type is private."""
 _pools: dict[torch.device, torch.cuda.CUDAGraph] = {}
 
 
 class CaptureError(RunnelError):
-    """A function that cannot be recorded in a CUDA graph: names it, the cause, and the usual suspects."""
+    """A function cannot be recorded in a CUDA graph. Names it, the cause, and the usual causes."""
 
     def __init__(self, name: str, cause: str) -> None:
         super().__init__(
@@ -34,20 +36,20 @@ class CaptureError(RunnelError):
 
 
 class CudaGraphed(Generic[R]):
-    """Calls `function`; on a CUDA device from the second call on by replaying a graph.
+    """Calls `function`. On a CUDA device, from the second call on, it replays a graph instead.
 
-    Every call runs the function's work on the device exactly once, in the order of the calls, whichever way: the first call
-    with given inputs runs plainly (on a side stream, as warm-up for libraries that allocate), the second records, which runs
-    nothing, and replays. So results do not depend on what was recorded when, and a resumed run goes on bit for bit.
+    Every call runs the function's work on the device exactly once, in the order of the calls. The first call with given inputs
+    runs plainly (on a side stream, as warm-up for libraries that allocate). The second one records, which runs nothing, and
+    replays. So results do not depend on the time of a recording, and a resumed run goes on bit for bit.
 
-    Arguments may be tensors, mappings and sequences of them, and hashable values; a graph belongs to the addresses, shapes and
-    types of the tensors, and to the other values. Tensors that the function holds by itself (weights) must stay where they
-    are; call `forget` when they have moved. Record under `no_grad` or with gradients taken inside (`torch.autograd.grad`):
-    a graph cannot be entered by a backward pass later. Tensors made under `inference_mode` may leave the function only if
-    nobody needs gradients through them.
+    Arguments may be tensors, mappings and sequences of them, and hashable values. A graph belongs to the addresses, shapes and
+    types of the tensors, and to the other values. Tensors that the function holds itself (weights) must keep their addresses;
+    call `forget` when they have moved. Record under `no_grad`, or take gradients inside (`torch.autograd.grad`): a later
+    backward pass cannot enter a graph. Tensors made under `inference_mode` may leave the function only if nobody needs
+    gradients through them.
 
-    Graphs of one device share memory for what lives inside them, so they must be replayed one after the other, on one stream;
-    and what one returned must be used before one that was recorded earlier is replayed, which may write over it.
+    Graphs of one device share their inner memory. So they must be replayed one after the other, on one stream. The results of
+    one must be used before an earlier recorded one is replayed, because that one may overwrite them.
     """
 
     def __init__(self, function: Callable[..., R], *, generators: Sequence[torch.Generator] = (), name: str = "") -> None:
@@ -56,7 +58,7 @@ class CudaGraphed(Generic[R]):
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, R]] = {}
         self._seen: set[Hashable] = set()
 
-    def __call__(self, *args: Any) -> R:
+    def __call__(self, *args: object) -> R:
         device = cuda_device(args)
         if device is None:
             return self._function(*args)
@@ -71,11 +73,11 @@ class CudaGraphed(Generic[R]):
         return result
 
     def forget(self) -> None:
-        """Drop all graphs: the next calls warm up and record anew."""
+        """Drop all graphs. The next calls warm up and record again."""
         self._graphs.clear()
         self._seen.clear()
 
-    def _warm_up(self, device: torch.device, args: tuple[Any, ...]) -> R:
+    def _warm_up(self, device: torch.device, args: tuple[object, ...]) -> R:
         here = torch.cuda.current_stream(device)
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(here)
@@ -84,19 +86,21 @@ class CudaGraphed(Generic[R]):
         here.wait_stream(aside)
         return result
 
-    def _record(self, device: torch.device, args: tuple[Any, ...]) -> tuple[torch.cuda.CUDAGraph, R]:
+    def _record(self, device: torch.device, args: tuple[object, ...]) -> tuple[torch.cuda.CUDAGraph, R]:
         try:
             with recording(self._name, pool=_shared_pool(device), generators=self._generators) as graph:
                 return graph, self._function(*args)
         except (CaptureError, torch.OutOfMemoryError):
-            del _pools[device]  # it still believes that a recording is under way
+            del _pools[device]  # after a failed recording, torch still marks this pool as being recorded
             raise
 
 
 @contextmanager
-def recording(name: str, *, pool: Any, generators: Sequence[torch.Generator] = ()) -> Iterator[torch.cuda.CUDAGraph]:
-    """Record what is launched inside into the graph it yields, with inner memory from `pool`. What cannot be recorded is a
-    `CaptureError`; memory that runs out stays what it is, for who knows what to lower."""
+def recording(name: str, *, pool: Pool, generators: Sequence[torch.Generator] = ()) -> Iterator[torch.cuda.CUDAGraph]:
+    """Record the kernels that are launched inside into the yielded graph, with inner memory from `pool`.
+
+    What cannot be recorded raises a `CaptureError`. An out-of-memory error stays one, because the caller knows what to reduce.
+    """
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
@@ -105,8 +109,9 @@ def recording(name: str, *, pool: Any, generators: Sequence[torch.Generator] = (
             yield graph
     except RuntimeError as error:
         for generator in (*_default_generators(), *generators):
-            generator.graphsafe_set_state(generator.clone_state())  # its state still believes that it is being recorded
-        for cause in (error, error.__context__):  # the end of a broken recording raises once more
+            # a fresh copy: the old state is still marked as being recorded
+            generator.graphsafe_set_state(generator.clone_state())
+        for cause in (error, error.__context__):  # ending a broken recording raises a second error
             if isinstance(cause, torch.OutOfMemoryError):
                 raise cause from None
         raise CaptureError(name, str(error).splitlines()[0]) from error
@@ -118,7 +123,7 @@ def _default_generators() -> Sequence[torch.Generator]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Nothing is collected meanwhile: a graph that dies while another one is recorded would spoil the recording."""
+    """Switch the garbage collector off: a graph that is freed during the recording of another one would break it."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -128,8 +133,8 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _shared_pool(device: torch.device) -> Any:
-    """Memory for the insides of all graphs of a device. A small graph keeps it: torch gives up a pool without graphs."""
+def _shared_pool(device: torch.device) -> Pool:
+    """The memory pool of all graphs of a device. A small graph keeps it alive: torch frees a pool without graphs."""
     if device not in _pools:
         keeper = torch.cuda.CUDAGraph()
         with torch.cuda.device(device), torch.cuda.graph(keeper):
@@ -138,13 +143,13 @@ def _shared_pool(device: torch.device) -> Any:
     return _pools[device].pool()
 
 
-def cuda_device(x: Any) -> torch.device | None:
-    """The CUDA device of the first tensor in a nest of mappings and sequences that has one."""
+def cuda_device(x: object) -> torch.device | None:
+    """The device of the first CUDA tensor in nested mappings and sequences; None if there is none."""
     return next((leaf.device for leaf in _leaves(x) if isinstance(leaf, Tensor) and leaf.is_cuda), None)
 
 
-def signature(x: Any) -> Hashable:
-    """What a graph depends on: addresses, shapes, strides and types of tensors, and all other values.
+def signature(x: object) -> Hashable:
+    """The key of a graph: addresses, shapes, strides and types of tensors, and all other values.
 
     >>> x = torch.zeros(4)
     >>> signature({"a": x, "n": 3}) == signature({"a": x, "n": 3}) != signature({"a": x.clone(), "n": 3})

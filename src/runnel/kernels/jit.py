@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Numba's compiler, where it is installed, and what keeps its files on disk true."""
+"""Numba's compiler, if it is installed, and the removal of outdated files from its cache."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pathlib import Path
 
 try:
     from numba import njit
-except ImportError:  # then nothing here is ever called
+except ImportError:  # then nobody calls a compiled function
 
-    def njit(**options):
-        """Leave a function as it is."""
-        return lambda function: function
+    def njit(function, **options):
+        """Return a function as it is."""
+        return function
 
 
 def forget_older(kernels: str, *sources: str) -> None:
-    """Delete compiled forms of the functions in file `kernels` that are older than one of `sources`, which went into them too.
+    """Delete cached machine code of file `kernels` that is older than one of `sources`.
 
-    Numba looks at a function's own file alone, and would run what another file said when it was compiled.
+    Numba compares the cache with a function's own file only. If the function calls into another file that has changed since,
+    Numba would run the old code of that file.
     """
     file = Path(kernels)
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or file.parent / "__pycache__")
     newest = max(Path(source).stat().st_mtime for source in sources)
     for index in folder.rglob(f"{file.stem}.*.nbi"):
-        with suppress(OSError):  # another process was faster, or the folder is not ours
+        with suppress(OSError):  # another process deleted it first, or the folder is not ours
             if index.stat().st_mtime < newest:
                 index.unlink()

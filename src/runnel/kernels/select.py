@@ -1,9 +1,9 @@
-"""Which kernels stand in for what: asked once when a run is wired, answered in words that the run tells.
+"""Decides which kernels stand in for which code, once when a run is wired, with a reason that the run reports.
 
-`agents/` and `nets/` are written plainly, and know of no kernel. An `Accelerator` is handed a learner or a network that was
-just made, and lets kernels stand in for methods of that one object, if it is exactly what they were written for: types are
-compared exactly, methods, losses and layers one by one (`stock.py`). What is a user's own, patched or edited runs as it is
-written, and the run says why.
+`agents/` and `nets/` are plain code that does not know kernels. An `Accelerator` gets a learner or a network that was just made
+and replaces methods of that one object by kernels, if the object is exactly what the kernels were written for: types are
+compared exactly, and methods, losses and layers one by one (`stock.py`). Code that is a user's own, patched or edited runs as
+it is written, and the run reports the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from runnel.nets.optim import Adam, flat_view
 
 Mode = Literal["auto", "on", "off"]
 COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
-"""Steps of a run that pay for compiling kernels for its network; a shorter run is over sooner without."""
+"""Number of planned steps from which compiling kernels pays; a shorter run finishes sooner without them."""
 NAMES: dict[type, str] = {
     PPOLearner: "PPO",
     APPOLearner: "APPO",
@@ -50,39 +50,39 @@ NAMES: dict[type, str] = {
     TD3Learner: "TD3",
     DDPGLearner: "DDPG",
 }
-"""Learners that some kernel knows, the stock ones exactly."""
+"""Learners for which there are kernels, by their exact type."""
 OFF = "off with --compiled off"
 
 
 @dataclass(frozen=True)
 class Accelerated:
-    """A learner with what stands in for its methods, and what to tell of it."""
+    """A learner, perhaps with kernels in place of its methods, and a text about that."""
 
     learner: Learner
     on: bool
-    """Whether something stands in for the update."""
+    """Whether kernels or graphs stand in for the update."""
     text: str
-    """For the run's first lines and its report; empty where there is nothing to tell."""
+    """For the first lines and the report of the run; may be empty."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """`mode` is the setting `compiled`: auto takes what pays and fits, on compiles at once, off leaves everything as it is
-    written. `num_steps` are the environment steps that the run plans."""
+    """Replaces methods by kernels under `mode`, the setting `compiled`: auto uses what fits and pays, on compiles in any case,
+    off changes nothing. `num_steps` are the planned environment steps of the run."""
 
     mode: Mode = "auto"
     num_steps: int = 0
 
     def compiles(self, device: torch.device) -> bool:
-        """Whether kernels that have to be compiled first are wanted."""
+        """Whether to use kernels that have to be compiled first."""
         return self.mode == "on" or (self.mode == "auto" and self.num_steps >= COMPILE_FROM.get(device.type, 1 << 62))
 
     def acts(self, net: Acts) -> Acts:
-        """What acts for `net`: `net` itself with `off`, or where its code is not the stock one."""
+        """The fastest stand-in that acts for `net`; `net` itself with `off`, or if its code is not the stock one."""
         return net if self.mode == "off" else fast_acts(net, self.compiles)
 
     def learner(self, learner: Learner) -> Accelerated:
-        """Let kernels stand in for methods of `learner`, which was just made; the learner to use may be another object."""
+        """Replace methods of `learner`, which was just made, by kernels. The returned learner may be another object."""
         known = next((kind for kind in type(learner).__mro__ if kind in NAMES), None)
         if known is None:
             return Accelerated(learner, False, "")
@@ -94,8 +94,8 @@ class Accelerator:
         return _MAKERS[known](self, learner)
 
     def _recorded_anyway(self, learner: Learner, known: type, reason: str) -> Accelerated:
-        """A learner of a user's own. Its update may be recorded in a CUDA graph, but only where the user asks for it: a graph
-        repeats what was launched, and would repeat a choice that the update makes in Python."""
+        """A user's own learner. Its update is recorded in a CUDA graph only if the user asks for it (`on`): a graph repeats the
+        kernels of its recording, and with them a decision that the update takes in Python."""
         if known not in GRAPHS or _device(learner).type != "cuda" or not _alone(learner):
             return Accelerated(learner, False, f"compiled: off, because {reason}")
         if self.mode != "on":
@@ -106,7 +106,7 @@ class Accelerator:
 
     # ------------------------------------------------------------------------------------------------------------ forms
     def ppo(self, learner: PPOLearner) -> Accelerated:
-        """Kernels for the passes over a batch and for values; on a CUDA device inside of graphs."""
+        """Kernels for the passes over a batch and for values; on a CUDA device inside graphs."""
         name, device = NAMES[type(learner)], _device(learner)
         if not _alone(learner):
             return _plain(learner, f"{learner.collective.world_size} ranks share a batch")
@@ -127,7 +127,7 @@ class Accelerator:
         return Accelerated(learner, True, f"compiled: {what}, {name}{layers}{_first('step', kernels)}; {OFF}")
 
     def _small(self, learner: PPOLearner, device: torch.device) -> tuple[NumbaActorCritic | TritonActorCritic | None, str, str]:
-        """Kernels for the learner's network with their name, or why there are none."""
+        """Kernels for the learner's network and their name, or the reason why there are none."""
         module = triton_ppo if device.type == "cuda" else numba_ppo
         reason = self._why_not_yet(device) or module.why_not(learner.net) or _why_other_adam(learner.optimiser)
         reason = reason or stock.why_changed(stock.PPO, [learner, learner.net, learner.net.body, learner.net.head])
@@ -139,7 +139,7 @@ class Accelerator:
         return NumbaActorCritic(learner.net, vector), "numba", ""
 
     def population(self, learner: PopulationLearner) -> Accelerated:
-        """All members at once on a CUDA device; else each by itself."""
+        """All members at once on a CUDA device; elsewhere each by itself."""
         first, c = learner.net.members[0], learner.config
         device = _device(learner.learners[0])
         reason = self._why_not_yet(device) or triton_ppo.why_not(first)
@@ -155,7 +155,7 @@ class Accelerator:
         return Accelerated(learner, each[0].on, f"{each[0].text}, for each member")
 
     def dqn(self, learner: DQNLearner) -> Accelerated:
-        """One call for the gradient and the step."""
+        """Kernels for the gradient and the optimiser step, in one call."""
         device = _device(learner)
         if not _alone(learner):
             return _plain(learner, f"{learner.collective.world_size} ranks share a batch")
@@ -169,7 +169,7 @@ class Accelerator:
         return Accelerated(learner, True, f"compiled: numba, DQN of two layers{_first('q_step', kernels)}; {OFF}")
 
     def replay(self, learner: SACLearner | TD3Learner) -> Accelerated:
-        """The whole update in one graph on a CUDA device; on the CPU with gradients written out."""
+        """On a CUDA device the whole update in one graph; on the CPU gradients by hand."""
         name = NAMES[type(learner)]
         if not _alone(learner):
             return _plain(learner, f"{learner.collective.world_size} ranks share a batch")
@@ -211,18 +211,18 @@ GRAPHS: dict[type, tuple[str, ...]] = {
     TD3Learner: ("step",),
     DDPGLearner: ("step",),
 }
-"""Methods that work on the device alone, from tensors to tensors: on a CUDA device each is recorded once and replayed."""
+"""Methods from tensors to tensors that never wait for the device: on a CUDA device each is recorded once and replayed."""
 
 
 def _record(learner: Any, known: type) -> None:
-    """Let recorded graphs stand in for those methods of `learner`."""
+    """Replace those methods of `learner` by CUDA graphs."""
     for name in GRAPHS[known]:
         text = f"{type(learner).__name__}.{name}"
         setattr(learner, name, CudaGraphed(getattr(learner, name), generators=learner.generators, name=text))
 
 
 def _epochs(learner: PPOLearner, kernels: NumbaActorCritic | TritonActorCritic) -> Callable[[Batch], Numbers]:
-    """`PPOLearner.epochs` by kernels, which pick their rows themselves."""
+    """`PPOLearner.epochs` by kernels, which read the rows of a minibatch by index."""
 
     def epochs(batch: Batch) -> Numbers:
         c, num_rows = learner.config, len(batch["advantage"])
@@ -265,7 +265,7 @@ def _device(learner: Any) -> torch.device:
 
 
 def _alone(learner: Any) -> bool:
-    """Whether no other rank has a part of the batch: kernels and graphs wait for nobody."""
+    """Whether no other rank has a part of the batch. Kernels and graphs cannot wait for other ranks."""
     return bool(learner.collective.world_size == 1)
 
 
@@ -274,6 +274,6 @@ def _why_other_adam(optimiser: object) -> str:
 
 
 def _first(kernel: str, kernels: object) -> str:
-    """What the first update takes, where kernels have not been compiled on this machine before."""
+    """A note on compile time, if the kernels have not been compiled on this machine before."""
     cold = isinstance(kernels, NumbaActorCritic | NumbaQ) and not numba_ppo.is_cached(kernel)
     return " (the first update compiles, some 20 s once on a machine)" if cold else ""

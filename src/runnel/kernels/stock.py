@@ -1,15 +1,14 @@
-"""Whether what a kernel stands for is still what would run: the stock code, neither patched nor edited.
+"""Checks that the functions behind a kernel are the stock ones, neither patched nor edited.
 
-A kernel does what some functions say, in another way. So it may stand in for them only while they say what they said when it
-was written. Two things can change that, and both count:
+A kernel computes the same as some plain functions. It may stand in for them only as long as they are unchanged since it was
+written. There are two ways to change them:
 
-- A function was replaced while Python runs (`runnel.agents.ppo.clipped_policy_loss = mine`, a mock, `learner.loss = mine`): it
-  is then another object than the one that was there when this module was loaded.
-- The source was edited. `fingerprints.json` has a checksum of each function's tokens (comments, docstrings and layout do not
-  count), and one that differs says so.
+- A function was replaced at run time (`runnel.agents.ppo.clipped_policy_loss = mine`, a mock, `learner.loss = mine`). Then it
+  is another object than when this module was loaded.
+- The source was edited. `fingerprints.json` has a checksum of each function's tokens, without comments, docstrings and layout.
 
-Whoever changes such a function changes the kernels with it, sees that the tests of `tests/unit/kernels` pass, and writes the
-checksums anew: `python -m runnel.kernels.write_fingerprints`.
+If you change such a function, change the kernels too, run `tests/unit/kernels`, and write the checksums again:
+`python -m runnel.kernels.write_fingerprints`.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ ACTING = (
     *_of(distributions.ContinuousHead, "sample mode _shaped"),
     *_of(distributions, "mask_logits categorical_sample categorical_mode gaussian_sample gaussian_mode _normal_logprob"),
 )
-"""What `ActorCritic.act` runs."""
+"""Functions that `ActorCritic.act` runs."""
 ACTING_Q = (*_of(q_nets.QNet, "act q scores expected _join"), *LAYERS, *_of(distributions, "mask_logits"))
-"""What `QNet.act` runs."""
+"""Functions that `QNet.act` runs."""
 PPO = (
     *_of(ppo.PPOLearner, "value epochs step loss policy_loss value_loss _forward _check _far"),
     *_of(ppo, "clipped_policy_loss value_loss approximate_kl _columns"),
@@ -84,7 +83,7 @@ PPO = (
     *ACTOR_CRITIC,
     *ADAM,
 )
-"""What PPO does between two versions."""
+"""Functions that an update of PPO runs."""
 DQN = (
     *_of(dqn.DQNLearner, "step loss td_loss _transitions"),
     *_of(dqn, "huber_td_loss mask_logits _pick"),
@@ -92,7 +91,7 @@ DQN = (
     *LAYERS,
     *ADAM,
 )
-"""What DQN does between two versions."""
+"""Functions that an update of DQN runs."""
 UPDATES: dict[type, tuple[Place, ...]] = {
     ppo.PPOLearner: _of(ppo.PPOLearner, "prepare make_batch credit _values value update learn epochs step loss"),
     appo.APPOLearner: _of(appo.APPOLearner, "credit"),
@@ -110,7 +109,7 @@ UPDATES: dict[type, tuple[Place, ...]] = {
 }
 UPDATES[ddpg.DDPGLearner] = UPDATES[td3.TD3Learner]
 UPDATES[appo.APPOLearner] += UPDATES[ppo.PPOLearner]
-"""What an update of each learner runs; recorded in a CUDA graph, it must not decide anything in Python."""
+"""Functions of each learner's update that a CUDA graph records. They must not take decisions in Python."""
 REPLAY_NETS = (
     *_of(continuous._Net, "scores"),
     *_of(continuous.SquashedGaussianActor, "sample"),
@@ -122,15 +121,17 @@ REPLAY_NETS = (
     *LAYERS,
     *ADAM,
 )
-"""What SAC and TD3 with continuous actions run of their networks."""
+"""Functions of the networks that SAC and TD3 with continuous actions run."""
 _ALL: tuple[Place, ...] = tuple(dict.fromkeys(sum(UPDATES.values(), (*ACTING, *ACTING_Q, *PPO, *DQN, *REPLAY_NETS))))
 _THERE = {place: vars(place[0])[place[1]] for place in _ALL}
-"""The functions that were there when this module was loaded, which is when runnel is."""
+"""The functions at the time when runnel was loaded."""
 
 
 def why_changed(places: Iterable[Place], instances: Iterable[object] = ()) -> str:
-    """Which of the functions at `places` is not the stock one, in words; empty if all are. `instances` are looked at for
-    attributes that hide a method."""
+    """The first function at `places` that is not the stock one, in words; empty if all are.
+
+    An attribute of one of `instances` that hides a method counts as a replacement.
+    """
     owned = {name for owner, name in places if isinstance(owner, type)}
     for instance in instances:
         if hidden := owned & vars(instance).keys():
@@ -156,8 +157,8 @@ def _known() -> dict[str, str]:
 
 
 @cache
-def fingerprint(function: Any) -> str:
-    """A checksum of the tokens of a function's source, without comments and docstring; empty where there is no source.
+def fingerprint(function: object) -> str:
+    """A checksum of the tokens of a function's source, without comments and docstring; empty if there is no source.
 
     >>> fingerprint(eval("lambda x: x"))
     ''
@@ -173,7 +174,7 @@ def fingerprint(function: Any) -> str:
 
 
 def _code(function: Any) -> CodeType:
-    """The code of a function, below what decorates it (`torch.no_grad`)."""
+    """The code of a function, without its decorators (`torch.no_grad`)."""
     found = inspect.unwrap(function.__func__ if isinstance(function, staticmethod) else function)
     assert isinstance(found, FunctionType), f"{function!r} is no function"
     return found.__code__
@@ -192,5 +193,5 @@ def _without_docstring(source: str) -> str:
 
 
 def all_fingerprints() -> dict[str, str]:
-    """The checksum of every function that some kernel stands for, by name."""
+    """The checksum of every function behind some kernel, by name."""
     return {_name(place): fingerprint(_THERE[place]) for place in sorted(_ALL, key=_name)}

@@ -1,6 +1,6 @@
-"""Write the checksums of the functions that kernels stand for anew: `python -m runnel.kernels.write_fingerprints`.
+"""Writes the checksums of the functions behind kernels again: `python -m runnel.kernels.write_fingerprints`.
 
-After the kernels were changed with those functions, and the tests of `tests/unit/kernels` have passed; see `stock.py`.
+Run it after you have changed the kernels with those functions and the tests of `tests/unit/kernels` pass; see `stock.py`.
 """
 
 import json

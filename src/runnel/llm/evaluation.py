@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import comb
-from typing import Any
 
 from runnel.core.contracts.evaluation import EvalResult, Progress
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_seed
+from runnel.core.state import State
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.rewards.judging import RewardJob, Verdict, scalar, shown_prompt
 from runnel.llm.rewards.pool import RewardPool
@@ -131,7 +131,7 @@ class TextEvaluation:
         out = {f"pass@{k}": [pass_at_k(n, c, k) for n, c in counts if n >= k] for k in self._pass_k}
         return {**out, "passed": [float(c) for _, c in counts], "judged": [float(n) for n, _ in counts]}
 
-    def _shown(self, key: int, text: str, reward: float) -> dict[str, Any]:
+    def _shown(self, key: int, text: str, reward: float) -> State:
         return {"prompt": self._examples[key // len(self._temperatures)].text, "completion": text, "reward": reward}
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import copy
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,11 +16,14 @@ from runnel.llm.model.loading import no_progress_bars
 from runnel.llm.model.lora import Adapters, MergedModel, merged_params, save_adapters
 from runnel.llm.tokenize import PlainTokenizer, Tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 ADAPTER = "adapter"
 """The folder of adapters in that of their model."""
 
 
-def save_policy(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
+def save_policy(model: PreTrainedModel, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
     """A causal language model with the weights `params`: what `AutoModelForCausalLM` and `--model` take. Adapters are merged
     into those that `model` has; they lie in `adapter` too, as peft loads them."""
     plain, adapters = Adapters.split(params)
@@ -31,7 +34,7 @@ def save_policy(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, 
     _save(model, tokenizer, folder, beside)
 
 
-def save_scorer(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
+def save_scorer(model: PreTrainedModel, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
     """A reward model on the body of `model`, as `AutoModelForSequenceClassification` with one output.
 
     `runnel_rows` in its config says how its rows were made: a prompt (as chat or plain), an answer and the end of its turn.
@@ -53,7 +56,7 @@ def save_scorer(model: Any, params: Mapping[str, Tensor], tokenizer: Tokenizer, 
     _save(scorer, tokenizer, folder)
 
 
-def _save(model: Any, tokenizer: Tokenizer, folder: Path, more: Callable[[Path], None] | None = None) -> None:
+def _save(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, more: Callable[[Path], None] | None = None) -> None:
     """Written beside, then moved: a folder that is there is whole."""
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
@@ -12,6 +12,9 @@ from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.model.causal_lm import model_params, num_positions
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 UNLIMITED = 8192
 """Tokens of a conversation with a model that has no limit of its own."""
@@ -22,7 +25,7 @@ class ChatPolicy:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         tokenizer: Tokenizer,
         *,
         max_tokens: int,

@@ -4,7 +4,7 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +19,9 @@ from runnel.llm.model.token_model import TokenModel
 from runnel.llm.sampling.pairs import pair_rows
 from runnel.llm.tasks.preferences import Pair
 from runnel.llm.tokenize import Message, Tokenizer, messages_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ScoreEngine(OnePassEngine):
@@ -74,7 +77,7 @@ class PairEvaluation:
 class ScoringPolicy:
     """A reward model with its tokenizer (core `Policy`): an observation is a prompt and an answer, an action its score."""
 
-    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = ScoreEngine(model), tokenizer
         self._context = num_positions(model.config)
 

@@ -1,4 +1,4 @@
-"""Losses of actors that learn from a critic, of the critics they learn from, and of SAC's temperature."""
+"""Losses of actors that learn from a critic, of those critics, and of SAC's temperature."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def soft_actor_loss(q: Tensor, *, logprob: Tensor, temperature: Tensor, denomina
 
         L = sum (temperature log pi(a | s) - min_i Q_i(s, a)) / denominator,  a = f(noise; s)
 
-    The gradient reaches the policy by the log-density, and by the smallest Q through the action. Metrics: `entropy`.
+    The gradient reaches the policy through the log-density, and through the action of the smallest Q. Metrics: `entropy`.
     """
     same_shape("soft_actor_loss", q_of_one_critic=q.shape[1:], logprob=logprob)
-    best = q.min(0).values  # where critics are equal, the gradient takes the way of one; that of `amin` is shared
+    best = q.min(0).values  # of equal critics one gets the whole gradient; `amin` would divide it among them
     value = (temperature * logprob - best).sum() / denominator
     return Loss(value, {"entropy": -logprob.detach().sum() / denominator})
 

@@ -1,7 +1,7 @@
-"""What a loss returns, what every loss asks of its tensors, and means whose denominator comes from outside.
+"""The result of a loss, the check of its tensors, and means with a denominator that the caller gives.
 
-A mean whose denominator is the local count changes when a batch is split over micro-batches or ranks. Here the caller passes
-the count of the whole (global) batch, so that the sum over any split is the same number.
+A mean over the local count changes when a batch is split over micro-batches or ranks. Here the caller passes the count of the
+whole (global) batch, so that the sum over any split is the same number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runnel.core.errors import DataError
 
 @dataclass
 class Loss:
-    """A scalar to differentiate, detached scalars to show, and where the loss has one, the error of each row (detached)."""
+    """A scalar to differentiate, detached scalars to show, and, for some losses, the detached error of each row."""
 
     value: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Loss:
 
     @property
     def error(self) -> Tensor:
-        """`per_row` of a loss that has it: replay takes it for a priority."""
+        """`per_row` of a loss that has it: replay uses it as a priority."""
         assert self.per_row is not None, "this loss has no error by row"
         return self.per_row
 
@@ -32,8 +32,8 @@ class Loss:
 def same_shape(loss: str, /, **tensors: Tensor | torch.Size | None) -> None:
     """Refuse tensors of unequal shapes, which arithmetic would broadcast: `[N, 1]` beside `[N]` is a loss over `[N, N]`.
 
-    Shapes are known on the host, so this waits for no device. A shape may stand for a tensor (part of one), and None for one
-    that is not given.
+    The CPU knows all shapes, so the check waits for no device. A shape may be given in place of a tensor, and None for a tensor
+    that is absent.
 
     >>> same_shape("value_loss", value=torch.zeros(4, 1), target=torch.zeros(4))
     Traceback (most recent call last):
@@ -52,12 +52,13 @@ def same_shape(loss: str, /, **tensors: Tensor | torch.Size | None) -> None:
 
 
 def masked_sum(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sum of `x` where `mask` holds (everywhere without one). Masked entries may be anything, even NaN. `[...] -> []`
+    """Sum of `x` where `mask` holds, or of all entries without a mask. Masked entries may be NaN. `[...] -> []`
 
     >>> import torch
     >>> masked_sum(torch.tensor([1.0, float("nan")]), torch.tensor([True, False])).item()
     1.0
     """
+    # not `x * mask`: NaN times 0 is NaN, also in the gradient
     return x.sum() if mask is None else x.masked_fill(~mask, 0.0).sum()
 
 

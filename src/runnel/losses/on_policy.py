@@ -1,4 +1,4 @@
-"""Losses of on-policy agents: the policy by log-probabilities and advantages, the critic by regression to returns."""
+"""Losses of on-policy agents: of the policy, from log-probabilities and advantages, and of the critic, by regression."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def policy_gradient_loss(
 
 @torch.no_grad()
 def approximate_kl(logprob: Tensor, behaviour_logprob: Tensor, *, denominator: Tensor | float) -> Tensor:
-    """How far the policy has moved from the one that acted: the k3 estimate of KL(behaviour || policy), which is never
-    negative (Schulman 2020, "Approximating KL divergence"). `[...], [...] -> []`, without gradient.
+    """The distance of the policy from the one that acted: the k3 estimate of KL(behaviour || policy). `[...], [...] -> []`
+
+    It is never negative (Schulman 2020, "Approximating KL divergence"), and carries no gradient.
 
     sum (r - 1 - log r) / denominator,  r = exp(logprob - behaviour_logprob)
     """
@@ -54,7 +55,7 @@ def clipped_policy_loss(
         L = -sum min(r A, clip(r, 1 - clip, 1 + clip) A) / denominator
 
     With `dual_clip` c > 1, entries of negative advantage are bounded below as well, by c A (Ye et al. 2020,
-    arXiv:1912.09729, eq. 5): data of an old policy may have an r so large that one entry rules the gradient.
+    arXiv:1912.09729, eq. 5): with data of an old policy one entry of a very large r could dominate the gradient.
 
     Metrics: `kl` (`approximate_kl`), and `clip_fraction`, the share of entries at which r left the interval.
     """
@@ -66,7 +67,7 @@ def clipped_policy_loss(
         earns = ratio * advantage <= clipped * advantage
         kl = _k3(log_ratio, ratio, mask, denominator=denominator)
         clip_fraction = masked_mean((ratio != clipped).to(ratio.dtype), mask, denominator=denominator)
-    # the minimum, as a choice: where the clipped term is the smaller one it is a constant, and earns no gradient
+    # the minimum, written as a choice: a clipped term is then a constant without gradient
     chosen = torch.where(earns, ratio, clipped)
     if dual_clip is not None:
         chosen = torch.where(advantage < 0.0, chosen.clamp(max=dual_clip), chosen)
@@ -87,8 +88,8 @@ def value_loss(
 
         L = sum (value - target)^2 / 2 / denominator
 
-    With `clip` and `behaviour_value` (both or neither) the error is the larger one of `value` and of `value` held within
-    `clip` of `behaviour_value` (Engstrom et al. 2020, arXiv:2005.12729, sec. 3).
+    With `clip` and `behaviour_value` (both or neither), two errors are compared and the larger one counts: that of `value`, and
+    that of `value` clamped to within `clip` of `behaviour_value` (Engstrom et al. 2020, arXiv:2005.12729, sec. 3).
     """
     same_shape("value_loss", value=value, target=target, behaviour_value=behaviour_value, mask=mask)
     error = F.mse_loss(value, target, reduction="none")

@@ -1,5 +1,7 @@
-"""Losses on pairs of answers, of which one was preferred. The rows of a pair always come together (`unit`), so that any split
-of a batch between pairs gives the same sum."""
+"""Losses on pairs of answers, one of which is preferred.
+
+The rows of a pair (`unit`) are never separated, so any split of a batch between pairs gives the same sum.
+"""
 
 from __future__ import annotations
 

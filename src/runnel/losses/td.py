@@ -28,13 +28,13 @@ def categorical_td_loss(logits: Tensor, target: Tensor, *, weight: Tensor, denom
 
         p = softmax(logits),  L = -sum weight * sum_i target_i log p_i / denominator
 
-    `[..., N], [..., N], [...] -> []`. The error of a row is KL(target || p), the cross entropy less what no prediction can
-    avoid: it is what Rainbow takes for a priority (Hessel et al. 2018, arXiv:1710.02298).
+    `[..., N], [..., N], [...] -> []`. The error of a row is KL(target || p): the cross entropy without the entropy of the
+    target, which no prediction can avoid. Rainbow uses it as a priority (Hessel et al. 2018, arXiv:1710.02298).
     """
     same_shape("categorical_td_loss", logits=logits, target=target)
     same_shape("categorical_td_loss", logits_without_atoms=logits.shape[:-1], weight=weight)
     cross = -(target * logits.log_softmax(-1)).sum(-1)
     with torch.no_grad():
-        entropy = -target.xlogy(target).sum(-1)
+        entropy = -target.xlogy(target).sum(-1)  # 0 log 0 is 0 in `xlogy`, NaN in a product
         divergence = (cross - entropy).clamp(min=0.0)
     return Loss((weight * cross).sum() / denominator, per_row=divergence)

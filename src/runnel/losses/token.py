@@ -1,10 +1,10 @@
 """Loss components for tokens. Each divides by a denominator of the whole global batch that the caller passes in.
 
-Because no component takes a mean over what it happens to see, the sum of the components over any split into micro-batches
-or ranks is the loss of the whole batch, and so are its gradients. Rows are never split, so a component may sum over one.
+No component takes a mean over its local tokens. So the components of any split into micro-batches or ranks sum to the loss of
+the whole batch, and their gradients to its gradient. Rows are never split, so a component may sum over one.
 
-`weight` is a token's share in its denominator; `count`, where there is one, is the number of the component's tokens in the
-global batch, and divides what is shown.
+`weight` is a token's share of the denominator. `count` is the number of the component's tokens in the global batch; it divides
+the metrics.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sequence_policy_loss(
         s_i = exp(1/|y_i| sum_t (logprob_it - old_logprob_it))
         L   = -1/N sum_i w_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
 
-    `row` says which of `num_rows` sequences a token is of. The weight w_i of a sequence is the sum of its tokens' weights, 1
+    `row` has the sequence of each token, of `num_rows`. The weight w_i of a sequence is the sum of its tokens' weights, 1
     where each has 1/|y_i|; its advantage is the mean of theirs.
     """
     tensors = {"old_logprob": old_logprob, "advantage": advantage, "row": row, "weight": weight}
@@ -120,8 +120,7 @@ def decoupled_policy_loss(
     denominator: float,
     count: float,
 ) -> Loss:
-    """Clip around a recent policy, weigh by its distance from the one that sampled: AReaL (arXiv:2505.24298, eq. 5). `[M] ->
-    []`
+    """Clip around a recent policy; weigh by its ratio to the sampling one: AReaL (arXiv:2505.24298, eq. 5). `[M] -> []`
 
         b = exp(proximal_logprob - old_logprob)     kept within [behaviour_low, behaviour_high] (clamp), or 0 outside (mask)
         u = exp(logprob - proximal_logprob)
@@ -131,6 +130,7 @@ def decoupled_policy_loss(
     """
     tensors = {"old_logprob": old_logprob, "advantage": advantage, "weight": weight}
     same_shape("decoupled_policy_loss", logprob=logprob, proximal_logprob=proximal_logprob, **tensors)
+    # two log-probabilities of minus infinity differ by NaN, which would spread over the whole loss
     gap = torch.nan_to_num(proximal_logprob - old_logprob, nan=0.0, posinf=0.0, neginf=0.0)
     ratio = torch.exp(gap)
     inside = (ratio >= behaviour_low) & (ratio <= behaviour_high)
@@ -196,7 +196,7 @@ def token_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, *, clip:
 
 
 def _clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """The pessimistic of ratio and clipped ratio times advantage, and where the clip decided."""
+    """The smaller of ratio and clipped ratio, each times advantage; and where the clipped one was the smaller."""
     clipped = ratio.clamp(1.0 - low, 1.0 + high)
     gain = torch.minimum(ratio * advantage, clipped * advantage)
     with torch.no_grad():
@@ -205,5 +205,5 @@ def _clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple
 
 
 def _k3(d: Tensor) -> Tensor:
-    """`exp(d) - d - 1`: never negative, and a KL in expectation."""
+    """`exp(d) - d - 1`: never negative; its expectation is a KL divergence."""
     return torch.exp(d) - d - 1.0

@@ -1,10 +1,9 @@
-"""ActorCritic: a body that scores observations, made into a policy that acts and can be evaluated.
+"""`ActorCritic`: makes a policy that acts and can be evaluated from a body that scores observations.
 
 The body is the network. `ActorCritic` adds what is the same for every body: normalisation of observations, the action
-distribution, sampling from the noise in the request, recurrent state, and the value of what followed each step of a segment.
+distribution, sampling from the noise in the request, recurrent state, and the value of the state after each step of a segment.
 
-A body that PPO and its relatives train (a user's own network too) comes from a factory `make(env_spec, seed) -> nn.Module`,
-whose module has
+A factory `make(env_spec, seed) -> nn.Module` makes the body that PPO and its relatives train, also a user's own. It has
 
     policy(obs: Batch) -> Tensor[..., num_scores]    logits of a discrete action, mean of a continuous one
     value(obs: Batch) -> Tensor[...]                 the critic
@@ -40,8 +39,8 @@ GAINS = (0.01, 1.0)
 class ActorCritic(nn.Module):
     """A policy and a critic over `body`, for the observations and the action of `env_spec`.
 
-    A body of a user's own is held against its contract when it is made and whenever it is asked (`core/checks.py`). It acts
-    and judges in eval mode; learners put it into train mode for their gradients.
+    A user's own body is checked against the contract when it is made and at every call (`core/checks.py`). It acts and gives
+    values in eval mode; learners put it into train mode for their gradients.
     """
 
     log_std: Tensor | None
@@ -64,17 +63,19 @@ class ActorCritic(nn.Module):
         self._normalises = bool(leaves)
 
     def train(self, mode: bool = True) -> Self:
-        """As for every module. Bodies of ours are the same in both modes, so no module is walked over for them: a learner may
-        change the mode at every update."""
+        """Change the mode, as for every module."""
         if self.own_body:
             return super().train(mode)
+        # our own bodies are the same in both modes, and a walk over all modules at every update would be slow
         self.training = mode
         return self
 
     @contextmanager
     def drawing(self, seed: int, *key: int | str) -> Iterator[None]:
-        """What a body of a user's own draws at random (dropout) depends on `seed` and `key` alone: runs of one seed are then
-        equal, and a resume goes on as if nothing had been. Other bodies draw nothing."""
+        """Make the random draws of a user's own body (dropout) depend on `seed` and `key` alone.
+
+        Runs of one seed are then equal, also after a resume. Other bodies draw nothing.
+        """
         if not self.own_body:
             yield
             return
@@ -89,7 +90,7 @@ class ActorCritic(nn.Module):
         and `state/...` where the body is recurrent.
 
         The mask may be absent. Gives `action` `[B, *action.shape]` (continuous ones unclipped), `logprob` `[B]` and the state
-        after the step. The critic does not run (but in a recurrent body, where it costs one row of a matrix).
+        after the step. The critic runs only in a recurrent body, where it costs one row of a matrix.
         """
         obs = self.observe(rows)
         after: Mapping[str, Tensor] = {}
@@ -101,25 +102,25 @@ class ActorCritic(nn.Module):
         action, logprob = (
             self.head.mode(out, mask, self.log_std) if greedy else self.head.sample(out, rows["noise"], mask, self.log_std)
         )
-        return Batch(action=action, logprob=logprob, **after)
+        return Batch({"action": action, "logprob": logprob, **after})
 
     # --------------------------------------------------------------------------------------------------------- learning
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Scores `[..., S]` and value `[...]` of obs leaves `[..., *shape]`, in one pass where the body can; feedforward."""
+        """Scores `[..., S]` and value `[...]` of obs leaves `[..., *shape]`, in one pass if the body can; feedforward."""
         seen = self.observe(obs)
         if isinstance(self.body, SeparateBody | SharedBody) and not self.own_body:
             return self.body.both(seen)
         return self._scores(seen), self._values(seen)
 
     def _scores(self, seen: Obs) -> Tensor:
-        """The body's scores of leaves as it sees them. `[..., S]`"""
+        """The body's scores of normalised leaves. `[..., S]`"""
         scores = cast(Body, self.body).policy(seen)
-        if self.own_body and not torch.compiler.is_exporting():  # a graph cannot ask for values
+        if self.own_body and not torch.compiler.is_exporting():  # an exported graph cannot branch on values
             check_output(self.body, "policy(obs)", scores, (*self._lead(seen), self.head.num_scores))
         return scores
 
     def _values(self, seen: Obs) -> Tensor:
-        """The body's values of leaves as it sees them. `[...]`"""
+        """The body's values of normalised leaves. `[...]`"""
         values = cast(Body, self.body).value(seen)
         if self.own_body and not torch.compiler.is_exporting():
             check_output(self.body, "value(obs)", values, self._lead(seen))
@@ -151,10 +152,10 @@ class ActorCritic(nn.Module):
         return scores, values
 
     def unroll(self, data: Obs) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores `[T, B, S]`, values `[T, B]`, and the values of what followed each step `[T, B]` (without gradient).
+        """Scores `[T, B, S]`, values `[T, B]`, and the values of the state after each step `[T, B]` (without gradient).
 
-        `data` are the arrays of a segment (`core/trajectories.py`). What followed step t is obs[t + 1], or the final
-        observation of an episode that ended there, seen with the recurrent state of that episode.
+        `data` are the arrays of a segment (`core/trajectories.py`). The state after step t is obs[t + 1] or, where the episode
+        ended, its final observation with the recurrent state of that episode.
         """
         num_steps = data["action"].shape[0]
         if isinstance(self.body, RecurrentBody):
@@ -163,14 +164,14 @@ class ActorCritic(nn.Module):
         with torch.no_grad():
             rest = {k: torch.cat([data[k][num_steps], data["final_" + k]]) for k in self.env_spec.obs}
             training = self.training
-            self.eval()  # what is only judged is no batch to learn statistics from
+            self.eval()  # no batch norm may learn from observations that are not trained on
             last, at_ends = torch.split(self.value(rest), [values.shape[1], len(data["final_index"])])
             self.train(training)
         return scores, values, self._following(values.detach(), last, at_ends, data["final_index"])
 
     def _unroll_recurrent(self, body: RecurrentBody, data: Obs, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         over = data["terminated"] | data["truncated"]
-        resets = torch.cat([torch.zeros_like(over[:1]), over])  # the state of a segment's first step is stored as it was
+        resets = torch.cat([torch.zeros_like(over[:1]), over])  # the stored state of the first step is already reset
         seen = self.observe(data)
         scores, values, after = body.unroll(
             {k: seen[k] for k in self.env_spec.obs}, {k: data[k] for k in self.state_spec}, resets
@@ -190,12 +191,12 @@ class ActorCritic(nn.Module):
 
     # ------------------------------------------------------------------------------------------------------- statistics
     def update_statistics(self, obs: Obs, collective: Collective) -> None:
-        """Take the rows of `obs` (`[N, *shape]`) into the running statistics, where normalisation is on."""
+        """Add the rows of `obs` (`[N, *shape]`) to the running statistics, where normalisation is on."""
         for key, normaliser in self.normalisers.items():
             normaliser.update(obs[key], collective)
 
     def observe(self, obs: Obs) -> Obs:
-        """Leaves as the body sees them: normalised where that is on."""
+        """Leaves for the body: normalised where that is on."""
         if not self._normalises:
             return obs
         return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in self.env_spec.obs}
@@ -298,7 +299,7 @@ class RecurrentBody(nn.Module):
 
 
 def _trunk(torso: Torso, config: NetConfig, *, seed: int) -> tuple[MLP, int]:
-    """The hidden layers as a network whose last layer the caller puts a nonlinearity on; and its width."""
+    """The hidden layers, and their width. The caller applies the nonlinearity of the last one."""
     hidden = torso.settle(config).hidden or (torso.width,)
     inner = replace(config, hidden=hidden[:-1])
     return MLP(torso.width, hidden[-1], config=inner, head_gain=2.0**0.5, seed=seed), hidden[-1]

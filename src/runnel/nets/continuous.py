@@ -1,8 +1,8 @@
 """Networks of actor-critic methods that learn from replay: actors, and critics that run as one stack.
 
-Networks work with actions in (-1, 1). `act` scales them to the bounds of the environment's box, so what lies on a stream is
-what the environment was given; a learner undoes that (`box.normalise`) before it asks a critic. Before the first update
-`explore` is 1, and actors play uniformly random actions: it is a buffer, so it is published with the weights.
+Networks work with actions in (-1, 1). `act` scales them to the bounds of the environment's box, so a stream holds the actions
+that the environment received. A learner undoes the scaling (`box.normalise`) before it calls a critic. Before the first update
+`explore` is 1, and actors play uniformly random actions. `explore` is a buffer, so it is published with the weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LOG_STD_BOUNDS = (-20.0, 2.0)
 
 
 class ActionBox(nn.Module):
-    """The bounds of a continuous action: from (-1, 1) to them and back. Its numbers are known to all, and not published."""
+    """Scales actions from (-1, 1) to the bounds of the environment and back. Every process knows the bounds, so they are not
+    published."""
 
     centre: Tensor
     radius: Tensor
@@ -45,6 +46,7 @@ class ActionBox(nn.Module):
         self.shape = spec.shape
         low, high = torch.tensor(spec.low), torch.tensor(spec.high)
         self.register_buffer("centre", (high + low) / 2, persistent=False)
+        # an action of one possible value has radius 0, by which `normalise` would divide
         self.register_buffer("radius", ((high - low) / 2).clamp(min=1e-12), persistent=False)
 
     def scale(self, action: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ class ActionBox(nn.Module):
 
 
 class _Net(nn.Module):
-    """Torso and perceptron over obs leaves and what else is given; with `copies` a stack of perceptrons over one torso."""
+    """Torso and perceptron over obs leaves and extra inputs; with `copies` a stack of perceptrons over one torso."""
 
     def __init__(
         self, env_spec: EnvSpec, config: NetConfig, *, extra: int, outputs: int, copies: int, gain: float, seed: int, name: str
@@ -71,14 +73,14 @@ class _Net(nn.Module):
         self.head = MLP(width, outputs, config=config, head_gain=gain, seed=make_seed(seed, name), copies=copies)
 
     def scores(self, obs: Mapping[str, Tensor], *extra: Tensor, copies: int = 0) -> Tensor:
-        """Obs leaves `[B, *shape]` and `extra` `[B, D]` -> `[B, outputs]`, of a stack `[S, B, outputs]` (by the first `copies`
-        of it; 0: by all)."""
+        """Obs leaves `[B, *shape]` and `extra` `[B, D]` -> `[B, outputs]`. A stack gives `[S, B, outputs]`, by its first
+        `copies` networks (0: by all)."""
         features = self.torso(obs)
         return cast(Tensor, self.head(torch.cat([features, *extra], dim=-1) if extra else features, copies=copies))
 
 
 class _Actor(_Net):
-    """A network with the exploration flag: what actors share."""
+    """The common part of actors: a network with the exploration flag."""
 
     explore: Tensor
 
@@ -118,7 +120,8 @@ class CategoricalActor(_Actor):
         super().__init__(env_spec, config, outputs=env_spec.action.num_actions, seed=seed)
 
     def logprobs(self, obs: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """Log-probability of every action, `[B, A]`: finite where `mask` forbids one, with probability 0."""
+        """Log-probability of every action, `[B, A]`. An action that `mask` forbids has probability 0 and a finite one."""
+        # finite, so that `p log p` of a forbidden action is 0 and not NaN
         return mask_logits(self.scores(obs), mask).log_softmax(-1).clamp(min=-1e9)
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:

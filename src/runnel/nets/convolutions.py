@@ -1,7 +1,7 @@
 """Convolutions over images: uint8 `[C, H, W]` (or `[H, W, C]`, turned), or small float boards such as MinAtar's `[C, 10, 10]`.
 
-The shape (`channel_axis`) or `net.channels` says where the channels are. On the CPU images are laid out channels last, and the
-first convolution of the Nature network (8 x 8, stride 4) runs as one of 2 x 2, stride 1, over blocks of 4 x 4 pixels: it then
+The shape (`channel_axis`) or `net.channels` gives the axis of the channels. On the CPU images are laid out channels last, and
+the first convolution of the Nature network (8 x 8, stride 4) runs as one of 2 x 2, stride 1, over blocks of 4 x 4 pixels. That
 trains 1.6 times as fast. Parameters keep their usual shapes.
 """
 
@@ -24,7 +24,7 @@ SMALLEST_NATURE = 36
 BLOCK = 4
 """Stride of the first convolution that runs over blocks of pixels."""
 MANY_ROWS = 256
-"""Images that are scored at once on the CPU; more would not fit into its caches."""
+"""Images in one pass on the CPU without gradients; more do not fit into its caches."""
 
 
 def is_image(leaf: ArraySpec) -> bool:
@@ -46,6 +46,7 @@ class Conv(nn.Module):
         for out, kernel, stride in LAYERS[self.kind]:
             if min(height, width) < kernel:
                 raise ConfigError("net.conv", kind, f"images of {leaf.shape} are too small for it; use small, or none")
+            # torch's own initialisation would draw from the global generator
             layer = nn.utils.skip_init(nn.Conv2d, channels, out, kernel, stride)  # type: ignore[no-untyped-call]
             nn.init.orthogonal_(layer.weight, gain=2.0**0.5, generator=generator)
             nn.init.zeros_(layer.bias)
@@ -72,7 +73,8 @@ class Conv(nn.Module):
         return F.relu(x.flatten(1), inplace=True)
 
     def _first(self, x: Tensor, layer: nn.Conv2d) -> Tensor:
-        """The first convolution, with the scale of bytes in its weights."""
+        """The first convolution."""
+        # bytes are scaled to [0, 1] by the weights, which are far fewer than the pixels
         weight = layer.weight * (1.0 / 255.0) if self._bytes else layer.weight
         if self._in_blocks and not x.is_cuda and not torch.compiler.is_exporting():
             return F.conv2d(_blocks(x), _block_weight(weight), layer.bias)
@@ -97,9 +99,12 @@ def _convolve(x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
 
 
 def _blocks(x: Tensor) -> Tensor:
-    """Each block of 4 x 4 pixels as one float pixel with channels `(c, dy, dx)`; four bytes of a line move as one word.
-    `[N, C, H, W] -> [N, 16 C, H / 4, W / 4]`, channels last"""
+    """Each block of 4 x 4 pixels as one float pixel with channels `(c, dy, dx)`: `[N, C, H, W] -> [N, 16 C, H / 4, W / 4]`.
+
+    The result is laid out channels last.
+    """
     n, c, h, w = x.shape
+    # four bytes of a line move as one int32, which must begin at a multiple of four
     x = x.contiguous() if x.storage_offset() % BLOCK == 0 else x.clone(memory_format=torch.contiguous_format)
     lines = x.view(torch.int32).view(n, c, h // BLOCK, w).transpose(1, 2).contiguous()
     words = lines.view(n, h // BLOCK, BLOCK * c, w // BLOCK).transpose(2, 3).contiguous()
@@ -107,7 +112,7 @@ def _blocks(x: Tensor) -> Tensor:
 
 
 def _block_weight(weight: Tensor) -> Tensor:
-    """What does to `_blocks` as `weight` does to pixels. `[O, C, K, K] -> [O, 16 C, K / 4, K / 4]`, channels last"""
+    """`weight` for an image of `_blocks`, with the same result. `[O, C, K, K] -> [O, 16 C, K / 4, K / 4]`, channels last"""
     o, c, kernel, _ = weight.shape
     k = kernel // BLOCK
     parts = weight.reshape(o, c, k, BLOCK, k, BLOCK).permute(0, 2, 4, 1, 3, 5)

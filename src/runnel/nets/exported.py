@@ -1,8 +1,6 @@
-"""A policy as one graph of tensors: observations in, what `env.step` takes out. `torch.export` and ONNX take it from here."""
+"""A policy as one graph of tensors, from observations to the action of `env.step`, for `torch.export` and ONNX."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +10,10 @@ from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 
 
 class PolicyGraph(nn.Module):
-    """The greedy policy of a network, without Python around it: normalisation, network, best action, bounds of the environment.
+    """The greedy policy of a network: normalisation, network, best action, bounds of the environment.
 
     Inputs in order: the leaves of the observation, `action_mask` where the policy was trained with one, the recurrent state.
-    Outputs in order: the parts of the action, then the state after the step. All have the batch in front.
+    Outputs in order: the parts of the action, then the state after the step. The first dimension of all is the batch.
     """
 
     def __init__(self, net: nn.Module, env_spec: EnvSpec) -> None:
@@ -31,11 +29,11 @@ class PolicyGraph(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         rows = Batch(zip(self.inputs, inputs, strict=True))
-        reply: Any = self.net.act(rows, greedy=True)  # type: ignore[operator]
+        reply: Batch = self.net.act(rows, greedy=True)  # type: ignore[operator]
         return (*env_actions(self.env_spec.action, reply["action"]), *(reply[name] for name in self.state_spec))
 
     def example(self, num: int = 3, *, seed: int = 0) -> tuple[Tensor, ...]:
-        """Made-up inputs of the right shapes; every action is open."""
+        """Random inputs of the right shapes; the mask allows every action."""
         generator = torch.Generator().manual_seed(seed)
 
         def make(name: str, spec: ArraySpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""TorchInferencer: a torch module with `act` behind the request and reply contract."""
+"""`TorchInferencer`: serves a torch module with `act` under the contract of requests and replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runnel.core.state import State
 
 
 class Acts(Protocol):
-    """What answers rows."""
+    """Chooses actions for rows."""
 
     noise_size: int
 
@@ -24,13 +24,13 @@ class Acts(Protocol):
 
 
 def to_act(net: Acts) -> None:
-    """Put a module into eval mode, whoever trained it in between: dropout and the statistics of a batch are for learning."""
-    if getattr(net, "training", False):  # one flag is read; modules are walked over only where it is set
+    """Put a module into eval mode: a learner may have trained it since. Dropout and batch statistics are for learning."""
+    if getattr(net, "training", False):  # reading one flag is cheap; `eval` walks over all modules
         net.eval()  # type: ignore[attr-defined]
 
 
 class ActingNet(Acts, Protocol):
-    """A module that answers rows: `ActorCritic`, `QNet`, or a user's own."""
+    """A module that acts: `ActorCritic`, `QNet`, or a user's own."""
 
     def state_dict(self) -> dict[str, Tensor]: ...
 
@@ -46,11 +46,11 @@ class AgentNet(ActingNet, Protocol):
 
 
 class TorchInferencer:
-    """Answers everything pending in one forward pass (`merge`), or each request in a pass of its own, so that an answer does
-    not depend, to the last bit, on who asked beside it.
+    """Computes the replies to all pending requests in one forward pass (`merge`), or each in its own pass.
 
-    Consumes requests and parameters, produces replies (on the device of the request's rows). A request that needs a version
-    other than the loaded one waits for `load_params`.
+    In its own pass a reply does not depend on the other requests, to the last bit. Consumes requests and parameters, produces
+    replies (on the device of the request's rows). A request that needs a version other than the loaded one waits for
+    `load_params`.
     """
 
     immediate = True
@@ -59,18 +59,18 @@ class TorchInferencer:
         self.net, self.greedy, self.device, self.merge = net, greedy, torch.device(device), merge
         net.to(self.device)
         self.acts: Acts = net
-        """What answers: the network, or what `kernels/` lets stand in for its `act`."""
+        """The network, or a kernel in place of its `act`."""
         self.version = -1
         self._pending: list[Request] = []
         self._bound: list[Tensor] | None = None
 
     def answer(self, rows: Batch) -> Batch:
-        """The answer to rows, now, by the parameters that are loaded."""
+        """The reply to `rows` at once, by the loaded parameters."""
         with torch.inference_mode():
             return self._forward(rows)
 
     def row_policy(self) -> RowPolicy | None:
-        """The network as compiled environments take it, where something compiled stands in for it."""
+        """The network for compiled environments, if a compiled kernel stands in for it."""
         give = getattr(self.acts, "row_policy", None)
         to_act(self.net)
         return None if give is None or self.greedy or self.device.type != "cpu" else give()
@@ -87,7 +87,7 @@ class TorchInferencer:
             return []
         with torch.inference_mode():
             groups = [now] if self.merge else [[r] for r in now]
-            return [reply for group in groups for reply in self._answer(group)]
+            return [reply for group in groups for reply in self._replies(group)]
 
     def abort(self, ids: Sequence[int]) -> None:
         gone = set(ids)
@@ -97,7 +97,7 @@ class TorchInferencer:
         return len(self._pending)
 
     def load_params(self, params: ParamSet) -> None:
-        """Shared parameters are bound once, and later only change the version; others are copied to fixed addresses."""
+        """Bind shared parameters once (later calls only change the version); copy others to fixed addresses."""
         if params.shared:
             self._bind(params.params)
         else:
@@ -116,13 +116,13 @@ class TorchInferencer:
         self.version = state["version"]
         self._pending = [Request(r["id"], Batch(r["rows"]), r["version"]) for r in state["pending"]]
 
-    def _answer(self, requests: list[Request]) -> list[Reply]:
+    def _replies(self, requests: list[Request]) -> list[Reply]:
         if len(requests) == 1:
             request = requests[0]
             return [Reply(request.id, self._forward(request.rows), self.version)]
         sizes = [len(next(iter(r.rows.values()))) for r in requests]
-        answer = self._forward(Batch.cat([r.rows for r in requests]))
-        parts = {k: torch.split(v, sizes) for k, v in answer.items()}
+        joined = self._forward(Batch.cat([r.rows for r in requests]))
+        parts = {k: torch.split(v, sizes) for k, v in joined.items()}
         return [Reply(r.id, Batch({k: p[i] for k, p in parts.items()}), self.version) for i, r in enumerate(requests)]
 
     def _forward(self, rows: Batch) -> Batch:
@@ -134,12 +134,13 @@ class TorchInferencer:
 
     def _bind(self, params: Mapping[str, Tensor]) -> None:
         tensors = list(params.values())
+        # loading walks over all modules, so the same memory is bound only once
         if self._bound is None or any(a.data_ptr() != b.data_ptr() for a, b in zip(self._bound, tensors, strict=True)):
             self.net.load_state_dict(params, assign=True)
             self._bound = tensors
 
     def _copy(self, params: Mapping[str, Tensor]) -> None:
-        if self._bound is not None:
+        if self._bound is not None:  # first take memory of our own: the bound tensors belong to the learner
             self.net.load_state_dict({k: v.clone() for k, v in self.net.state_dict().items()}, assign=True)
             self._bound = None
         self.net.load_state_dict(params)

@@ -1,11 +1,10 @@
-"""Layers that every network is made of: perceptrons, the torso that turns an observation into one vector, scales.
+"""Layers of all networks: perceptrons, the torso that turns an observation into one vector, running statistics.
 
-For small networks most of a training step is spent between the operations, not in them. So networks of equal shape (actor and
+For a small network most of a training step passes between the operations, not in them. So networks of equal shape (actor and
 critic, twin critics) run as one stack of matrices on the CPU.
 
-Running statistics (`RunningMeanStd`, `ReturnScale`) belong to the learner and travel with its parameters. Mean and variance are
-buffers, so they are published, checkpointed and restored like weights, and acting uses exactly the statistics that the learner
-had at that version.
+Running statistics (`RunningMeanStd`, `ReturnScale`) belong to the learner. Mean and variance are buffers, so they are
+published, checkpointed and restored like weights, and acting uses exactly the statistics that the learner had at that version.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DEFAULT_HIDDEN = (64, 64)
 
 @dataclass(frozen=True)
 class NetConfig:
-    """What a network is made of: convolutions for images, fully connected layers, a recurrent core."""
+    """The parts of a network: convolutions for images, fully connected layers, a recurrent core."""
 
     on_resume: ClassVar[OnResume] = stays(
         "hidden", "activation", "conv", "channels", "core", "core_size", "shared", why="what was learned is of that network"
@@ -105,15 +104,15 @@ class MLP(nn.Module):
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
 
     def __call__(self, x: Tensor, *, copies: int = 0) -> Any:
-        # without hooks: finding them costs as much as a small layer
+        # without torch's hooks: the search for them costs as much as a small layer
         return self.forward(x, copies=copies)
 
     def forward(self, x: Tensor, *, copies: int = 0) -> Any:
-        """`copies`: by the first so many networks of the stack alone (0: all)."""
+        """`copies`: run only the first `copies` networks of the stack (0: all)."""
         lead, x = x.shape[:-1], x.reshape(-1, self.num_inputs)
         if self.copies and x.is_cuda:
-            # One network after the other: a batched product does not share the sum over rows, which is the gradient of a
-            # weight, between the multiprocessors of a GPU; a single one does.
+            # one network after the other: cuBLAS spreads the sum over rows (the gradient of a weight) over the
+            # multiprocessors in a single product, but not in a batched one
             parts = [self.one(x, i) for i in range(copies or self.copies)]
             outputs = tuple(parts) if self.heads else (torch.stack(parts),)
         else:
@@ -148,8 +147,8 @@ class MLP(nn.Module):
         return torch.addmm(bias, x, weight).reshape(*lead, weight.shape[-1])
 
     def _found(self) -> list[tuple[Tensor, Tensor]]:
-        """Weights and biases by layer. Finding them through modules costs as much as a small layer."""
-        if self._layers is None:
+        """Weights and biases by layer."""
+        if self._layers is None:  # kept, because a look-up through modules costs as much as a small layer
             self._layers = list(zip(self.weight, self.bias, strict=True))
         return self._layers
 
@@ -166,21 +165,22 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.addmm(bias, x, weight)
     if x.dim() == 2:
         x = x.expand(weight.shape[0], *x.shape)
-    # in place: memory that is new has to be mapped first, which takes longer than the sum
+    # in place: the system maps new memory first, which takes longer than the sum
     return torch.bmm(x, weight).add_(bias)
 
 
 def _last(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`_affine` for the last layer. A product that gives a column takes four times as long as one with a vector."""
-    if weight.dim() == 2 or weight.shape[2] > 1 or x.dim() == 2 or not x.shape[1]:  # of no rows `addmv` gives one
+    """`_affine` for the last layer."""
+    if weight.dim() == 2 or weight.shape[2] > 1 or x.dim() == 2 or not x.shape[1]:  # `addmv` returns one row for none
         return _affine(x, weight, bias)
+    # a product with a one-column matrix takes four times as long as one with a vector
     parts = (torch.addmv(b, h, w) for h, w, b in zip(x, weight.squeeze(-1), bias.flatten(1), strict=True))
     return torch.stack(list(parts)).unsqueeze(-1)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "silu": F.silu}
 _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_, "silu": F.silu}
-"""What a layer's own output is given to; the gradients of tanh and relu need no more than the result."""
+"""Applied to a layer's own output. In place where it can be: the gradients of tanh and relu need only their result."""
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -192,7 +192,7 @@ def _orthogonal(widths: Sequence[int], *, head_gain: float, seed: int) -> list[T
     for num_in, num_out, gain in zip(widths[:-1], widths[1:], gains, strict=True):
         weight = torch.empty(num_out, num_in)
         weight = nn.init.orthogonal_(weight, gain=gain, generator=generator)
-        # `contiguous` would keep odd strides where a width is 1, and BLAS rounds differently by strides
+        # `contiguous` keeps odd strides where a width is 1, and BLAS rounds differently with other strides
         drawn.append(weight.t().clone(memory_format=torch.contiguous_format))
     return drawn
 
@@ -249,7 +249,7 @@ class Torso(nn.Module):
         return bool(self._convs)
 
     def settle(self, config: NetConfig) -> NetConfig:
-        """`config` with the hidden layers that fit this torso, where it leaves them open."""
+        """`config` with hidden layers: the default for this torso where `config` has none."""
         if config.hidden is not None:
             return config
         kinds = [c.kind for _, c in self._convs]
@@ -292,7 +292,8 @@ class RunningMeanStd(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, collective: Collective) -> None:
-        """Take in the rows of `x` of every rank. `[N, *shape]`. In place, so that published tensors keep their address."""
+        """Add the rows of `x` of every rank. `[N, *shape]`. In place, so that published tensors keep their address."""
+        # sums around the old mean: they lose far fewer digits than sums around 0
         shift = x.to(torch.float64) - self.mean
         rows = torch.full_like(self.mean, x.shape[0])
         num_new, total, square = collective.all_reduce(torch.stack([rows, shift.sum(0), shift.square().sum(0)]))
@@ -309,8 +310,8 @@ class ReturnScale(nn.Module):
 
         G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t,  r'_t = clip(r_t / sqrt(Var G))
 
-    As Gymnasium's vector wrapper NormalizeReward and Stable-Baselines3's VecNormalize. The mean is not taken away: that would
-    change what is best. An episode goes on over segments, so a segment comes with the return that it begins in the middle of.
+    NormalizeReward of Gymnasium and VecNormalize of Stable-Baselines3 do the same. The mean is not subtracted: that would
+    change which policy is best. Episodes go on over segments, so each segment brings the returns so far (`carried`).
     """
 
     def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
@@ -319,7 +320,7 @@ class ReturnScale(nn.Module):
         self.statistics = RunningMeanStd(())
 
     def forward(self, rewards: Tensor, ended: Tensor, carried: Tensor, collective: Collective) -> Tensor:
-        """Take the rewards of a segment in, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`"""
+        """Add the rewards of a segment to the statistics, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`"""
         returns = returns_so_far(rewards, ended, carried, gamma=self.gamma)
         self.statistics.update(returns.flatten(), collective)
         scale = (self.statistics.var + self.statistics.epsilon).rsqrt().to(rewards.dtype)

@@ -1,7 +1,7 @@
-"""Adam over one flat vector: the optimiser step that learners share.
+"""Adam over one flat vector: the optimiser that learners share.
 
-All weights of a learner are views of one vector, so that the sum over ranks, the norm and the update are a handful of
-operations whatever the number of layers. For small networks the usual loop over tensors costs more than the gradient.
+All weights of a learner are views of one vector. So the sum over ranks, the norm and the update are a few operations, however
+many layers there are. For small networks the usual loop over tensors costs more than the gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Adam:
         w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
     Losses divide by global denominators, so the sum of the ranks' gradients is the gradient of the global batch. The
-    parameters become views of one vector and keep that address for good; load into them in place.
+    parameters become views of one vector and keep that address; load into them in place.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Adam:
         self._vector = torch.cat([p.detach().reshape(-1) for p in self._weights])
         self._mean, self._square = torch.zeros_like(self._vector), torch.zeros_like(self._vector)
         for weight, part in zip(self._weights, torch.split(self._vector, [p.numel() for p in self._weights]), strict=True):
-            weight.data = part.view_as(weight)
+            weight.data = part.view_as(weight)  # the parameter object stays: modules hold it
         self._count = torch.zeros(())
-        # On an accelerator rate and step count are numbers of the device, so that a captured step can be replayed.
+        # on an accelerator, rate and step count are device memory: a replayed CUDA graph reads their present values
         self._on_device = self._vector.new_tensor([lr, 0.0]) if self._vector.is_cuda else None
 
     @property
@@ -61,7 +61,7 @@ class Adam:
 
     @torch.no_grad()
     def apply(self, grads: Sequence[Tensor], max_norm: float | None, *, collective: Collective) -> Tensor:
-        """Step along gradients that are already there, one for each parameter; returns their norm before clipping."""
+        """Step along given gradients, one for each parameter; returns their norm before clipping."""
         grad = _join(grads, collective)
         norm: Tensor = torch.linalg.vector_norm(grad)
         if max_norm is not None:
@@ -77,8 +77,9 @@ class Adam:
             self._step_on_device(grad, self._on_device)
 
     def _step_on_host(self, grad: Tensor) -> None:
-        """The kernel of `torch.optim.Adam(fused=True)`: one pass over memory instead of seven."""
+        """One step on the CPU."""
         self.num_steps += 1
+        # the kernel of `torch.optim.Adam(fused=True)`: one pass over memory instead of seven
         self._count.fill_(self.num_steps)
         b1, b2 = self.betas
         torch._fused_adam_(
@@ -150,7 +151,7 @@ class Target:
 
     @torch.no_grad()
     def follow(self, tau: float) -> None:
-        """Move by the share `tau`; 1 copies."""
+        """Move by the fraction `tau` of the way; 1 copies."""
         for old, new in self._pairs:
             old.lerp_(new, tau)
 

@@ -1,4 +1,4 @@
-"""EnvPolicy: a trained network as a user holds it, from a raw observation to what `env.step` accepts."""
+"""`EnvPolicy`: a trained network that takes raw observations and returns what `env.step` accepts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from runnel.core.rng import make_rng
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.nets.inferencer import Acts, to_act
 
-Flatten = Callable[[Any], Mapping[str, np.ndarray]]
+Obs = Any
+"""An observation or an action of an environment, nested as its space is."""
+Flatten = Callable[[Obs], Mapping[str, np.ndarray]]
 
 
 class EnvPolicy:
     """Acts on observations as Gymnasium gives them: one, or a batch of them.
 
-    `flatten` turns a raw observation into the leaves of `env_spec.obs`; `seed` feeds the noise of stochastic acting. A
-    network with recurrent state (`state_spec`, names `state/...`) remembers from call to call: `reset` before each episode.
-    `acts` may stand in for the network's own `act`.
+    `flatten` turns a raw observation into the leaves of `env_spec.obs`; `seed` is for the noise of stochastic acting. A network
+    with recurrent state (`state_spec`, names `state/...`) keeps it from call to call: call `reset` before each episode. `acts`
+    is used in place of the network's own `act`.
     """
 
     def __init__(self, net: Acts, env_spec: EnvSpec, *, flatten: Flatten, seed: int = 0, acts: Acts | None = None) -> None:
@@ -34,10 +36,10 @@ class EnvPolicy:
         self._state_spec: Mapping[str, ArraySpec] = getattr(net, "state_spec", {})  # a user's own network may have none
         self._state = Batch()
 
-    def act(self, obs: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
-        """One action for one observation; for a batch, what a vector environment takes (arrays with a leading dimension).
+    def act(self, obs: Obs, *, deterministic: bool = True, action_mask: Obs = None) -> Obs:
+        """One action for one observation; for a batch, the actions of a vector environment (arrays with a leading dimension).
 
-        `action_mask` is for environments that give it in `info`; one inside the observation is found by itself.
+        `action_mask` is for environments that give it in `info`; a mask inside the observation is found without it.
         """
         leaves = self._flatten(obs)
         rows, batched = self._rows(leaves)
@@ -59,6 +61,7 @@ class EnvPolicy:
         if batched:
             return self._to_env(action)
         one = self._to_env(action[0])
+        # a plain int: environments index lists with it, and print it
         return int(one) if self.env_spec.action.kind == "discrete" else one
 
     def reset(self, ended: np.ndarray | None = None) -> None:
@@ -70,7 +73,7 @@ class EnvPolicy:
         self._state = self._state.map(lambda x: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0, x))
 
     def _recall(self, num_rows: int) -> Batch:
-        """Recurrent state as the last call left it; zeros after a reset."""
+        """Recurrent state after the last call; zeros after a reset."""
         if not self._state:
             return Batch({k: torch.zeros(num_rows, *s.shape, dtype=s.dtype) for k, s in self._state_spec.items()})
         known = len(next(iter(self._state.values())))
@@ -82,6 +85,7 @@ class EnvPolicy:
         rows, batched = Batch(), False
         for key, spec in self.env_spec.obs.items():
             x = torch.as_tensor(np.asarray(leaves[key]), dtype=spec.dtype)
+            # the sum first: it is cheap, and finite unless an entry is not (or the sum overflows)
             if x.is_floating_point() and not math.isfinite(x.sum().item()) and not bool(x.isfinite().all()):
                 raise DataError(f"observation {key!r} holds NaN or infinity; the policy was never trained on that")
             batched = x.dim() == len(spec.shape) + 1

@@ -14,13 +14,14 @@ from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.optim import flat_view
 
 BEST = -1
+"""`chosen` for the member with the highest recent return."""
 
 
 class Population:
     """`members` of one shape. Of B rows the first B / members belong to the first member, the next to the second, and so on.
 
-    With `chosen` all rows belong to that one; `BEST` is the one with the highest return of late, as the learner keeps it in
-    `tally` `[members, 2]`: rewards, and episodes that ended, each fading.
+    With `chosen` all rows belong to that member. `BEST` is the member with the highest recent return by `tally` `[members, 2]`:
+    the learner's fading sums of rewards and of episodes that ended.
     """
 
     def __init__(self, members: Sequence[ActorCritic], *, num_envs: int, chosen: int | None = None) -> None:
@@ -67,7 +68,7 @@ class Population:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> None:
-        """Copy what `state_dict` gave, or (`assign`) share its memory."""
+        """Copy the tensors of `state_dict`, or share their memory (`assign`)."""
         if assign:
             self.tally = state_dict["tally"]
         else:
@@ -87,21 +88,21 @@ class Population:
         return self.each(rows, lambda i, part: self.members[i].act(part, greedy=greedy))
 
     def each(self, rows: Batch, act: Callable[[int, Batch], Batch]) -> Batch:
-        """What `act` makes of each member's number and rows, side by side again."""
+        """Call `act` with each member's number and rows, and join the results."""
         parts = {k: x.chunk(len(self.members)) for k, x in rows.items()}
         return Batch.cat([act(i, Batch({k: p[i] for k, p in parts.items()})) for i in range(len(self.members))])
 
     def chosen_member(self) -> int:
-        """The number of the one that acts on all rows."""
+        """The number of the member that acts on all rows."""
         assert self.chosen is not None, "every member acts on its own rows"
         return self.best() if self.chosen == BEST else self.chosen
 
     @torch.no_grad()
     def keep(self, rewards: Tensor, ended: Tensor) -> None:
-        """Take the rewards and ends of a segment into `tally`. `[T, members * num_envs]` each"""
+        """Add the rewards and ends of a segment to `tally`. `[T, members * num_envs]` each"""
         per_member = [x.double().view(len(x), len(self.members), -1).sum((0, 2)) for x in (rewards, ended)]
         self.tally.mul_(0.9).add_(torch.stack(per_member, dim=1))
 
     def best(self) -> int:
-        """The member with the highest return an episode, as far as the learner saw."""
+        """The member with the highest recent return for an episode."""
         return int((self.tally[:, 0] / self.tally[:, 1].clamp(min=1.0)).argmax())

@@ -99,10 +99,10 @@ class QNet(nn.Module):
         return self._join(self.head(y)), after
 
     def unroll_batch(self, batch: Obs, *, burn_in: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Outputs at the steps of sequences (`data/sequences.py`) from `burn_in` on, outputs at what followed each one's
-        return (without gradient), and the mask there. `[T - burn_in, B, A, num_atoms]` twice, `[T - burn_in, B, A]`
+        """Outputs at the steps of sequences (`data/sequences.py`) from `burn_in` on, and outputs and mask after each return.
 
-        The first `burn_in` steps bring the stored state up to date, without gradient.
+        `[T - burn_in, B, A, num_atoms]` twice (the second without gradient), and `[T - burn_in, B, A]`. The first `burn_in`
+        steps only bring the stored state up to date, without gradient.
         """
         obs, state = {k: batch[k] for k in self.env_spec.obs}, {k: batch[k] for k in self.state_spec}
         resets = torch.cat([torch.zeros_like(batch["ended"][:1]), batch["ended"]])
@@ -140,8 +140,10 @@ class QNet(nn.Module):
 
     # ----------------------------------------------------------------------------------------------------------- acting
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
-        """`action` `[B]`: the best one, or, with probability epsilon unless greedy, a uniform one among those allowed; and
-        the state after the step where there is a core."""
+        """`action` `[B]`, and the state after the step if there is a core.
+
+        The action is the best one or, with probability epsilon unless `greedy`, a uniform one of those that are allowed.
+        """
         after: Mapping[str, Tensor] = {}
         if self.core is not None:
             out, after = self.step(rows, {k: rows[k] for k in self.state_spec})
@@ -152,14 +154,15 @@ class QNet(nn.Module):
         action = mask_logits(q, mask).argmax(-1)
         if not greedy:
             explore, pick = rows["noise"].clamp(max=1.0 - UNIFORM_MARGIN).unbind(-1)
+            # the allowed actions counted from 1: a search for a uniform rank finds one of them
             rank = (torch.ones_like(q) if mask is None else mask.to(q.dtype)).cumsum(-1)
             random = torch.searchsorted(rank, (pick.unsqueeze(-1) * rank[..., -1:]).floor(), right=True).squeeze(-1)
             action = torch.where(explore < self.epsilon, random, action)
-        return Batch(action=action, **after)
+        return Batch({"action": action, **after})
 
 
 def _followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:
-    """What followed the last step of each step's return: the entry behind it, or the final one. `[T, B, ...], [F, ...]`"""
+    """The entry after the last step of each step's return: the next one, or the final one. `[T, B, ...], [F, ...]`"""
     flat, last = behind.flatten(0, 1), batch["last"]
     flat = flat.index_copy(0, batch["final_index"], final)
     columns = torch.arange(last.shape[1], device=last.device)

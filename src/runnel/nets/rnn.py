@@ -1,4 +1,4 @@
-"""Recurrent cores: one step for acting, a whole segment for learning, with the state set to zero where an episode begins.
+"""Recurrent cores: one step for acting, a whole segment for learning. The state is set to zero where an episode begins.
 
 GRU (Cho et al. 2014, arXiv:1406.1078) and LSTM (Hochreiter & Schmidhuber 1997). The input half of every gate is computed for
 all steps at once; only the half that needs the state runs step by step.
@@ -36,7 +36,7 @@ class Core(nn.Module):
         return self._step(torch.addmm(self.bias, x, self.weight_in), state)
 
     def unroll(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """`[T, B, I]`, the state before step 0, and whether an episode begins at step t (`[T, B]`): then the state is 0 there.
+        """Run over `x` `[T, B, I]` from the state before step 0. The state before step t is zero where `resets[t]` is true.
 
         Gives the outputs `[T, B, size]` and, by name, the state after each step `[T, B, size]` (before any reset).
         """
@@ -69,6 +69,7 @@ class Core(nn.Module):
         gates = torch.addmm(gates_in, state["state/h"], self.weight_state)
         new = torch.tanh(gates[:, 3 * n :])
         write, keep, show = torch.split(gates[:, : 3 * n], n, -1)
+        # 1 is added so that an untrained cell remembers (Jozefowicz et al. 2015)
         c = torch.sigmoid(keep + 1.0) * state["state/c"] + torch.sigmoid(write) * new
         h = torch.sigmoid(show) * torch.tanh(c)
         return h, {"state/h": h, "state/c": c}

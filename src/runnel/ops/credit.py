@@ -1,4 +1,4 @@
-"""Credit for samples: how good each one was, compared with its siblings on the same prompt, or with a baseline.
+"""Credit for samples: how good each one is, compared with the other samples of the same prompt, or with a baseline.
 
 `group` gives each row the number of its group; groups may differ in size.
 """
@@ -15,7 +15,7 @@ def group_sum(x: Tensor, group: Tensor) -> Tensor:
     >>> group_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 0, 1])).tolist()
     [3.0, 3.0, 5.0]
     """
-    if not len(group):
+    if not len(group):  # `max` of no rows raises
         return x
     return torch.zeros(int(group.max()) + 1, dtype=x.dtype, device=x.device).index_add_(0, group, x)[group]
 
@@ -36,7 +36,8 @@ def group_advantage(rewards: Tensor, group: Tensor, *, scale: bool, eps: float =
     """Reward minus the group's mean, over its standard deviation if `scale`. `[R], [R] -> [R]`
 
     GRPO (Shao et al. 2024, arXiv:2402.03300) scales by the sample standard deviation; Dr. GRPO (Liu et al. 2025,
-    arXiv:2503.20783) does not, since that weighs easy and hard prompts up. A group without spread gives zeros.
+    arXiv:2503.20783) does not, because scaling raises the weight of very easy and very hard prompts. A group without spread
+    gives zeros.
 
     >>> group_advantage(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, dtype=torch.int64), scale=False).tolist()
     [0.5, -0.5, -0.5, 0.5]
@@ -49,7 +50,7 @@ def group_advantage(rewards: Tensor, group: Tensor, *, scale: bool, eps: float =
 def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     """Reward minus the mean of the others of its group: RLOO (Ahmadian et al. 2024, arXiv:2402.14740). `[R], [R] -> [R]`
 
-    A row that is alone in its group has nothing to be compared with and gives 0.
+    A row that is alone in its group gives 0: there is nothing to compare it with.
 
     >>> leave_one_out(torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3, dtype=torch.int64)).tolist()
     [1.0, -0.5, -0.5]
@@ -74,7 +75,7 @@ def against_baseline_row(rewards: Tensor, group: Tensor, is_baseline: Tensor) ->
 def best_and_worst(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     """The rows with the highest and the lowest reward of each group that has two different ones. `[R], [R] -> [P], [P]`
 
-    Among equals the first row is taken.
+    Of equal rows the first one is used.
 
     >>> best, worst = best_and_worst(torch.tensor([0.0, 2.0, 1.0, 1.0, 1.0]), torch.tensor([0, 0, 0, 1, 1]))
     >>> best.tolist(), worst.tolist()

@@ -1,11 +1,11 @@
 """Action distributions: plain functions of tensors, with few operations and no hidden random state; and a head for each kind.
 
-Sampling is a function of uniform noise that travels with the request, so an answer depends on its own row alone and can be
+Sampling is a function of uniform noise that travels with the request. So a reply depends on its own row alone and can be
 computed again anywhere. `...` stands for any leading dimensions.
 
-A head says what a network's scores mean for an action: it turns scores `[..., num_scores]` into actions and log-probabilities,
-as one object for every kind of action. It has no parameters: a network that needs a log-deviation owns `num_log_std` of them.
-Nothing here waits for a device, so a head can be part of a CUDA graph.
+A head turns a network's scores `[..., num_scores]` into actions and log-probabilities; every kind of action has one. It has no
+parameters: a network that needs log-deviations owns `num_log_std` of them. No function waits for a device, so a head can be
+part of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runnel.core.spaces import ActionSpec
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 LOG_TWO = math.log(2.0)
 UNIFORM_MARGIN = 2.0**-24
-"""Half a unit in the last place of float32 at 1: the closest that uniform noise comes to either end."""
+"""Half a unit in the last place of float32 at 1: the smallest distance of uniform noise from 0 and 1."""
 
 
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -40,13 +40,15 @@ def categorical_sample(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """
     probs = logits.softmax(-1)
     cdf = _cumulative(probs)
+    # times the last entry, because rounded probabilities do not sum to 1; `right` steps over actions of probability 0
     action = torch.searchsorted(cdf, noise.clamp(max=1.0 - UNIFORM_MARGIN) * cdf[..., -1:], right=True)
     return action.squeeze(-1), probs.gather(-1, action).log().squeeze(-1)
 
 
 def _cumulative(probs: Tensor) -> Tensor:
-    """Sums over the first 1, 2, ... entries. A CUDA device scans short rows a hundred times slower than it multiplies them."""
+    """Sums over the first 1, 2, ... entries."""
     num = probs.shape[-1]
+    # a CUDA device scans short rows a hundred times slower than it multiplies them by a triangle of ones
     if not probs.is_cuda or num > 64:
         return probs.cumsum(-1)
     return probs @ torch.ones(num, num, dtype=probs.dtype, device=probs.device).triu()
@@ -95,7 +97,7 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, z: Tensor) -> tuple[Tensor,
 
     log p(a) = sum_i (log N(u_i) - log(1 - tanh(u_i)^2)): Haarnoja et al. 2018 (arXiv:1812.05905), appendix C. Both results are
     differentiable in `mean` and `log_std` (the noise is fixed). In float32 an action is exactly 1 from u = 9.1 on; its
-    log-density is right beyond that. Entropy has no closed form: it is the mean of `-logprob`.
+    log-density stays correct beyond that. The entropy has no closed form; the mean of `-logprob` estimates it.
     """
     u = mean + log_std.exp() * z
     return u.tanh(), _squashed_logprob(z, log_std, u)
@@ -154,19 +156,19 @@ class ContinuousHead(nn.Module):
         flat = action if self._flat else action.reshape(scores.shape)
         return gaussian_evaluate(scores, cast(Tensor, log_std), flat)
 
-    def _shaped(self, answer: Pair) -> Pair:
+    def _shaped(self, pair: Pair) -> Pair:
         if self._flat:
-            return answer
-        action, logprob = answer
+            return pair
+        action, logprob = pair
         return action.reshape((*action.shape[:-1], *self._shape)), logprob
 
 
 class MultiHead(nn.Module):
     """Independent parts: all choices as one batch of categorical distributions, all boxes as one Gaussian.
 
-    Scores, noise and log-deviations stand in the order choices, boxes; actions `[..., K]` and masks `[..., mask_size]` in the
-    order of the parts. Choices `[..., P]` of `n_i` values are padded to `[..., P, max n]`, so the number of operations does not
-    grow with the number of parts. Log-probability and entropy are sums over parts.
+    Scores, noise and log-deviations come in the order choices, boxes. Actions `[..., K]` and masks `[..., mask_size]` come in
+    the order of the parts. Choices `[..., P]` of `n_i` values are padded to `[..., P, max n]`, so the number of operations does
+    not grow with the number of parts. Log-probability and entropy are sums over parts.
     """
 
     _pick: Tensor
@@ -184,6 +186,7 @@ class MultiHead(nn.Module):
         pick, real = _padding(sizes)
         order = _stored_order(spec)
         self._moved = order != list(range(len(order)))
+        # not persistent: they follow from the spec, so they are not published with the weights
         for name, value in (("_pick", pick), ("_real", real), ("_order", torch.tensor(order))):
             self.register_buffer(name, value, persistent=False)
         self.register_buffer("_back", torch.tensor(order).argsort(), persistent=False)
@@ -240,7 +243,7 @@ class MultiHead(nn.Module):
 
 
 def _padding(sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """For parts of `sizes` choices, padded to the widest: the score of each cell, and whether it is one. `[P * max n]` each."""
+    """The score of each cell of parts of `sizes` choices, padded to the widest, and whether it is real. `[P * max n]` each."""
     widest, first = max(sizes, default=0), 0
     pick = torch.zeros(len(sizes), widest, dtype=torch.int64)
     real = torch.zeros(len(sizes), widest, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Maths on ragged rows: the tokens of all rows lie one after another, and `row` says whose each one is."""
+"""Maths on ragged rows: the tokens of all rows lie one after another, and `row` has the row of each token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row_sum(x: Tensor, row: Tensor, num_rows: int) -> Tensor:
 
 
 def last_of_row(mask: Tensor, row: Tensor, num_rows: int) -> Tensor:
-    """The place of each row's last token where `mask` holds; -1 for a row without one. `[N], [N] -> [R]`
+    """The position of each row's last token where `mask` holds; -1 for a row without one. `[N], [N] -> [R]`
 
     >>> last_of_row(torch.tensor([True, True, False, False]), torch.tensor([0, 0, 0, 1]), 2).tolist()
     [1, -1]
@@ -44,7 +44,7 @@ def token_gae(
         delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1},   R_t = A_t + V_t
 
     along the masked tokens of each row (GAE, Schulman et al. 2016, arXiv:1506.02438). `value[t]` is of the state before token
-    t. The last masked token of a row ends it, also where a limit on its length did: that limit is part of the task.
+    t. The last masked token of a row ends the episode, even if a limit on the length cut it: that limit is part of the task.
     """
     places = mask.nonzero().squeeze(1)
     owner = row[places]
@@ -52,6 +52,7 @@ def token_gae(
     step = torch.arange(len(places), device=mask.device) - (count.cumsum(0) - count)[owner]
     advantage = torch.zeros_like(value)
     if len(places):
+        # one column a row: a row that ends earlier is followed by zeros, so it needs no flag of its end
         grid = [torch.zeros((int(count.max()), num_rows), dtype=value.dtype, device=mask.device) for _ in range(2)]
         for full, flat in zip(grid, (reward, value), strict=True):
             full[step, owner] = flat[places]
@@ -64,5 +65,6 @@ def token_gae(
 
 
 def send(x: Tensor, device: str | torch.device) -> Tensor:
-    """A tensor of the host on `device`; the host goes on at once, even where the device is still at earlier work."""
+    """Copy a CPU tensor to `device` without waiting for earlier work of the device."""
+    # only a copy from pinned memory is asynchronous
     return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)

@@ -36,7 +36,7 @@ def gae(
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` gives, all `[T, B]`: targets of the critic, advantages of the policy, truncated importance weights."""
+    """The result of `vtrace`, all `[T, B]`: targets of the critic, advantages of the policy, truncated importance weights."""
 
     targets: Tensor
     advantages: Tensor
@@ -67,9 +67,9 @@ def vtrace(
 
     The bracket in A_t is v_{t+1} while the episode goes on (lam = 1; for a smaller one it is mixed with the critic, as in
     rlax), so the policy gradient of the paper is `rhos * advantages`. On the learner's own data v_t is the n-step return for
-    lam = 1, and A_t is that of `gae` for every lam. As there, truncation bootstraps from `next_values` (the value of the final
-    observation), termination does not, and both cut the recursion. `rho_bar` decides which policy's values are learned,
-    `c_bar` how quickly. No gradient flows through any of it if the arguments carry none.
+    lam = 1, and A_t is that of `gae` for every lam. As in `gae`, truncation bootstraps from `next_values` (the value of the
+    final observation), termination does not, and both cut the recursion. `rho_bar` decides which policy's values are learned,
+    `c_bar` how quickly.
     """
     alive = (~terminated).to(values.dtype)
     going = alive.masked_fill(truncated, 0.0)
@@ -104,7 +104,7 @@ def returns_so_far(rewards: Tensor, ended: Tensor, carried: Tensor, *, gamma: fl
 
         G_t = gamma G_{t-1} (1 - ended_{t-1}) + r_t
 
-    `carried` is G before the first step: of an episode that goes on, or 0 for one that begins.
+    `carried` is G before the first step: 0 where an episode begins there.
     """
     first = rewards[:1] + gamma * carried
     decay = gamma * (~ended[:-1]).to(rewards.dtype)
@@ -113,8 +113,8 @@ def returns_so_far(rewards: Tensor, ended: Tensor, carried: Tensor, *, gamma: fl
 
 
 def standardise(x: Tensor, collective: Collective) -> Tensor:
-    """Mean 0 and standard deviation 1 over the entries of all ranks: the same however they are split. `[...] -> [...]`"""
-    local = x.double()
+    """Mean 0 and standard deviation 1 over the entries of all ranks, however they are split. `[...] -> [...]`"""
+    local = x.double()  # `square / count - mean^2` loses its digits in float32
     moments = torch.stack([local.sum(), local.square().sum(), torch.full_like(local.sum(), x.numel())])
     total, square, count = collective.all_reduce(moments)
     mean = total / count
@@ -127,7 +127,7 @@ def explained_variance(values: Tensor, targets: Tensor, collective: Collective) 
     """`1 - Var(targets - values) / Var(targets)` over the entries of all ranks: 1 for a perfect critic, 0 for one that knows
     the mean, and 0 where targets do not differ. `[...], [...] -> []`
 
-    From sums, because a mean over ranks of such shares is not the share of the whole batch.
+    It is computed from sums, because the mean of the ranks' results is not the result of the whole batch.
     """
     x = torch.stack([(targets - values).flatten(), targets.flatten()]).double()
     count = torch.full((2,), float(x.shape[1]), dtype=x.dtype, device=x.device)

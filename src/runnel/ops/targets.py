@@ -1,5 +1,7 @@
-"""Targets of temporal-difference learning: what Q(s, a) should have been. With several critics, as distributions over a fixed
-support (for a cross-entropy loss), and over several steps, cut where an episode or the data ends.
+"""Targets of temporal-difference learning: the values that Q(s, a) is moved to.
+
+There are targets of several critics, as distributions over a fixed support (for a cross-entropy loss), and over several steps,
+cut where an episode or the data ends.
 
 `discount` comes from replay (`data/replay.py`): gamma for one step, gamma^m for m steps, and 0 where the episode terminated.
 A truncated episode keeps its discount, because it bootstraps from the observation at which it was cut.
@@ -55,9 +57,9 @@ def c51_target(probs: Tensor, reward: Tensor, discount: Tensor, *, support: Tens
     """
     low, width, last = support[0], support[1] - support[0], support.shape[0] - 1
     place = ((reward.unsqueeze(-1) + discount.unsqueeze(-1) * support - low) / width).clamp(0.0, last)
-    below = place.floor().clamp(max=last - 1)
+    below = place.floor().clamp(max=last - 1)  # the last atom has none above it: it is reached from the one below
     upper = probs * (place - below)
-    index = below.nan_to_num(0.0).long()  # what is not a number stays so in the mass, and must not become an index
+    index = below.nan_to_num(0.0).long()  # NaN is no index; it stays in `upper`, so the loss still shows it
     target = torch.zeros_like(probs).scatter_add_(-1, index, probs - upper)
     return target.scatter_add_(-1, index + 1, upper)
 
@@ -87,13 +89,14 @@ def n_step_returns(
         R_t = sum_{k < m_t} gamma^k r_{t+k}
         d_t = gamma^{m_t}, or 0 if step t + m_t - 1 terminated
 
-    Gives R, d, and `last` = t + m_t - 1 (int64): the target of step t is `R_t + d_t * V(what followed step last_t)`. For
-    a truncated episode that is its final observation.
+    Gives R, d, and `last` = t + m_t - 1 (int64): the target of step t is `R_t + d_t * V(state after step last_t)`. In a
+    truncated episode that state is its final observation.
     """
     alive = gamma * (~terminated).to(rewards.dtype)
     time = torch.arange(len(rewards), device=rewards.device).reshape(-1, *[1] * (rewards.dim() - 1)).expand(rewards.shape)
     cut = (terminated | truncated)[:-1]
     total, discount, last = rewards, alive, time
+    # after round k, entry t covers up to k + 1 steps: its own, and those that entry t + 1 covered before
     for _ in range(min(n, len(rewards)) - 1):
         total = torch.cat([torch.where(cut, rewards[:-1], rewards[:-1] + gamma * total[1:]), rewards[-1:]])
         discount = torch.cat([torch.where(cut, alive[:-1], gamma * discount[1:]), alive[-1:]])

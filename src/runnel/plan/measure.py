@@ -1,4 +1,4 @@
-"""Measures what the stages of a recipe cost here, by running the recipe's own pieces for a few seconds in this process."""
+"""Measures what the stages of a recipe cost on this machine, by running its workers for a few seconds in this process."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Rows of the inference batches that are timed."""
 ECHO = "import os, select\nwhile select.select([0], [], []) and (b := os.read(0, 1)): os.write(1, b)"
 PAUSE_S = 2e-3
-"""Between two messages that are timed: whoever waits for environments has gone to sleep, and its caches are cold."""
+"""Seconds between two timed messages. In a run, a process that waits for environments sleeps and finds cold caches; so here."""
 
 
 def measure(recipe: str, config: RunConfig, *, seconds: float = 2.0) -> Costs:
-    """Run the recipe in this process for about `seconds` after a warm-up as long, then take its pieces one by one."""
+    """Run the recipe in this process: a warm-up of about `seconds`, the same time measured, then single parts one by one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(config.placement.threads)
     try:
@@ -55,7 +55,7 @@ def measure(recipe: str, config: RunConfig, *, seconds: float = 2.0) -> Costs:
 
 
 def plain(config: RunConfig) -> RunConfig:
-    """The config of a run in one process, without an end, evaluations, checkpoints and sinks."""
+    """The config for a run in one process without an end, evaluations, checkpoints and sinks."""
     config = replace(config, launcher="inproc", total_steps=None, total_updates=ENDLESS, total_tokens=None)
     config = replace(config, eval=EvalConfig(episodes=0))
     quiet = {
@@ -95,7 +95,7 @@ class _Measurement:
             self.ledger.close()
 
     def _rounds(self, seconds: float, updates: int = 1) -> None:
-        """Rounds of all workers, each timed by the wall and by the processor; what was measured before is forgotten."""
+        """Poll all workers in turn, and time each by wall and processor time. Earlier measurements are dropped."""
         self.spent = {"updates": 0.0, "units": 0.0}
         self.group.stages()
         for client in self.clients:
@@ -122,7 +122,7 @@ class _Measurement:
         self.spent[f"{kind}_cpu"] = self.spent.get(f"{kind}_cpu", 0.0) + cpu
 
     def _units(self) -> float:
-        """Steps or tokens that actors have committed."""
+        """Steps or tokens that actors have committed so far."""
         streams = {s for a in self.experiment.actors for s in a.writes}
         return sum(self.group.tables[s].accounting(0).steps for s in streams)
 
@@ -138,9 +138,9 @@ class _Measurement:
         step_cpu = max(0.0, spent["actor_cpu"] - sum(c.infer_cpu for c in self.clients)) / steps
         serve, request, reply = self._serve(tokens, notes)
         infer_s = asked / calls if calls else 0.0
-        if not tokens and calls:  # in a run, whose caches are cold after each step of the environments
+        if not tokens and calls:  # at least as slow as in the run, where each step of the environments leaves cold caches
             serve = LinearCost(max(serve.base, infer_s - serve.per_row * rows), serve.per_row)
-        if tokens:  # the mean holds the prompts too, which come with few of the steps
+        if tokens:  # scaled to the mean of the run, which includes prefill: the points are decode steps only
             scale = infer_s / max(serve(rows), 1e-9)
             serve = LinearCost(serve.base * scale, serve.per_row * scale)
         update_s = (spent.get("prepare", 0.0) + spent.get("update", 0.0)) / updates
@@ -149,7 +149,7 @@ class _Measurement:
         load_s = max(load_s, sum(c.load_s for c in self.clients) / loads if loads else 0.0)
         copied = copy_s if e.lag else 0.0
         params = self.trainer.learner.params()
-        message_s, respond_s = (0.0, 0.0) if tokens or request is None else board_seconds(request, reply)
+        message_s, respond_s = (0.0, 0.0) if tokens or request is None else mailbox_seconds(request, reply)
         buffer = next((w for w in self.group.workers if isinstance(w, BufferWorker)), None)
         units = self._batch_units()
         return Costs(
@@ -194,7 +194,7 @@ class _Measurement:
         return rows, spent["units"] / spent["updates"] / len(players) / rows, len(players)
 
     def _serve(self, tokens: bool, notes: list[str]) -> tuple[LinearCost, Batch | None, Batch | None]:
-        """Seconds of a batch by rows, and a request with its reply."""
+        """Seconds of an inference batch by rows, and a sample request with its reply."""
         if tokens:
             points = [p for c in self.clients for p in c.points]
             return LinearCost.fit(points), None, None
@@ -212,48 +212,52 @@ class _Measurement:
         return reader.steps / max(reader.takes, 1)
 
     def _update_line(self, units: float, update_s: float) -> LinearCost:
-        """A second point: the last batch, all of its segments twice. A language model's update is a line through 0."""
+        """Seconds of an update by steps or tokens.
+
+        The second point of the line is the last batch with all of its segments twice. For a language model it is a line through
+        0.
+        """
         if self.experiment.token_streams:
             return LinearCost(0.0, update_s / units)
         learner, twice = self.trainer.learner, {name: [*r.batch, *r.batch] for name, r in self.readers.items()}
-        spent = _median(lambda: _ignore(learner.update(learner.prepare(twice, progress=0.5))), times=3)
+        spent = _median(lambda: learner.update(learner.prepare(twice, progress=0.5)), times=3)
         slope = max(0.0, min((spent - update_s) / units, update_s / units))
         return LinearCost(update_s - slope * units, slope)
 
     def _versions(self) -> tuple[float, float]:
-        """Seconds to publish a copy and to load it."""
+        """Seconds to publish a copy of a version, and to load it."""
         params = dict(self.trainer.learner.params())
         channel, inferencer = LocalChannel("policy", shared=False, depth=2), self.experiment.inference[0].make()
         versions = iter(range(100))
         copy_s = _median(lambda: channel.publish(next(versions), params), times=5)
         found = ChannelSubscriber(channel).poll()
         assert found is not None
-        return copy_s, _median(lambda: _ignore(load(inferencer, found)), times=5)
+        return copy_s, _median(lambda: load(inferencer, found), times=5)
 
     def _segment_bytes(self) -> int:
-        """Of a segment as actors send it."""
+        """Bytes of a segment as actors send it."""
         spec = self.experiment.stream(self.experiment.actors[-1].writes[0])
         sizes = {name: math.prod(spec.shape(name)) * f.dtype.itemsize for name, f in spec.fields.items()}
         return sum(sizes.values())
 
 
 def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[LinearCost, Batch, Batch]:
-    """Seconds of inference by rows, as a policy worker calls it; with a request and its reply."""
+    """Seconds of inference by rows, called as a policy worker calls it; with a request and its reply."""
     points, replies = list[tuple[float, float]](), list[Reply]()
 
-    def answer(rows: Batch) -> None:
+    def infer(rows: Batch) -> None:
         inferencer.submit([Request(0, rows, -1)])
         replies[:] = inferencer.step()
 
     for n in SIZES:
         rows = tiled(sample, n)
-        points.append((float(n), _median(partial(answer, rows), times=15)))
-    answer(sample)
+        points.append((float(n), _median(partial(infer, rows), times=15)))
+    infer(sample)
     return LinearCost.fit(points), sample, replies[0].rows
 
 
 def tiled(rows: Batch, num: int) -> Batch:
-    """`num` rows: those given, over and over."""
+    """`num` rows, made by repeating the given ones."""
 
     def tile(x: Tensor) -> Tensor:
         return x.repeat(-(-num // x.shape[0]), *([1] * (x.dim() - 1)))[:num].contiguous()
@@ -261,8 +265,8 @@ def tiled(rows: Batch, num: int) -> Batch:
     return rows.map(tile)
 
 
-def board_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
-    """Seconds that a request and its reply cost the asking and the answering end of a mailbox."""
+def mailbox_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
+    """Seconds that a request with its reply takes at the client's and at the server's end of a mailbox."""
     mailboxes = MailboxTable.local(
         InferenceSpec("plan", 1, 1, 4, max_bytes=2 * (num_bytes(request) + num_bytes(reply or request)) + (1 << 14))
     )
@@ -270,7 +274,7 @@ def board_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
         MailboxClient(mailboxes, 0, ChannelSubscriber(LocalChannel("none", shared=True, depth=1))),
         MailboxServer(mailboxes, 0),
     )
-    asking, answering = list[float](), list[float]()
+    at_client, at_server = list[float](), list[float]()
     for _ in range(30):
         time.sleep(PAUSE_S)
         start = time.perf_counter()
@@ -281,13 +285,13 @@ def board_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
         late = time.perf_counter()
         client.poll()
         client.ready(ticket)
-        asking.append(middle - start + time.perf_counter() - late)
-        answering.append(late - middle)
-    return sorted(asking)[15], sorted(answering)[15]
+        at_client.append(middle - start + time.perf_counter() - late)
+        at_server.append(late - middle)
+    return sorted(at_client)[15], sorted(at_server)[15]
 
 
 def wake_seconds(times: int = 50) -> float:
-    """Seconds until another process has read what is written to a pipe: half of a round trip."""
+    """Seconds until another process has read what this one writes to a pipe: half of a round trip."""
     with subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -303,15 +307,11 @@ def wake_seconds(times: int = 50) -> float:
     return sorted(spent)[times // 2] / 2
 
 
-def _median(call: Callable[[], None], *, times: int) -> float:
-    call()
+def _median(call: Callable[[], object], *, times: int) -> float:
+    call()  # once to warm up
     spent = []
     for _ in range(times):
         start = time.perf_counter()
         call()
         spent.append(time.perf_counter() - start)
     return sorted(spent)[times // 2]
-
-
-def _ignore(value: object) -> None:
-    """For a call whose answer does not matter."""

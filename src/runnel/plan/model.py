@@ -1,8 +1,8 @@
-"""What a placement of workers comes to, from the costs of its stages: a model of a few lines that can be checked by hand.
+"""Predicts the speed of a placement of workers from the costs of its stages: a model of a few lines, to be checked by hand.
 
-A batch is made (actors, with their inference) and trained on (trainers). In one process all of it is one sum. In several,
-synchronous training is making plus training; one step off and a window are the longer of the two. Whatever it is, the work
-that computes has to find room on the cores.
+Actors (with their inference) make a batch, and trainers train on it. In one process the time of an update is the sum of both.
+In several processes, synchronous training also takes the sum. One step off and a window take the longer of the two. In every
+case the work that computes must fit on the cores.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
 from runnel.plan.costs import Costs
-from runnel.plan.simulate import NetworkConfig, SimConfig, reduce_seconds
+from runnel.plan.simulate import NetworkConfig, reduce_seconds
 
 Inference = Literal["inline", "split", "central"]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Which workers there are, and where they answer and train."""
+    """Which workers there are, and where inference and training run."""
 
     actors: int = bounded(1, at_least=1)
     inference: Inference = "inline"
@@ -42,7 +42,7 @@ class Placement:
     cores: int = bounded(1, at_least=1)
     """Cores of all nodes together."""
     network: NetworkConfig | None = None
-    """Links between nodes; None: one machine."""
+    """Links between nodes. None: one machine."""
 
     def check(self) -> None:
         check_bounds(self)
@@ -50,14 +50,14 @@ class Placement:
             raise ConfigError("servers", self.servers, f"{self.inference} inference needs at least 1")
 
     @property
-    def lanes(self) -> int:
-        """Segments that are in the making at once."""
+    def open_segments(self) -> int:
+        """Segments that are being filled at once: one for each env group whose policy is elsewhere, else one for each actor."""
         return self.actors * (self.num_env_groups if self.inference != "inline" else 1)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a placement comes to."""
+    """The predicted speed of a placement."""
 
     placement: Placement
     units_per_s: float
@@ -65,15 +65,15 @@ class Prediction:
     updates_per_s: float
     bottleneck: str
     seconds: dict[str, float]
-    """Of one batch: make, train, cores, and the links sample and param; those that overlap are not added."""
+    """Seconds of one batch: make, train, cores, and the links sample and param. They may overlap, so they need not add up."""
     utilisation: dict[str, float]
     staleness: float
-    """Versions that a trained segment is behind, in the mean."""
+    """Mean number of versions that a segment is behind when it is trained on."""
     max_staleness: int
 
 
 def predict(costs: Costs, placement: Placement) -> Prediction:
-    """Rates, bottleneck and staleness of a placement.
+    """Predict rates, bottleneck and staleness of a placement.
 
     >>> from runnel.plan.costs import LinearCost
     >>> c = Costs(num_steps=10, step=LinearCost(0, 0.01), infer=LinearCost(), update=LinearCost(0.1), publish_s=0.0, load_s=0.0)
@@ -87,18 +87,19 @@ def predict(costs: Costs, placement: Placement) -> Prediction:
     return _replay(costs, placement) if costs.update_ratio else _batches(costs, placement)
 
 
-def lane_cycle(costs: Costs, p: Placement) -> float:
-    """Seconds of one step of one lane whose policy is elsewhere, with all lanes at work.
+def step_cycle(costs: Costs, p: Placement) -> float:
+    """Seconds of one step of an env group whose policy is elsewhere, while all env groups are at work.
 
-    A server answers what has come since its last batch. Of `n` lanes each asks once a cycle, so a batch has as many requests as
-    arrive during the one before, and a request waits for half of that batch and for its own.
+    A server processes the requests that arrived since its last batch. Each of its `n` env groups sends one request in a cycle.
+    So a batch holds the requests that arrive during the batch before, and a request waits for half of that batch and for its
+    own.
     """
     n, think = max(1.0, p.actors * p.num_env_groups / p.servers), costs.step(costs.rows) + costs.message_s
     latency = 2 * (costs.wake_s + (p.network.latency_us * 1e-6 if p.network else 0.0))
     each = costs.serve.per_row * costs.rows + costs.respond_s
     low = max(p.num_env_groups * think, n * each)
     high = low + think + 2 * _served(costs, n) + latency
-    for _ in range(60):  # a longer cycle means smaller batches, and so shorter answers: the two meet once
+    for _ in range(60):  # bisection: a longer cycle means smaller batches and shorter waits, so there is one solution
         cycle = (low + high) / 2
         batch = min(n, max(1.0, n * costs.serve.base / max(cycle - n * each, 1e-12)))
         service = _served(costs, batch)
@@ -112,16 +113,16 @@ def _served(costs: Costs, requests: float) -> float:
 
 
 def segment_seconds(costs: Costs, p: Placement) -> float:
-    """Seconds until a lane has filled a segment, if it has its core."""
+    """Seconds to fill a segment, if the actor has a core of its own."""
     if p.inference == "inline":
         return costs.num_steps * (costs.step(costs.rows) + costs.infer(costs.rows))
     if p.one_process:
         return costs.num_steps * (costs.step(costs.rows) + costs.message_s + _served(costs, 1.0))
-    return costs.num_steps * lane_cycle(costs, p)
+    return costs.num_steps * step_cycle(costs, p)
 
 
 def core_seconds(costs: Costs, p: Placement) -> tuple[float, float]:
-    """Seconds of computing, for one segment by the actor and its inference, and for one update."""
+    """Seconds of computing on cores: of the actor and its inference for one segment, and of one update."""
     playing = costs.num_steps * costs.step(costs.rows) * costs.step_cpu
     if p.inference == "inline":
         playing += costs.num_steps * costs.infer(costs.rows)
@@ -134,34 +135,34 @@ def core_seconds(costs: Costs, p: Placement) -> tuple[float, float]:
 
 
 def _batches(costs: Costs, p: Placement) -> Prediction:
-    """On-policy and language models: each batch is trained on once."""
+    """Without replay (on-policy and language models): each batch is trained on once."""
     units = p.batch_segments * costs.segment_units
     segment, (playing, training) = segment_seconds(costs, p), core_seconds(costs, p)
     lag = p.staleness.lag
     train = costs.update(units / p.trainers) + costs.publish_s + costs.copy_s * (lag > 0 or not p.one_process)
     if p.network is not None:
         train += reduce_seconds(p.trainers, costs.param_bytes, p.network)
-    if p.inference == "central" and lag:  # what trains also answers
-        train += p.batch_segments * costs.num_steps * costs.serve(costs.rows * p.lanes) / p.lanes / p.trainers
+    if p.inference == "central" and lag:  # the device that trains also does inference, meanwhile
+        train += p.batch_segments * costs.num_steps * costs.serve(costs.rows * p.open_segments) / p.open_segments / p.trainers
     if p.one_process:
         make = p.batch_segments * segment + p.actors * costs.load_s
         cycle = make + train + costs.ledger_s
-        return _told(costs, p, cycle, {"make": make, "train": train}, segment)
-    parallel = p.lanes if lag == 0 else min(p.lanes, max(1, lag) * p.batch_segments)
+        return _prediction(costs, p, cycle, {"make": make, "train": train}, segment)
+    parallel = p.open_segments if lag == 0 else min(p.open_segments, max(1, lag) * p.batch_segments)
     rounds = p.batch_segments / parallel
     make = segment * (math.ceil(rounds) if lag == 0 else rounds) + costs.load_s
     sample_s, param_s = _links(costs, p)
     if lag == 0:
         make = max(make, p.batch_segments * playing / p.cores)
         cycle = make + train + param_s + sample_s + 2 * costs.wake_s
-        return _told(costs, p, cycle, {"make": make, "train": train, "sample": sample_s, "param": param_s}, segment)
+        return _prediction(costs, p, cycle, {"make": make, "train": train, "sample": sample_s, "param": param_s}, segment)
     cores = (p.batch_segments * playing + training) / p.cores
     parts = {"make": make, "train": train, "cores": cores, "sample": sample_s, "param": param_s}
-    return _told(costs, p, max(parts.values()), parts, segment)
+    return _prediction(costs, p, max(parts.values()), parts, segment)
 
 
 def _links(costs: Costs, p: Placement) -> tuple[float, float]:
-    """Seconds that the segments of a batch, and one version for all who load it, take on their links."""
+    """Seconds on the links: of the segments of a batch, and of one version for all processes that load it."""
     if p.network is None:
         return 0.0, 0.0
     per_node = p.network.actors_per_node if p.network.fan_out == "node" else 1
@@ -171,26 +172,26 @@ def _links(costs: Costs, p: Placement) -> tuple[float, float]:
 
 
 def _replay(costs: Costs, p: Placement) -> Prediction:
-    """From replay: a segment pays for updates, and lets the next be started once all but `lag` of them are done."""
+    """With replay: each segment allows some updates, and the next segment may start when all but `lag` of them are done."""
     segment, (playing, training) = segment_seconds(costs, p), core_seconds(costs, p)
     due, lag = costs.update_ratio * costs.segment_units, p.staleness.lag
     update = costs.update(costs.update_units) + costs.select_s + costs.publish_s + costs.copy_s * (lag > 0 or not p.one_process)
     train = costs.insert_s + due * update
     if p.one_process:
         cycle = segment + train + due * costs.ledger_s
-        return _told(costs, p, cycle, {"make": segment, "train": train}, segment, batch=1, updates=due)
-    parallel = min(p.lanes, 1 + int(lag / max(due, 1e-9)))
+        return _prediction(costs, p, cycle, {"make": segment, "train": train}, segment, batch=1, updates=due)
+    parallel = min(p.open_segments, 1 + int(lag / max(due, 1e-9)))
     serial = segment + train - min(lag, due) * update if parallel == 1 else 0.0
     cores = (playing + costs.insert_s + due * (training + costs.select_s)) / p.cores
     parts = {"make": max(segment / parallel, serial - train if serial > train else 0.0), "train": train, "cores": cores}
     cycle = max(segment / parallel, train, serial, cores)
-    return _told(costs, p, cycle, parts, segment, batch=1, updates=due)
+    return _prediction(costs, p, cycle, parts, segment, batch=1, updates=due)
 
 
-def _told(
+def _prediction(
     costs: Costs, p: Placement, cycle: float, parts: dict[str, float], segment: float, *, batch: int = 0, updates: float = 1.0
 ) -> Prediction:
-    """Turn the seconds of a batch into rates, and say what is short and how old samples are (Little's law)."""
+    """Convert the seconds of a batch into rates, and find the bottleneck and the age of samples (Little's law)."""
     lag, longest = p.staleness.lag, max(parts, key=lambda k: parts[k])
     names = {"make": "actors" if p.inference == "inline" else "actors and their round trips", "train": "trainer"}
     names |= {"cores": "cores", "sample": "sample path", "param": "parameter path"}
@@ -201,7 +202,7 @@ def _told(
     behind = 0.0
     if p.staleness.mode == "one_step":
         behind = 1.0
-    elif lag:  # in the making for `segment` seconds; if the trainer is the slow one, the queue is full as well
+    elif lag:  # a segment takes `segment` seconds to fill; if the trainer is the bottleneck, it also waits in a full queue
         full = longest == "train" and p.inference != "central"
         behind = float(lag) if full else min(float(lag), segment / cycle)
     return Prediction(
@@ -222,22 +223,5 @@ def _busy_step(costs: Costs, p: Placement) -> float:
 
 
 def _servers_full(costs: Costs, p: Placement) -> bool:
-    """Whether policy workers answer as fast as they can."""
-    lanes = p.actors * p.num_env_groups / p.servers
-    return lanes * _served(costs, lanes) / lanes > 0.8 * lane_cycle(costs, p)
-
-
-def as_simulation(p: Placement, *, updates: int = 8, jitter: float = 0.0) -> SimConfig:
-    """The same placement for the simulator."""
-    return SimConfig(
-        actors=p.actors,
-        trainers=p.trainers,
-        inference=p.inference,
-        servers=p.servers,
-        num_env_groups=p.num_env_groups,
-        batch_segments=max(1, p.batch_segments // p.trainers),
-        updates=updates,
-        jitter=jitter,
-        staleness=p.staleness,
-        network=p.network or NetworkConfig(gbps=1e6, latency_us=0.0),
-    )
+    """Whether policy workers are busy for nearly all of the time."""
+    return _served(costs, p.actors * p.num_env_groups / p.servers) > 0.8 * step_cycle(costs, p)

@@ -1,24 +1,25 @@
-"""The placement of a described cluster that gives the most steps or tokens a second: enumerate, predict, rank."""
+"""Finds the placement on a described cluster that gives the most steps or tokens a second: enumerate, predict, rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
 from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs, LinearCost
 from runnel.plan.model import Inference, Placement, Prediction, predict
 from runnel.plan.simulate import NetworkConfig
+from runnel.track.folder import Settings
 
 NUM_ENV_GROUPS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes that are alike."""
+    """A number of equal nodes."""
 
     nodes: int = 1
     cores: int = 2
@@ -27,7 +28,7 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is to place workers on.
+    """The nodes and the network that workers can be placed on.
 
     >>> c = Cluster((NodeKind(4, 64, 0), NodeKind(1, 16, 8)))
     >>> c.cores, c.gpus, c.num_nodes
@@ -38,15 +39,16 @@ class Cluster:
     network: NetworkConfig = field(default_factory=NetworkConfig)
 
     @staticmethod
-    def of(data: Mapping[str, Any]) -> Cluster:
-        """From plain data: `{"nodes": [{"nodes": 4, "cores": 64, "gpus": 1}, ...], "network": {"gbps": 100}}`."""
+    def of(data: Settings) -> Cluster:
+        """Make a cluster from plain data: `{"nodes": [{"nodes": 4, "cores": 64, "gpus": 1}, ...], "network": {"gbps":
+        100}}`."""
         unknown = set(data) - {"nodes", "network"}
         if unknown:
             raise ConfigError("cluster", sorted(unknown), "unknown; use nodes and network")
         try:
-            kinds = tuple(NodeKind(**kind) for kind in data["nodes"])
-            return Cluster(kinds, NetworkConfig(**data.get("network", {})))
-        except (TypeError, KeyError) as error:
+            kinds = tuple(override(NodeKind(), kind) for kind in data["nodes"])
+            return Cluster(kinds, override(NetworkConfig(), data.get("network", {})))
+        except (ConfigError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError("cluster", data, f"give nodes with nodes, cores, gpus, and network with gbps: {error}") from error
 
     @property
@@ -73,7 +75,8 @@ class Cluster:
 
 
 def on_accelerators(costs: Costs, speedup: float) -> Costs:
-    """Costs with batches of inference and updates `speedup` times as fast: a guess until they are measured there."""
+    """The costs with inference and updates `speedup` times as fast. This is a guess, until they are measured on
+    accelerators."""
     if speedup <= 0:
         raise ConfigError("gpu-speedup", speedup, "use a number above 0")
     serve, update = (LinearCost(x.base / speedup, x.per_row / speedup) for x in (costs.serve, costs.update))
@@ -97,10 +100,10 @@ def placement_of(config: RunConfig, costs: Costs, *, cores: int) -> Placement:
 
 
 def placements(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> Iterator[Placement]:
-    """Every sensible placement: trainers and policy workers by powers of two, actors on all cores that are left.
+    """Every sensible placement: trainers and policy workers in powers of two, actors on all cores that are left.
 
-    Replay has one trainer. More trainers or policy workers than accelerators are not placed where there are any. The number of
-    environments of an actor is a hyperparameter and stays; so does the batch of a language model.
+    Replay has one trainer. If there are accelerators, trainers and policy workers are not more than those. The number of
+    environments of an actor stays, since it is a hyperparameter. So does the batch of a language model.
     """
     devices, cores = cluster.gpus > 0, cluster.cores
     room = cluster.gpus if devices else cores
@@ -109,16 +112,16 @@ def placements(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> It
     if cluster.num_nodes == 1:
         yield replace(one, one_process=True, batch_segments=costs.batch_segments, actors=max(1, costs.batch_segments), cores=1)
     for trainers in powers(1 if costs.update_ratio else room):
-        shares: list[tuple[Inference, int]] = [("inline", 0), ("central", trainers)]
-        shares += [("split", servers) for servers in powers(room - trainers)]
-        for inference, servers in shares:
-            taken = 0 if devices else trainers + (servers if inference == "split" else 0)
-            for actors in actor_counts(cores - taken, trainers):
+        ways: list[tuple[Inference, int]] = [("inline", 0), ("central", trainers)]
+        ways += [("split", servers) for servers in powers(room - trainers)]
+        for inference, servers in ways:
+            used = 0 if devices else trainers + (servers if inference == "split" else 0)
+            for actors in actor_counts(cores - used, trainers):
                 yield from sizes(costs, replace(one, actors=actors, inference=inference, servers=servers, trainers=trainers))
 
 
 def sizes(costs: Costs, p: Placement) -> Iterator[Placement]:
-    """A placement with every size that its requests may have."""
+    """The placement with every possible size of its requests."""
     if costs.unit == "tokens":  # the completions of a batch are shared by all actors
         whole = costs.rows * costs.batch_segments
         if whole >= p.actors:
@@ -142,13 +145,13 @@ def powers(most: int) -> list[int]:
 
 
 def actor_counts(cores: int, trainers: int) -> list[int]:
-    """All cores that are left, half of them, a quarter: more than the rest can use only makes batches larger."""
+    """All cores that are left, half of them, a quarter. Actors beyond what trainers can use only make batches larger."""
     found = [cores // part // trainers * trainers for part in (1, 2, 4)]
     return sorted({n for n in found if n >= 1}, reverse=True)
 
 
 def search(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> list[Prediction]:
-    """Predictions of all placements, the fastest first; of equal ones that with fewer workers.
+    """The predictions of all placements, the fastest first. Of equally fast ones, that with fewer workers comes first.
 
     >>> best = search(Costs(), Cluster((NodeKind(2, 64, 1),)), StalenessConfig(mode="window"))[0]
     >>> best.placement.inference, best.placement.trainers
@@ -161,13 +164,14 @@ def search(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> list[P
 
     def rank(q: Prediction) -> tuple[float, int, int]:
         p = q.placement
+        # two digits: the model is not more exact than that
         return (-float(f"{q.units_per_s:.2g}"), p.trainers + p.servers, p.actors * p.num_env_groups)
 
     return sorted(found, key=rank)
 
 
 def best_of_each(ranked: Sequence[Prediction]) -> list[Prediction]:
-    """The best of one process, of inline, split and central, in their order of rank."""
+    """The best placement in one process, and the best with each kind of inference, in order of rank."""
     seen: dict[tuple[str, bool], Prediction] = {}
     for q in ranked:
         seen.setdefault((q.placement.inference, q.placement.one_process), q)
@@ -175,7 +179,7 @@ def best_of_each(ranked: Sequence[Prediction]) -> list[Prediction]:
 
 
 def train_flags(p: Placement, config: RunConfig) -> list[str]:
-    """What to add to `runnel train RECIPE` for a placement."""
+    """The flags of `runnel train RECIPE` for a placement."""
     if p.one_process:
         return ["--launcher", "inproc"]
     launcher = "local" if p.network is None else "ray"

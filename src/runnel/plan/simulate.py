@@ -1,7 +1,7 @@
-"""A cluster by discrete events: up to tens of thousands of actors on the real staleness policy and accounting.
+"""Simulates a cluster by discrete events: up to tens of thousands of actors, with the real admission rule and accounting.
 
-`simulate(SimConfig(...), costs)` puts the workers of `plan/simulated.py` on links and devices, lets them run on a simulated
-clock, and says what came of it.
+`simulate(SimConfig(...), costs)` puts the workers of `plan/simulated.py` on links and devices, runs them on a simulated clock,
+and returns rates, utilisation and staleness.
 """
 
 from __future__ import annotations
@@ -35,11 +35,16 @@ class NetworkConfig:
     actors_per_node: int = bounded(128, at_least=1)
     """Actors (cores) of one node."""
     fan_out: Literal["node", "process"] = "node"
-    """Parameters are sent once to each node, whose processes share them; or to each process."""
+    """node: parameters are sent once to each node, whose processes share them. process: they are sent to each process."""
 
     @property
     def bytes_per_s(self) -> float:
         return self.gbps * 1e9 / 8
+
+    @property
+    def actors_per_host(self) -> int:
+        """Actors that share one copy of the parameters."""
+        return self.actors_per_node if self.fan_out == "node" else 1
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,8 @@ class SimConfig:
     trainers: int = bounded(1, at_least=1)
     """Data-parallel trainers, each with an accelerator; actors are divided among them."""
     inference: Literal["inline", "split", "central"] = "inline"
-    """inline: the policy answers in each actor. split: policy servers with accelerators of their own. central: servers on the
-    trainers' accelerators (for a language model: colocated)."""
+    """inline: in each actor. split: in policy servers with accelerators of their own. central: in servers on the trainers'
+    accelerators (for a language model: colocated)."""
     servers: int = 0
     """Policy servers in all; 0 is two for each trainer (split) or one (central)."""
     num_env_groups: int = bounded(1, at_least=1)
@@ -64,7 +69,7 @@ class SimConfig:
     jitter: float = bounded(0.3, at_least=0)
     """Deviation of the time of one step, as a share of its mean: stragglers."""
     seed: int = 1
-    """Seed of the times of steps."""
+    """Seed of the random times of steps."""
     staleness: StalenessConfig = field(default_factory=lambda: StalenessConfig(mode="window", max_lag=4))
     network: NetworkConfig = field(default_factory=NetworkConfig)
 
@@ -75,13 +80,14 @@ class SimConfig:
         return self.servers or self.trainers * (2 if self.inference == "split" else 1)
 
     @property
-    def lanes(self) -> int:
-        """Vectors of environments whose segments one trainer reads."""
+    def env_groups(self) -> int:
+        """Env groups (inline: actors) whose segments one trainer reads."""
         return self.actors // self.trainers * (1 if self.inference == "inline" else self.num_env_groups)
 
     @property
     def batch(self) -> int:
-        return self.batch_segments or self.lanes
+        """Segments of one update of one trainer."""
+        return self.batch_segments or self.env_groups
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot be simulated."""
@@ -93,22 +99,22 @@ class SimConfig:
 
 @dataclass
 class SimResult:
-    """What a simulated run came to. Rates are over the measured updates."""
+    """The result of a simulated run. Rates are over the measured updates."""
 
     config: SimConfig
     steps_per_s: float
     """Steps (or tokens) trained on in a second."""
     updates_per_s: float
     utilisation: dict[str, float]
-    """Share of the time that each kind was busy: actors, servers, trainers, and the links sample, param, request."""
+    """The share of time that each kind was busy: actors, servers, trainers, and the links sample, param, request."""
     staleness: dict[int, int]
-    """Segments by the number of versions that they were behind when they were trained on."""
+    """The number of segments by the versions that they were behind when they were trained on."""
     accounting: Accounting
-    """Of all streams together; it has been checked."""
+    """The account of all streams together; it has been checked."""
     queue: float
-    """Segments that waited for a trainer when it took a batch, beyond those it took."""
+    """Mean number of segments that were left in the queue when a trainer took a batch."""
     server_batch: float
-    """Requests of a mean inference batch."""
+    """Mean number of requests in an inference batch."""
     seconds: float
     """Simulated seconds."""
     events: int
@@ -166,7 +172,7 @@ class _Simulation:
         return SimulatedLink(self.agenda, bytes_per_s=network.bytes_per_s, latency_s=network.latency_us * 1e-6)
 
     def _table(self, trainer: int) -> SlotTable:
-        """A real table whose segments hold no arrays: only their places and headers matter."""
+        """A real slot table whose segments hold no arrays: the simulation needs only their slots and headers."""
         c, s = self.config, self.config.staleness
         policy = LagRule(
             lag=s.lag, batch=c.batch, exact=s.mode != "window", stop=c.updates + s.lag + 1, max_concurrent=s.max_concurrent
@@ -175,7 +181,7 @@ class _Simulation:
             name=f"samples-{trainer}",
             fields={},
             sizes={"B": max(1, round(self.costs.rows))},
-            capacity=max(c.batch * (s.lag + 1), c.lanes),
+            capacity=max(c.batch * (s.lag + 1), c.env_groups),
             batch_segments=c.batch,
             num_writers=c.actors // c.trainers,
         )
@@ -197,8 +203,7 @@ class _Simulation:
         c = self.config
         if c.inference != "inline":
             return [server.host for server in self.servers]
-        per_host = c.network.actors_per_node if c.network.fan_out == "node" else 1
-        return [SimulatedHost() for _ in range(-(-c.actors // per_host))]
+        return [SimulatedHost() for _ in range(-(-c.actors // c.network.actors_per_host))]
 
     def _actor(self, index: int) -> InlineActor | RemoteActor:
         c, costs = self.config, self.costs
@@ -206,13 +211,14 @@ class _Simulation:
         rng = make_rng(c.seed, "simulate", index)
         stream, block = self.streams[trainer], 32
         if c.inference == "inline":
-            host = self.hosts[index // (c.network.actors_per_node if c.network.fan_out == "node" else 1)]
+            host = self.hosts[index // c.network.actors_per_host]
             noise = draws(rng, c.jitter, costs.num_steps, block)
-            return InlineActor(self.agenda, writer, stream=stream, host=host, costs=costs, noise=noise, lanes=1)
+            return InlineActor(self.agenda, writer, stream=stream, host=host, costs=costs, noise=noise)
         mine = list(range(trainer, len(self.servers), c.trainers)) or list(range(len(self.servers)))
         server = self.servers[mine[writer % len(mine)]]
         noise = draws(rng, c.jitter, 1.0, block)
-        return RemoteActor(self.agenda, writer, stream=stream, server=server, costs=costs, noise=noise, lanes=c.num_env_groups)
+        groups = c.num_env_groups
+        return RemoteActor(self.agenda, writer, stream=stream, server=server, costs=costs, noise=noise, num_env_groups=groups)
 
     # --------------------------------------------------------------------------------------------------------- running
     def run(self) -> SimResult:
@@ -223,11 +229,11 @@ class _Simulation:
         while self.trainers.version < self.config.updates:
             if not self.agenda.step():
                 waiting = sum(s.num_waiting for s in self.streams)
-                raise DeadlockError(f"nothing can move at version {self.trainers.version}: {waiting} lanes wait for room")
+                raise DeadlockError(f"nothing can move at version {self.trainers.version}: {waiting} env groups wait for room")
         return self._result(time.perf_counter() - began)
 
     def _note(self, version: int) -> None:
-        if version == self._first:
+        if version == self._first:  # the warm-up is over: measure from here on
             self._start = self.agenda.time, self._busy()
             self.trainers.staleness.clear()
             self.trainers.queued.clear()
@@ -235,7 +241,7 @@ class _Simulation:
             self.progress(version)
 
     def _busy(self) -> dict[str, float]:
-        """Busy seconds of each kind, divided by how many there are of it."""
+        """The mean busy seconds of each kind."""
         own = [s._device for s in self.servers]
         found = {
             "actors": _mean([a.busy_s for a in self.actors]),
@@ -272,7 +278,7 @@ class _Simulation:
 
 
 def reduce_seconds(trainers: int, param_bytes: int, network: NetworkConfig) -> float:
-    """Seconds of a ring all-reduce of gradients as large as the parameters.
+    """Seconds of a ring all-reduce of gradients, which are as large as the parameters.
 
     >>> reduce_seconds(1, 10**9, NetworkConfig())
     0.0
@@ -284,7 +290,7 @@ def reduce_seconds(trainers: int, param_bytes: int, network: NetworkConfig) -> f
 
 
 def total(accounts: Sequence[Accounting]) -> Accounting:
-    """The accounts of several streams as one."""
+    """The sum of the accounts of several streams."""
     out = Accounting()
     for a in accounts:
         out.dispatched += a.dispatched

@@ -1,7 +1,7 @@
 """The workers of a simulated cluster: actors, policy servers, trainers, and the broadcast of parameters between them.
 
-What they do takes simulated time and computes nothing. What they decide is decided by the real code: segments go through the
-slot table of `flow/slots.py`, under the staleness policy of `flow/staleness.py`, and are accounted for by it.
+Their work takes simulated time and computes nothing. Their decisions are made by the real code: segments go through the slot
+table of `flow/slots.py` under the admission rule of `flow/staleness.py`, which also accounts for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from runnel.plan.events import Agenda, Device, SimulatedLink
 
 
 def draws(rng: np.random.Generator, jitter: float, num_steps: float, block: int = 4096) -> Iterator[float]:
-    """How long `num_steps` steps take over their mean, endlessly: a sum of Gamma variables of deviation `jitter` each."""
+    """Endless random durations of `num_steps` steps, relative to their mean: a sum of Gamma variables of deviation `jitter`
+    each."""
     while True:
         if jitter <= 0:
             yield from [1.0] * block
@@ -28,7 +29,7 @@ def draws(rng: np.random.Generator, jitter: float, num_steps: float, block: int 
 
 
 class SimulatedHost:
-    """A place that parameters arrive at: a process, or a node whose processes share them."""
+    """A destination of parameters: a process, or a node whose processes share them."""
 
     def __init__(self) -> None:
         self.version = -1
@@ -36,13 +37,14 @@ class SimulatedHost:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def when(self, version: int, call: Callable[[], None]) -> None:
-        """Call as soon as `version` (at least the first one) is here."""
+        """Call `call` as soon as `version` is here; if it is negative, as soon as any version is."""
         if self.version >= max(version, 0):
             call()
         else:
             self._waiting.append((max(version, 0), call))
 
     def arrive(self, version: int) -> None:
+        """A version has arrived: make the calls that wait for it."""
         self.version = version
         ready = [call for need, call in self._waiting if need <= version]
         self._waiting = [(need, call) for need, call in self._waiting if need > version]
@@ -51,7 +53,7 @@ class SimulatedHost:
 
 
 class Broadcast:
-    """One sender, one link, all hosts in turn. Each gets the newest version there is when its turn comes."""
+    """Sends parameters over one link to all hosts in turn. Each host gets the version that is the newest at its turn."""
 
     def __init__(self, agenda: Agenda, hosts: Sequence[SimulatedHost], *, link: SimulatedLink, costs: Costs) -> None:
         self._agenda, self._hosts, self._link, self._costs = agenda, hosts, link, costs
@@ -79,7 +81,7 @@ class Broadcast:
 
 
 class Stream:
-    """The sample stream of one trainer: a real slot table at the far end of a link, and the lanes that wait for room."""
+    """The sample stream of one trainer: a real slot table at the end of a link, and the env groups that wait for room in it."""
 
     def __init__(self, agenda: Agenda, table: SlotTable, link: SimulatedLink, costs: Costs) -> None:
         self._agenda, self.table, self._link, self._costs = agenda, table, link, costs
@@ -87,15 +89,16 @@ class Stream:
         self._writers: dict[int, TableWriter] = {}
         self._waiting: deque[tuple[int, Callable[[Slot], None]]] = deque()
         self.finished = 0
-        """Segments committed and not yet taken (or dropped)."""
+        """Segments that are committed, and neither taken nor dropped yet."""
         self._in_order: Counter[int] = Counter()
-        """Exact: segments committed, by the batch that they belong to."""
-        self._num_taken = 0
+        """With an exact rule: the number of committed segments of each batch."""
+        self._num_batches = 0
+        """Batches that the trainer has taken."""
         self.on_commit: Callable[[], None] = lambda: None
 
     def reserve(self, writer: int, call: Callable[[Slot], None]) -> None:
-        """Call with a slot as soon as the policy admits one."""
-        slot = None if self._waiting else self._writer(writer).reserve()
+        """Call `call` with a slot as soon as the admission rule allows one."""
+        slot = None if self._waiting else self._writer(writer).reserve()  # first come, first served
         if slot is None:
             self._waiting.append((writer, call))
         else:
@@ -107,7 +110,8 @@ class Stream:
         return self._writers[writer]
 
     def retry(self) -> None:
-        """There may be room again: ask for those that wait, in order. A window refuses all alike."""
+        """There may be room again: try to reserve for those that wait, in order. A window refuses all of them alike, so the
+        first refusal ends the round; an exact rule may admit a later one."""
         exact, left = self.table.policy.exact, len(self._waiting)
         while left:
             left -= 1
@@ -122,7 +126,7 @@ class Stream:
                 return
 
     def send(self, slot: Slot) -> None:
-        """A segment is full: it is committed where the trainer is, once it has arrived."""
+        """Send a full segment to the trainer's node. It is committed when it arrives there."""
         self._agenda.at(self._link.send(self._costs.segment_bytes), self._commit, slot)
 
     def _commit(self, slot: Slot) -> None:
@@ -132,12 +136,13 @@ class Stream:
         self.on_commit()
 
     def take(self) -> list[Segment]:
-        """The next batch, if it is whole. The table is asked only where it can say yes: to ask it takes a look at all slots."""
+        """The next batch, or nothing if it is not complete. The table looks at all slots, so it is asked only if it may have
+        one."""
         batch = self.table.spec.batch_segments
-        have = self._in_order[self._num_taken] if self.table.policy.exact else self.finished
+        have = self._in_order[self._num_batches] if self.table.policy.exact else self.finished
         segments = self.reader.take(batch) if have >= batch else []
         if segments:
-            self._num_taken += 1
+            self._num_batches += 1
             self.finished -= batch
         elif have >= batch:  # some were too old, and are dropped
             self.finished = self.reader.available()
@@ -150,7 +155,7 @@ class Stream:
 
 
 class InlineActor:
-    """Plays a segment in one go: environments and policy on one core. Its ring takes turns, so it changes nothing here."""
+    """Plays a segment as one event: environments and policy share a core, so several env groups would change nothing."""
 
     def __init__(
         self,
@@ -161,7 +166,6 @@ class InlineActor:
         host: SimulatedHost,
         costs: Costs,
         noise: Iterator[float],
-        lanes: int,
     ) -> None:
         self._agenda, self._writer, self._stream, self._host, self._noise = agenda, writer, stream, host, noise
         self._seconds = costs.num_steps * (costs.step(costs.rows) + costs.infer(costs.rows))
@@ -185,8 +189,8 @@ class InlineActor:
         self.start()
 
 
-class SimulatedEnv:
-    """One vector of environments in the ring of an actor, with the segment it fills."""
+class SimulatedEnvGroup:
+    """One env group of an actor, with the segment that it fills."""
 
     __slots__ = ("actor", "left", "slot")
 
@@ -197,7 +201,7 @@ class SimulatedEnv:
 
 
 class RemoteActor:
-    """Steps whichever lane of its ring has its reply; asks the server for the next action of the lane it has stepped."""
+    """Steps an env group that has its reply, then asks the server for that group's next action."""
 
     def __init__(
         self,
@@ -208,30 +212,30 @@ class RemoteActor:
         server: SimulatedServer,
         costs: Costs,
         noise: Iterator[float],
-        lanes: int,
+        num_env_groups: int,
     ) -> None:
         self._agenda, self._writer, self._stream, self._server, self._noise = agenda, writer, stream, server, noise
         self._num_steps = round(costs.num_steps)
         self._seconds = costs.step(costs.rows) + costs.message_s
-        self._ready: deque[SimulatedEnv] = deque()
+        self._ready: deque[SimulatedEnvGroup] = deque()
         self._working = False
-        self._lanes = [SimulatedEnv(self) for _ in range(lanes)]
+        self._groups = [SimulatedEnvGroup(self) for _ in range(num_env_groups)]
         self.busy_s = 0.0
 
     def start(self) -> None:
-        for lane in self._lanes:
-            self._reserve(lane)
+        for group in self._groups:
+            self._reserve(group)
 
-    def _reserve(self, lane: SimulatedEnv) -> None:
+    def _reserve(self, group: SimulatedEnvGroup) -> None:
         def opened(slot: Slot) -> None:
             slot.header.version_min = -1
-            lane.slot, lane.left = slot, self._num_steps
-            self._server.ask(lane)
+            group.slot, group.left = slot, self._num_steps
+            self._server.ask(group)
 
         self._stream.reserve(self._writer, opened)
 
-    def reply(self, lane: SimulatedEnv) -> None:
-        self._ready.append(lane)
+    def reply(self, group: SimulatedEnvGroup) -> None:
+        self._ready.append(group)
         if not self._working:
             self._step()
 
@@ -242,20 +246,21 @@ class RemoteActor:
             self.busy_s += seconds
             self._agenda.at(self._agenda.time + seconds, self._stepped, self._ready.popleft())
 
-    def _stepped(self, lane: SimulatedEnv) -> None:
-        lane.left -= 1
-        if lane.left:
-            self._server.ask(lane)
+    def _stepped(self, group: SimulatedEnvGroup) -> None:
+        group.left -= 1
+        if group.left:
+            self._server.ask(group)
         else:
-            assert lane.slot is not None
-            self._stream.send(lane.slot)
-            lane.slot = None
-            self._reserve(lane)
+            assert group.slot is not None
+            self._stream.send(group.slot)
+            group.slot = None
+            self._reserve(group)
         self._step()
 
 
 class SimulatedServer:
-    """A policy worker: answers whatever has arrived since its last batch. A request that names a version waits for it."""
+    """A policy worker: each batch holds the requests that arrived since the last one. A request that names a version waits for
+    it."""
 
     def __init__(
         self,
@@ -269,44 +274,44 @@ class SimulatedServer:
     ) -> None:
         self._agenda, self._device, self.host, self._costs = agenda, device, host, costs
         self._inward, self._outward = inward, outward
-        self._queue: deque[tuple[float, SimulatedEnv]] = deque()
+        self._queue: deque[tuple[float, SimulatedEnvGroup]] = deque()
         self._awake = False
         self.num_batches = 0
         self.num_requests = 0
 
-    def ask(self, lane: SimulatedEnv) -> None:
-        assert lane.slot is not None
+    def ask(self, group: SimulatedEnvGroup) -> None:
+        assert group.slot is not None
         arrival = self._inward.send(self._costs.request_bytes)
-        need = lane.slot.header.required_version
+        need = group.slot.header.required_version
         if self.host.version >= max(need, 0):
-            self._enter(arrival, lane)
+            self._enter(arrival, group)
         else:
-            self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), lane))
+            self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), group))
 
-    def _enter(self, arrival: float, lane: SimulatedEnv) -> None:
-        self._queue.append((arrival, lane))
+    def _enter(self, arrival: float, group: SimulatedEnvGroup) -> None:
+        self._queue.append((arrival, group))
         if not self._awake:
             self._awake = True
             self._agenda.at(arrival, self._serve)
 
     def _serve(self) -> None:
-        batch: list[SimulatedEnv] = []
+        batch: list[SimulatedEnvGroup] = []
         while self._queue and self._queue[0][0] <= self._agenda.time:
             batch.append(self._queue.popleft()[1])
         if batch:
             self.num_batches += 1
             self.num_requests += len(batch)
             seconds = self._costs.serve(len(batch) * self._costs.rows) + len(batch) * self._costs.respond_s
-            self._device.use("serve", seconds, self._answer, batch, self.host.version)
+            self._device.use("serve", seconds, self._reply, batch, self.host.version)
         elif self._queue:
             self._agenda.at(self._queue[0][0], self._serve)
         else:
             self._awake = False
 
-    def _answer(self, batch: list[SimulatedEnv], version: int) -> None:
-        for lane in batch:
-            assert lane.slot is not None
-            header = lane.slot.header
+    def _reply(self, batch: list[SimulatedEnvGroup], version: int) -> None:
+        for group in batch:
+            assert group.slot is not None
+            header = group.slot.header
             made = header.required_version if header.required_version >= 0 else version
             header.version_max = made
             if header.version_min < 0:
@@ -314,13 +319,13 @@ class SimulatedServer:
         self._agenda.at(self._outward.send(len(batch) * self._costs.reply_bytes), self._deliver, batch)
         self._serve()
 
-    def _deliver(self, batch: list[SimulatedEnv]) -> None:
-        for lane in batch:
-            lane.actor.reply(lane)
+    def _deliver(self, batch: list[SimulatedEnvGroup]) -> None:
+        for group in batch:
+            group.actor.reply(group)
 
 
 class Trainers:
-    """Data-parallel trainers: each takes its share of the batch from its own stream; an update ends for all at once."""
+    """Data-parallel trainers: each takes its part of the batch from its own stream. An update ends for all of them at once."""
 
     def __init__(
         self,
@@ -335,7 +340,8 @@ class Trainers:
     ) -> None:
         self._agenda, self._streams, self._devices, self._broadcast = agenda, streams, devices, broadcast
         self._update_s, self._reduce_s, self._until = update_s, reduce_s, until
-        self._taken: dict[int, list[Segment]] = {}
+        self._batches: dict[int, list[Segment]] = {}
+        """The batch that each trainer works on now."""
         self._ready = 0
         self.version = 0
         self.staleness: Counter[int] = Counter()
@@ -351,28 +357,28 @@ class Trainers:
 
     def _take(self, index: int) -> None:
         stream = self._streams[index]
-        if index in self._taken or self.version >= self._until:
+        if index in self._batches or self.version >= self._until:
             return
         queued = stream.finished
         segments = stream.take()
         if not segments:
             return
         self.queued.append(queued)
-        self._taken[index] = segments
+        self._batches[index] = segments
         self.staleness.update(self.version - s.header.version_min for s in segments)
         self._devices[index].use("update", self._update_s, self._updated)
 
     def _updated(self) -> None:
-        self._ready += 1
+        self._ready += 1  # the last one to finish starts the all-reduce of all
         if self._ready == len(self._streams):
             self._agenda.at(self._agenda.time + self._reduce_s, self._advance)
 
     def _advance(self) -> None:
         self._ready, self.version = 0, self.version + 1
         self._broadcast.publish(self.version)
-        taken, self._taken = self._taken, {}
+        batches, self._batches = self._batches, {}
         for index, stream in enumerate(self._streams):
-            stream.reader.release(taken[index])
+            stream.reader.release(batches[index])
             stream.reader.advance(self.version)
         self.on_update(self.version)
         for index, stream in enumerate(self._streams):

@@ -1,12 +1,11 @@
-"""Several simulated clusters beside each other: settings that vary, the rows of a table, the lines of a plot."""
+"""Simulates several clusters: settings that vary, rows of a table, lines of a plot."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
@@ -25,7 +24,7 @@ class SweepPoint:
 
 
 def with_cost(costs: Costs, name: str, value: str) -> Costs:
-    """Costs with one number changed. `step=0.002` is seconds a row; `step.base=0.001` seconds a call.
+    """The costs with one number changed. `step=0.002` sets the seconds of a row, `step.base=0.001` those of a call.
 
     >>> with_cost(Costs(), "serve.base", "0.25").serve.base
     0.25
@@ -39,9 +38,8 @@ def with_cost(costs: Costs, name: str, value: str) -> Costs:
         part = part or "per_row"
         if part not in ("base", "per_row"):
             raise ConfigError("cost", name, f"use {head}.base or {head}.per_row")
-        changed: dict[str, Any] = {head: replace(old, **{part: number})}
-        return replace(costs, **changed)
-    return replace(costs, **{head: type(old)(number)})
+        return override(costs, {head: {part: number}})
+    return override(costs, {head: type(old)(number)})
 
 
 def _number(name: str, value: str) -> float:
@@ -52,7 +50,7 @@ def _number(name: str, value: str) -> float:
 
 
 def parse_pair(field: str, text: str) -> tuple[str, list[str]]:
-    """`name=a,b,c` as its name and its values."""
+    """Split `name=a,b,c` into its name and its values."""
     name, found, values = text.partition("=")
     if not found or not values:
         raise ConfigError(field, text, "write name=value, or name=value,value,... for several")
@@ -60,7 +58,7 @@ def parse_pair(field: str, text: str) -> tuple[str, list[str]]:
 
 
 def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list[SweepPoint]:
-    """Every combination of the values of `sweeps`, the last one fastest. A name is a setting or `cost.NAME`.
+    """Every combination of the values of `sweeps`; the last one varies fastest. A name is a setting or `cost.NAME`.
 
     >>> [p.config.actors for p in sweep_points(SimConfig(), Costs(), ["actors=10,100"])]
     [10, 100]
@@ -79,7 +77,7 @@ def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list
     return points
 
 
-def _as_setting(value: str) -> Any:
+def _as_setting(value: str) -> int | float | str:
     try:
         return int(value)
     except ValueError:
@@ -100,7 +98,7 @@ def run_sweep(points: Sequence[SweepPoint], *, progress: Callable[[SweepPoint, i
 
 
 def bottleneck(result: SimResult) -> str:
-    """What was busiest, or what held it up if nothing was: the round trip of requests, or the wait for versions."""
+    """The busiest part. If no part is busy, what the run waits for: round trips of requests, or versions."""
     kind, share = max(result.utilisation.items(), key=lambda item: item[1])
     if share >= 0.8:
         return kind
@@ -108,7 +106,7 @@ def bottleneck(result: SimResult) -> str:
 
 
 def plot(points: Sequence[SweepPoint], results: Sequence[SimResult], path: str | Path, *, title: str = "") -> None:
-    """Steps per second over the first swept setting, a line for each combination of the others."""
+    """Plot steps per second over the first setting of the sweep, with a line for each combination of the others."""
     if Path(path).suffix != ".svg":
         raise ConfigError("plot", str(path), "plots are SVG; use a name that ends in .svg")
     names = list(points[0].setting)

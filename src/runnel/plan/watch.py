@@ -1,10 +1,9 @@
-"""Ends of streams that pass everything on and keep what a measurement needs: times, rows, the last batch."""
+"""Wraps the ends of streams for a measurement: they pass everything on, and keep times, rows and the last batch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from runnel.core.contracts.inference import Reply, RowPolicy
 from runnel.core.records import Batch, Segment
@@ -12,28 +11,29 @@ from runnel.core.state import State
 from runnel.flow.params import Kept
 from runnel.flow.slots import TableReader
 from runnel.flow.workers.actor import SavedClient
+from runnel.track.folder import Row
 
 
 def num_bytes(batch: Batch) -> int:
-    """Bytes of all leaves."""
+    """The bytes of all tensors in a batch."""
     return sum(x.numel() * x.element_size() for x in batch.values())
 
 
 class TimedClient:
-    """An inference client that times another."""
+    """An inference client that times another one."""
 
     def __init__(self, inner: SavedClient) -> None:
         self.inner = inner
         self.sample: Batch | None = None
-        """Rows of one request."""
+        """The rows of one request."""
         self.forget()
 
     def forget(self) -> None:
-        """Start to measure anew."""
+        """Drop all measurements."""
         self.calls, self.infer_s, self.infer_cpu, self.load_s = 0, 0.0, 0.0, 0.0
         self.loads = 0
         self.points: list[tuple[float, float]] = []
-        """Of an engine: completions in the making, and the seconds of one step of all of them."""
+        """Of an engine: how many completions it decodes together, and the seconds of one such step."""
 
     @property
     def version(self) -> int:
@@ -66,7 +66,7 @@ class TimedClient:
         if direct is None:
             return None
 
-        def answer(rows: Batch) -> Batch:
+        def timed(rows: Batch) -> Batch:
             wall, cpu = time.perf_counter(), time.process_time()
             reply = direct(rows)
             self._add(wall, cpu)
@@ -75,7 +75,7 @@ class TimedClient:
                 self.sample = rows.map(lambda x: x.clone())
             return reply
 
-        return answer
+        return timed
 
     def _add(self, wall: float, cpu: float) -> float:
         spent = time.perf_counter() - wall
@@ -102,7 +102,7 @@ class TimedClient:
     def pending(self) -> int:
         return self.inner.pending()
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Row]:
         return self.inner.events()
 
     def snapshot(self, kept: Kept | None = None) -> State:
@@ -116,14 +116,14 @@ class TimedClient:
 
 
 class KeepingReader(TableReader):
-    """A reader that remembers the last batch, and counts what it gave out."""
+    """A reader that keeps the last batch, and counts the batches and steps that it gave out."""
 
     batch: Sequence[Segment] = ()
     steps = 0
     takes = 0
 
-    def take(self, num_segments: int, **more: Any) -> list[Segment]:
-        found = super().take(num_segments, **more)
+    def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
+        found = super().take(num_segments, ranks=ranks)
         if found:
             self.batch = found
             self.steps += sum(s.header.num_steps for s in found)

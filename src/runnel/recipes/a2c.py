@@ -1,6 +1,9 @@
 """A2C on any Gymnasium environment: the plain synchronous actor-critic, one gradient for each batch.
 
 runnel train a2c --env CartPole-v1 --total-steps 100000
+
+CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -83.4 (-86.9 to -79.9).
+All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class Config(rl.EnvConfig):
     a2c: rl.agents.A2CConfig = field(default_factory=lambda: rl.agents.A2CConfig(normalise_obs=True, normalise_reward=True))
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         self.a2c.check()
         if self.staleness.mode != "sync":

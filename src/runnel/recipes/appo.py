@@ -1,6 +1,9 @@
 """Asynchronous PPO with V-trace: actors never wait for the learner. Any Gymnasium environment; for slow or uneven ones.
 
 runnel train appo --env CartPole-v1 --launcher local --num-actors 2
+
+CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -80.4 (-83.1 to -77.7).
+All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -33,11 +36,11 @@ class Config(rl.EnvConfig):
     appo: rl.agents.APPOConfig = field(default_factory=lambda: rl.agents.APPOConfig(normalise_obs=True, normalise_reward=True))
 
     def unused(self) -> dict[str, str]:
-        """Settings, or groups of them, that this run would not read, and why."""
+        """The settings (or groups of them) that this run does not use, each with the reason."""
         return super().unused() | self.appo.unused("appo", fresh=self.staleness.mode == "sync")
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         rows = self.num_segments * self.num_envs // self.num_env_groups
         self.appo.check(rows if self.net.core != "none" else rows * self.num_steps)

@@ -1,4 +1,4 @@
-"""The demonstration: PPO on CartPole-v1 until 100 evaluation episodes average at least 475.
+"""The demonstration: PPO on CartPole-v1 until the mean return of 100 evaluation episodes is at least 475.
 
 runnel train cartpole
 """
@@ -21,7 +21,7 @@ class Config(ppo.Config):
     total_steps: int | None = 150_000
     """Budget in steps of the environment."""
     compiled: Literal["auto", "on", "off"] = "off"
-    """Solved before compiling would pay; use `--compiled on` where kernels have been compiled before."""
+    """CartPole is solved before compiling would pay. Use `--compiled on` if the kernels are compiled already."""
     ppo: rl.agents.PPOConfig = field(
         default_factory=lambda: rl.agents.PPOConfig(
             lr="linear(1e-3, 0)", gamma=0.98, gae_lambda=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0

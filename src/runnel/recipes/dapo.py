@@ -20,5 +20,5 @@ class Config(rl.PromptConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """Groups without signal are replaced by the sampler; the rest is in the algorithm."""
+    """The sampler replaces groups without signal. The rest is in the algorithm."""
     return rl.prompt_graph(c, lambda task: rl.llm.DAPO(c.dapo, channels=task.channels, max_tokens=task.sizes.completion))

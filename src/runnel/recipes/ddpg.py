@@ -1,6 +1,9 @@
 """DDPG from replay: deep deterministic policy gradient, for a box of continuous actions.
 
 runnel train ddpg --env Pendulum-v1
+
+Pendulum-v1, 20,000 steps, settings of the zoo, 5 seeds: greedy return -152.6 (-167.2 to -137.9). All results:
+docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ class Config(rl.ReplayEnvConfig):
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         self.ddpg.check()
 
 
 def build(c: Config) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors."""
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer returns errors."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "continuous":
         fix = "DDPG needs one box of continuous actions; use ppo, or sac or dqn for discrete ones"

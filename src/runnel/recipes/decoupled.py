@@ -18,7 +18,7 @@ class Config(rl.PromptConfig):
     decoupled: rl.llm.DecoupledConfig = field(default_factory=rl.llm.DecoupledConfig)
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         steps = self.learner.num_epochs * self.learner.num_minibatches
         if self.decoupled.proximal == "reuse" and steps > 1:

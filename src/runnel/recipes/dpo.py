@@ -18,5 +18,5 @@ class Config(rl.PairConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """The reference is the model that the run starts from."""
+    """The reference policy is the model that the run starts from."""
     return rl.pair_graph(c, rl.llm.DPO(c.dpo))

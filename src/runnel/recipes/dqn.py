@@ -3,6 +3,9 @@
 runnel train dqn --env CartPole-v1
 runnel train dqn --dqn.head c51 --dqn.dueling --replay.prioritised --replay.n-step 3
 runnel train dqn --net.core lstm --dqn.burn-in 8 --dqn.batch-size 16
+
+CartPole-v1, 500,000 steps, settings of the zoo, 5 seeds: greedy return 498.7 (495.6 to 501.8). LunarLander-v3, 1,000,000 steps:
+274 (262.8 to 285.2). All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class Config(rl.ReplayEnvConfig):
     replay: rl.ReplayConfig = field(default_factory=lambda: rl.ReplayConfig(prioritised=False))
 
     def unused(self) -> dict[str, str]:
-        """Settings, or groups of them, that this run would not read, and why."""
+        """The settings (or groups of them) that this run does not use, each with the reason."""
         atoms = ("num_atoms", "v_min", "v_max") if self.dqn.head == "value" else ()
         found = {f"dqn.{name}": "is of values as a distribution; set dqn.head to c51 or hl_gauss" for name in atoms}
         if self.dqn.head != "value":
@@ -37,7 +40,7 @@ class Config(rl.ReplayEnvConfig):
         return super().unused() | found
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         self.dqn.check()
         if self.dqn.burn_in and (self.net.core == "none" or self.dqn.burn_in >= self.num_steps):
@@ -47,7 +50,7 @@ class Config(rl.ReplayEnvConfig):
 
 
 def build(c: Config, learner: type[rl.agents.DQNLearner] = rl.agents.DQNLearner) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with priorities.
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer returns priorities.
     `learner` may be a variant of DQN."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "discrete":

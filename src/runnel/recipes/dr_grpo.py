@@ -18,5 +18,6 @@ class Config(rl.PromptConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """Rewards minus the group's mean; the batch's sum over rows times the longest completion."""
+    """The advantage is the reward minus the mean of its group. The loss is summed, and divided by rows times the token
+    limit."""
     return rl.prompt_graph(c, lambda task: rl.llm.DrGRPO(c.grpo, channels=task.channels, max_tokens=task.sizes.completion))

@@ -1,6 +1,9 @@
 """IMPALA: asynchronous actors, V-trace, one pass over each batch. Any Gymnasium environment.
 
 runnel train impala --env CartPole-v1 --launcher local --num-actors 2
+
+CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -84.3 (-87.7 to -80.9).
+It does not learn LunarLander-v3. All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class Config(rl.EnvConfig):
     )
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         self.impala.check()
 

@@ -1,4 +1,4 @@
-"""Iterated DPO: imitation, then rounds of generating, judging pairs, and DPO, each on the model of the one before.
+"""Iterated DPO: imitation, then rounds of generating, making pairs by reward, and DPO, each on the model of the round before.
 
 runnel pipeline iterated_dpo --task reverse --rounds 3 --out runs/words
 """
@@ -13,15 +13,15 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.run.PipelineConfig):
-    """Supervised start, then `rounds` rounds (after Yuan et al. 2024, arXiv:2401.10020, with the task's reward as the
-    judge)."""
+    """Supervised start, then `rounds` rounds (after Yuan et al. 2024, arXiv:2401.10020, with the task's reward in
+    place of the model's own)."""
 
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
     model: str = ""
     """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
     rounds: int = 3
-    """Rounds of generating, judging and DPO."""
+    """Rounds of generating, making pairs and DPO."""
     sft_updates: int = 80
     """Supervised updates before the first round."""
     demo_rows: int = 64
@@ -42,7 +42,7 @@ class Config(rl.run.PipelineConfig):
     dpo: rl.llm.DPOConfig = field(default_factory=lambda: rl.llm.DPOConfig(chosen_coef=1.0))
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts; the stages check their own settings."""
+        """Raise a `ConfigError` for settings that cannot work together; the stages check their own settings."""
         super().check()
         why = "DPO learns from pairs, not from what an engine says while it samples"
         rl.core.refuse_unused(self, {"learner.critic_lr": "no stage has a critic", "learner.max_mismatch": why})

@@ -1,4 +1,4 @@
-"""Pairs from a policy: the best and the worst of its completions of each prompt, judged by the reward, as JSON lines.
+"""Writes pairs from a policy as JSON lines: the completions of each prompt with the highest and the lowest reward.
 
 runnel train make_pairs --model path/to/model --task reverse --pairs-out pairs.jsonl --total-updates 20
 """
@@ -14,7 +14,7 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.PromptConfig):
-    """Nothing is trained: the learner's place is taken by one that writes (llm/sampling/pairs.py)."""
+    """Trains nothing: in place of a learner stands one that writes pairs (llm/sampling/pairs.py)."""
 
     on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("pairs_out", why="the first pairs are there")
 
@@ -27,7 +27,7 @@ class Config(rl.PromptConfig):
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=0))
 
     def unused(self) -> dict[str, str]:
-        """Settings, or groups of them, that this run would not read, and why."""
+        """The settings (or groups of them) that this run does not use, each with the reason."""
         of_training = [f"learner.{f.name}" for f in fields(self.learner) if f.name != "temperature"]
         others: tuple[str, ...] = (
             "warmup_updates",
@@ -41,6 +41,6 @@ class Config(rl.PromptConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """The same graph as for training, with another learner."""
+    """The graph of training, with another learner."""
     path = c.pairs_out or Path(c.out) / "pairs.jsonl"
     return rl.prompt_graph(c, learner=lambda task: rl.llm.PairWriter(path, task.model(), task.tokenizer, task=task.task))

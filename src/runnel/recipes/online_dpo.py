@@ -1,4 +1,4 @@
-"""Online DPO: the best and the worst completion of each prompt are a pair, judged by the reward.
+"""Online DPO: the best and the worst completion of each prompt form a pair; the reward decides which is which.
 
 runnel train online_dpo --task reverse --warmup-updates 100 --total-updates 400
 """

@@ -1,6 +1,9 @@
 """PPO on any Gymnasium environment: discrete, continuous or masked actions, Dict observations.
 
 runnel train ppo --env Pendulum-v1
+
+CartPole-v1, 500,000 steps, 5 seeds: greedy return 500. Acrobot-v1, the same budget: -78.3 (-82.4 to -74.2).
+All results: docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -37,13 +40,13 @@ class Config(rl.EnvConfig):
         return self.total_steps or (self.total_updates or 0) * self.batch_steps * self.population
 
     def unused(self) -> dict[str, str]:
-        """Settings, or groups of them, that this run would not read, and why."""
+        """The settings (or groups of them) that this run does not use, each with the reason."""
         found = super().unused() | self.ppo.unused("ppo", fresh=self.staleness.mode == "sync")
         member = {} if self.population > 1 else {"member": "there is but one learner; set population"}
         return found | member
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         if self.member >= self.population:
             raise rl.ConfigError("member", self.member, f"use 0 to {self.population - 1}, or -1 for the best")

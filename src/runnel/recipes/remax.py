@@ -13,7 +13,7 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.PromptConfig):
-    """ReMax (llm/algorithms/reinforce.py): of `group_size` completions the first is greedy, and not trained on."""
+    """ReMax (llm/algorithms/reinforce.py): the first of `group_size` completions is greedy, and is not trained on."""
 
     greedy_first: ClassVar[bool] = True
     group_size: int = 2

@@ -16,5 +16,5 @@ class Config(rl.PairConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """`rl.load` gives something with a `score(prompt, answer)`."""
+    """`rl.load` returns an object with `score(prompt, answer)`."""
     return rl.pair_graph(c, rl.llm.RewardModelling(), scores=True)

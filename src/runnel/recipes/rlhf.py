@@ -18,7 +18,8 @@ class Config(rl.run.PipelineConfig):
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: prompts, demonstrations, evaluation."""
     pairs: str = ""
-    """JSON lines with prompt, chosen and rejected; empty has the task's reward judge completions of the supervised model."""
+    """JSON lines with prompt, chosen and rejected; empty: the task's reward makes pairs of completions of the supervised
+    model."""
     pair_batches: int = 30
     """Batches of 32 prompts, each completed 8 times, from which those pairs come."""
     model: str = ""
@@ -47,14 +48,15 @@ class Config(rl.run.PipelineConfig):
     )
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts; the stages check their own settings."""
+        """Raise a `ConfigError` for settings that cannot work together; the stages check their own settings."""
         super().check()
         if self.pairs:
             rl.core.refuse_unused(self, {"pair_batches": "pairs are given"})
 
 
 def stages(c: Config) -> list[rl.Stage]:
-    """`sft`, perhaps `pairs`, `reward`, `rl`. The last one is evaluated by the task's own reward, which it never trained on."""
+    """`sft`, perhaps `pairs`, `reward`, `rl`. The last stage is evaluated by the task's own reward, which is not part of its
+    training."""
     shared = {"task": c.task, "seed": c.seed, "device": c.device, "stop_on": c.stop_on, "eval": {"episodes": c.eval_prompts}}
     data = rl.run.learner_settings(c.learner)
     sft = {"model": c.model, "lm": rl.core.to_data(c.lm), "total_updates": c.sft_updates, "demo_rows": c.demo_rows}

@@ -1,6 +1,9 @@
 """SAC from replay: soft actor-critic for a box of continuous actions, or for discrete ones.
 
 runnel train sac --env Pendulum-v1
+
+Pendulum-v1, 20,000 steps, settings of the zoo, 5 seeds: greedy return -151.1 (-166 to -136.2). All results:
+docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class Config(rl.ReplayEnvConfig):
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
 
     def unused(self) -> dict[str, str]:
-        """Settings, or groups of them, that this run would not read, and why."""
+        """The settings (or groups of them) that this run does not use, each with the reason."""
         found = super().unused()
         if not self.sac.auto_temperature:
             fixed = "is what an automatic temperature holds; set sac.auto_temperature"
@@ -41,20 +44,20 @@ class Config(rl.ReplayEnvConfig):
         return found
 
     def unused_on(self, spec: rl.core.EnvSpec) -> dict[str, str]:
-        """Settings that this run would not read on an environment of `spec`, and why."""
+        """The settings that this run does not use on an environment of `spec`, each with the reason."""
         found = super().unused_on(spec)
         if spec.action.kind != "discrete":
             found["sac.entropy_share"] = "is of discrete actions; set sac.target_entropy"
         return found
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         self.sac.check()
 
 
 def build(c: Config, learner: type[rl.agents.SACLearner] = rl.agents.SACLearner) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors.
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer returns errors.
     `learner` may be a variant of SAC."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     discrete = task.spec.action.kind == "discrete"

@@ -45,7 +45,7 @@ class Config(rl.RunConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """One actor reads demonstrations; the trainer takes a segment of them an update."""
+    """One actor reads demonstrations; each update trains on one segment of them."""
     task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data, lora=c.learner.lora)
     policy = c.lag_rule(1)
     return rl.Experiment(

@@ -1,6 +1,9 @@
 """TD3 from replay: twin delayed deterministic policy gradient, for a box of continuous actions.
 
 runnel train td3 --env Pendulum-v1
+
+Pendulum-v1, 20,000 steps, settings of the zoo, 5 seeds: greedy return -154.9 (-170.6 to -139.1). All results:
+docs/evidence/results.md.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ class Config(rl.ReplayEnvConfig):
     checkpoint: rl.CheckpointConfig = field(default_factory=lambda: rl.CheckpointConfig(every=100_000, keep=1))
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         self.td3.check()
 
 
 def build(c: Config, learner: type[rl.agents.TD3Learner] = rl.agents.TD3Learner) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer answers with errors.
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer returns errors.
     `learner` may be a variant of TD3."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "continuous":

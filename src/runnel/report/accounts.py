@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from runnel.core.accounting import Accounting
 from runnel.report.page import table, text
@@ -12,7 +11,7 @@ from runnel.track.history import History, is_number
 
 
 def accounting(runs: Sequence[History]) -> str:
-    """What became of the rows of every stream, and whether it adds up."""
+    """The table of what became of the rows of every stream, and whether they add up."""
     rows = []
     for run in runs:
         where = [] if len(runs) == 1 else [text(run.name)]
@@ -28,16 +27,26 @@ def _streams(run: History) -> dict[str, Accounting]:
     return {str(name): read_account(found) for name, found in run.streams().items() if isinstance(found, Mapping)}
 
 
-def read_account(found: Mapping[str, Any]) -> Accounting:
-    """The account of one stream as a row of metrics.jsonl has it; what is no number there counts as 0."""
-    numbers = {
-        key: int(found[key]) for key in ("dispatched", "consumed", "in_flight", "queued", "steps") if is_number(found.get(key))
-    }
-    return Accounting(**numbers, dropped=_reasons(found.get("dropped")), cancelled=_reasons(found.get("cancelled")))
+def read_account(found: Mapping[str, object]) -> Accounting:
+    """The account of one stream in a row of metrics.jsonl. Whatever is no number there counts as 0."""
+
+    def number(key: str) -> int:
+        value = found.get(key)
+        return int(value) if is_number(value) else 0
+
+    return Accounting(
+        dispatched=number("dispatched"),
+        consumed=number("consumed"),
+        in_flight=number("in_flight"),
+        queued=number("queued"),
+        steps=number("steps"),
+        dropped=_reasons(found.get("dropped")),
+        cancelled=_reasons(found.get("cancelled")),
+    )
 
 
 def imbalances(run: History) -> list[str]:
-    """A sentence for each stream that does not add up."""
+    """A sentence for each stream whose rows do not add up."""
     return [
         f"stream {name} does not add up: {counts.balance:,} rows are unaccounted for"
         for name, counts in _streams(run).items()
@@ -56,7 +65,7 @@ def _accounting_cells(known: Accounting) -> list[str]:
     return [f"{known.dispatched:,}", f"{known.consumed:,}", *lost, flying, f"{known.steps:,}", verdict]
 
 
-def _reasons(found: Any) -> dict[str, int]:
+def _reasons(found: object) -> dict[str, int]:
     return {str(k): int(v) for k, v in found.items() if is_number(v)} if isinstance(found, Mapping) else {}
 
 
@@ -66,7 +75,7 @@ def _reason_cell(reasons: Mapping[str, int]) -> str:
 
 
 def accounting_table(runs: Sequence[History]) -> Table:
-    """The same as numbers, for a file."""
+    """The same table as numbers, for a CSV file."""
     rows: list[list[Cell]] = []
     for run in runs:
         for name, c in _streams(run).items():

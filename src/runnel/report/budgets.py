@@ -1,4 +1,4 @@
-"""Whether groups that are compared had the same budget: a method that trained for longer should be better."""
+"""Checks whether compared groups had the same budget: a method that trained longer should be better."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from runnel.track.history import History, is_number
 
 UNITS = {"total_steps": "steps", "total_updates": "updates", "total_tokens": "tokens"}
 NEAR = 1.05
-"""Budgets are rounded up to whole updates; what is nearer than this is the same."""
+"""Budgets whose ratio is below this count as the same: a run rounds its budget up to whole updates."""
 Budget = tuple[float, str]
-"""How much, of what."""
+"""Amount and unit."""
 Runs = Mapping[str, Sequence[History]]
-"""By task."""
+"""Runs by task."""
 
 
 def budget_of(run: History) -> Budget:
-    """What a run was given; of one whose settings are lost, what it has spent."""
+    """The budget of a run. If its settings are lost: what it has spent."""
     for name, unit in UNITS.items():
         if is_number(run.config.get(name)) and run.config[name]:
             return float(run.config[name]), unit
@@ -24,12 +24,12 @@ def budget_of(run: History) -> Budget:
 
 
 def unequal(first: str, second: str, runs: tuple[Runs, Runs]) -> str:
-    """What the verdict on two groups must say of their budgets; empty where those are the same on every task of both."""
+    """A sentence about two groups with different budgets; empty if their budgets are the same on every task of both."""
     for task in [task for task in runs[0] if task in runs[1]]:
         mine, yours = ([budget_of(run) for run in group[task]] for group in runs)
         if any(not _same(a, b) for a in mine for b in yours):
             where = f" on {task}" if len(runs[0]) > 1 else ""
-            return f"Their budgets differ{where}: {first} was given {_told(mine)}, {second} {_told(yours)}."
+            return f"Their budgets differ{where}: {first} was given {_amount(mine)}, {second} {_amount(yours)}."
     return ""
 
 
@@ -37,8 +37,8 @@ def short_of(runs: Sequence[History]) -> list[str]:
     """Runs that ended before their budget was spent, and not because they had solved their task or had collapsed."""
     found = []
     for run in runs:
-        told = run.last.get("progress")
-        progress = float(told) if told is not None and is_number(told) else 1.0
+        known = run.last.get("progress")
+        progress = float(known) if is_number(known) else 1.0
         if run.status not in ("solved", "collapsed") and progress * NEAR < 1.0:
             found.append(f"{run.name} ({run.status} at {progress:.0%})")
     return found
@@ -49,9 +49,10 @@ def _same(a: Budget, b: Budget) -> bool:
     return a[1] == b[1] and high <= NEAR * low
 
 
-def _told(budgets: Sequence[Budget]) -> str:
-    """
-    >>> _told([(1000.0, "steps"), (1000.0, "steps")]), _told([(10.0, "updates"), (20.0, "updates")])
+def _amount(budgets: Sequence[Budget]) -> str:
+    """The budgets as text.
+
+    >>> _amount([(1000.0, "steps"), (1000.0, "steps")]), _amount([(10.0, "updates"), (20.0, "updates")])
     ('1,000 steps', '10 to 20 updates')
     """
     low, high = min(budgets), max(budgets)

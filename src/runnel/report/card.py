@@ -1,7 +1,7 @@
-"""A model card: what a run learned, how well, how sure, from which settings, with which limits, and how to load it.
+"""Writes a model card: what a run learned, how well, how certain that is, its settings and limits, and how to load it.
 
-Markdown with the front matter that the Hugging Face Hub reads. Whatever a run holds (a command, a prompt, a tag) is only ever
-text in it.
+The card is Markdown with the front matter that the Hugging Face Hub reads. All texts of a run (a command, a prompt, a tag) are
+escaped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
@@ -24,17 +23,18 @@ from runnel.report.tuning import is_trial
 from runnel.report.verdicts import score_of
 from runnel.track.evals import read_evals
 from runnel.track.files import replace_file
-from runnel.track.folder import Row, RunFolder
+from runnel.track.folder import Row, RunFolder, Settings
 from runnel.track.history import History, is_number, load_history
 from runnel.track.numbers import seconds, short
 from runnel.track.status import has_ended
 
 FEW_EPISODES = 100
+"""An evaluation on fewer episodes is named as a limit."""
 PER_RUN = ("seed", "out", "name", "tags", "track", "sinks", "log_every")
 
 
-def write_card(run: Path | str, defaults: Mapping[str, Any], out: Path | str | None = None) -> Path:
-    """Write the card of a run and return its path; `defaults` are those of its recipe, to say what was changed."""
+def write_card(run: Path | str, defaults: Settings, out: Path | str | None = None) -> Path:
+    """Write the card of a run and return its path. `defaults` are the recipe's own settings; the card shows what differs."""
     history = load_history(run)
     target = Path(out) if out is not None else Path(run) / "README.md"
     try:
@@ -47,7 +47,7 @@ def write_card(run: Path | str, defaults: Mapping[str, Any], out: Path | str | N
     return target
 
 
-def card(run: History, defaults: Mapping[str, Any]) -> str:
+def card(run: History, defaults: Settings) -> str:
     """The card as text."""
     row = best_evidence(run)
     recipe, task = own_name(str(run.info.get("recipe", ""))), task_of(run)
@@ -77,8 +77,8 @@ _SPENT = (("steps", "environment steps"), ("tokens", "tokens"), ("version", "upd
 
 
 def best_evidence(run: History) -> Row:
-    """The row that the card's numbers come from: the last `runnel eval`, which plays fresh episodes, else the run's own last
-    one."""
+    """The row that the card's numbers come from: the last `runnel eval`, which plays fresh episodes, or else the last
+    evaluation during training."""
     rows, _ = read_evals(run.folder.path)
     sound = [row for row in rows if is_number(row.get("mean")) and isinstance(row.get("returns"), list)]
     if sound:
@@ -95,7 +95,7 @@ def best_evidence(run: History) -> Row:
 
 
 def limits(run: History, row: Row) -> list[str]:
-    """What a reader must know before using it; said plainly."""
+    """Sentences that a reader must know before using the policy."""
     others = same_method(run)
     found = []
     if others:
@@ -112,14 +112,14 @@ def limits(run: History, row: Row) -> list[str]:
         )
     if row and row.get("source", "").startswith("the last"):
         found.append("The score is from the evaluation that watched training, not from a separate test.")
-    found += [f"A collapse was told while it was trained: {md(line)}" for line in run.collapses]
+    found += [f"A collapse was reported during training: {md(line)}" for line in run.collapses]
     if not has_ended(run.end):
         found.append(f"The run did not finish ({md(run.status)}).")
     if is_trial(run):
         found.append("It is a trial of a tuning study, chosen for its score: expect less on other seeds.")
     base = run.config.get("model")
-    mind = f", and mind that of `{_code(base)}`, which it started from" if isinstance(base, str) and base else ""
-    found.append(f"No licence is given: whoever shares it adds one (`license:` in the first lines){mind}.")
+    mind = f", and respect that of `{_code(base)}`, which it started from" if isinstance(base, str) and base else ""
+    found.append(f"No licence is given: if you share it, add one (`license:` in the first lines){mind}.")
     if _table(run.info.get("git")).get("dirty"):
         found.append("The code had uncommitted changes when it was trained.")
     if _is_language(run):
@@ -143,7 +143,7 @@ def same_method(run: History) -> list[History]:
 
 
 def _is_same(folder: RunFolder, run: History) -> bool:
-    """Judged by the small files, before a long metrics.jsonl is read."""
+    """Whether another folder holds the same method. It reads only the small files: metrics.jsonl may be long."""
     try:
         config, info = folder.read_config(), folder.read_run_info()
     except ConfigError:
@@ -152,7 +152,8 @@ def _is_same(folder: RunFolder, run: History) -> bool:
 
 
 def loading_code(run: History) -> str:
-    """Python that loads the policy and uses it. The path is the folder's name: where it was trained no reader has it."""
+    """Python code that loads the policy and uses it. The path is only the folder's name: a reader does not have the rest of
+    it."""
     lines = ["import runnel as rl", "", f"policy = rl.load({run.name!r})  # the folder that this card belongs to"]
     env = run.config.get("env")
     if _is_language(run):
@@ -212,7 +213,7 @@ def _over_seeds(run: History) -> list[list[Cell]]:
     return [["mean over seeds", over_seeds(known), f"{len(known)} seeds, last evaluation of each{caution}"]]
 
 
-def _settings(run: History, defaults: Mapping[str, Any]) -> str:
+def _settings(run: History, defaults: Settings) -> str:
     own = {k: v for k, v in run.config.items() if k not in PER_RUN}
     changed = differences({k: v for k, v in defaults.items() if k not in PER_RUN}, own) if defaults else {}
     kept = {name: pair for name, pair in changed.items() if _has(own, name)}
@@ -223,9 +224,9 @@ def _settings(run: History, defaults: Mapping[str, Any]) -> str:
     return f"{table or none}\n<details><summary>all settings</summary>\n\n{whole}\n</details>\n"
 
 
-def _has(config: Mapping[str, Any], name: str) -> bool:
-    """Whether a config has a setting at all; a later version of the recipe may know more."""
-    value: Any = config
+def _has(config: Settings, name: str) -> bool:
+    """Whether a config has a setting at all: a later version of the recipe may have new ones."""
+    value: object = config
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             return False
@@ -246,7 +247,7 @@ def _origin(run: History) -> str:
 
 
 def _front_matter(run: History, row: Row) -> str:
-    """YAML in the style of JSON, which quotes everything that could be taken for markup."""
+    """The front matter. It is YAML in the style of JSON, which quotes everything that could be markup."""
     task, language = task_of(run), _is_language(run)
     kind = "text-generation" if language else "reinforcement-learning"
     recipe = Path(str(run.info.get("recipe", ""))).stem
@@ -264,7 +265,7 @@ def _tags(run: History) -> Sequence[str]:
     return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
-def _metrics(row: Row) -> list[dict[str, Any]]:
+def _metrics(row: Row) -> list[Row]:
     if not row:
         return []
     found = [("mean_reward", row.get("mean"), row.get("low"), row.get("high"))]
@@ -278,8 +279,8 @@ def _metrics(row: Row) -> list[dict[str, Any]]:
     ]
 
 
-def _table(value: Any) -> Mapping[str, Any]:
-    """A part of a file that anyone may have written: a table, or nothing."""
+def _table(value: object) -> Settings:
+    """A part of a file that should be a table; empty if it is not, since anyone may have written the file."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -1,7 +1,7 @@
-"""Which runs a comparison is about: folders, globs and names become groups of runs that differ in task and seed alone.
+"""Collects the runs of a comparison: folders, globs and names become groups of runs that differ only in task and seed.
 
-What would spoil a comparison is left out and told, or refused with the fix: trials of a tuning study, seeds that were tuned on,
-runs that did not end, the same seed twice, one name for runs with different settings.
+Runs that would spoil a comparison are left out with a notice, or refused with a fix: trials of a tuning study, seeds that were
+tuned on, runs that did not end, the same seed twice, one name for runs with different settings.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from runnel.core.config import differences
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.report.curves import PER_RUN
 from runnel.report.tuning import check_seeds, is_trial
+from runnel.track.folder import Row, Settings
 from runnel.track.history import History, load_history
 from runnel.track.numbers import middle
 from runnel.track.status import has_ended
 
 DEPTH = 3
-"""How far below a folder runs are looked for."""
+"""Levels of folders below the given one in which runs are looked for."""
 NOT_LEARNED = (*PER_RUN, "track", "log_every", "checkpoint", "vector", "eval")
-"""Settings by which runs of one method may differ: none of them changes what is learned."""
+"""Settings in which runs of one method may differ: none of them changes what is learned."""
 OF_THE_TASK = ("env", "env_kwargs", "task")
 NAMED = 6
-"""So many runs are named in a notice; the others are counted."""
+"""Most runs that a notice names; it counts the others."""
 
 
 @dataclass(frozen=True)
 class RunSource:
-    """Where a run was found: under a name the user gave, in a folder of runs, or by its own path."""
+    """How a run was given: under a name of the user's, in a folder of runs, or by its own path."""
 
     path: Path
     name: str = ""
@@ -48,7 +48,7 @@ class RunGroup:
     runs: Sequence[History]
 
     def by_task(self) -> dict[str, list[History]]:
-        """The runs of each task, by seed."""
+        """The runs of each task, sorted by seed."""
         found: dict[str, list[History]] = {}
         for run in sorted(self.runs, key=lambda run: (task_of(run), seed_of(run) or 0)):
             found.setdefault(task_of(run), []).append(run)
@@ -57,20 +57,20 @@ class RunGroup:
 
 @dataclass
 class Collected:
-    """The groups, and what must be said about how they came about."""
+    """The groups, and notices about how they were made."""
 
     groups: list[RunGroup]
     notices: list[str] = field(default_factory=list)
 
     def lines(self) -> dict[str, list[History]]:
-        """The runs that one curve may stand for: of one group and, where there are several, of one task."""
+        """The runs that one curve may stand for: those of one group and one task."""
         several = len({task_of(run) for group in self.groups for run in group.runs}) > 1
         parts = [(group.name, task, runs) for group in self.groups for task, runs in group.by_task().items()]
         return {f"{name} on {task}" if several else name: runs for name, task, runs in parts}
 
 
 def task_of(run: History) -> str:
-    """What a run was trained on."""
+    """The environment or task of a run."""
     return own_name(str(run.info.get("subject") or run.config.get("env") or run.config.get("task") or run.name))
 
 
@@ -97,7 +97,7 @@ def collect(arguments: Sequence[str | Path], *, unfinished: bool = False, allow_
     notices += _one_name(found)
     notices += check_seeds([(run, task_of(run), seed_of(run)) for _, run in found], allow=allow_tuning_seeds)
     collapsed = [run.name for _, run in found if run.collapses]
-    notices += [f"A collapse was told of {few(collapsed)}; what it was is in their own reports."] if collapsed else []
+    notices += [f"A collapse was reported in {few(collapsed)}; their own reports describe it."] if collapsed else []
     groups = [RunGroup(name, _once(name, runs, notices)) for name, runs in _groups(found).items()]
     return Collected(groups, notices)
 
@@ -136,7 +136,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def few(names: Sequence[str]) -> str:
-    """Some names, and how many more.
+    """The first names, and the number of the others.
 
     >>> few(["a", "b"]), few([str(i) for i in range(9)])
     ('a, b', '0, 1, 2, 3, 4, 5 and 3 more')
@@ -157,7 +157,7 @@ def _without_trials(found: list[tuple[RunSource, History]], notices: list[str]) 
 
 
 def _without_unfinished(found: list[tuple[RunSource, History]], notices: list[str]) -> list[tuple[RunSource, History]]:
-    """One that has collapsed counts: to leave it out would flatter its method."""
+    """Without runs that did not end by themselves. A collapsed run stays: to leave it out would flatter its method."""
     open_ended = [f"{run.name} ({run.status})" for _, run in found if not has_ended(run.end)]
     if open_ended:
         notices.append(f"Left out, as they did not finish: {few(open_ended)}. --unfinished keeps them.")
@@ -165,7 +165,7 @@ def _without_unfinished(found: list[tuple[RunSource, History]], notices: list[st
 
 
 def _one_name(found: Sequence[tuple[RunSource, History]]) -> list[str]:
-    """Files of one name in several folders, which count as one task: another copy of it, or another one."""
+    """Notices about files of one name in several folders: they count as one task, but may differ."""
     places: dict[str, set[str]] = {}
     for _, run in found:
         env = run.config.get("env")
@@ -179,7 +179,7 @@ def _one_name(found: Sequence[tuple[RunSource, History]]) -> list[str]:
 
 
 def _groups(found: Sequence[tuple[RunSource, History]]) -> dict[str, list[History]]:
-    """By the name given; else by settings, and apart for each folder of runs that was given."""
+    """Group runs by the name that the user gave. Others are grouped by settings, separately for each folder that was given."""
     named: dict[str, list[History]] = {}
     keyed: dict[tuple[str, str, str], list[History]] = {}
     for source, run in found:
@@ -193,13 +193,13 @@ def _groups(found: Sequence[tuple[RunSource, History]]) -> dict[str, list[Histor
     return {**named, **dict(zip(_names(keyed, taken=list(named)), keyed.values(), strict=True))}
 
 
-def method(run: History) -> dict[str, Any]:
-    """The settings that make a method: not the seed, not the task, nothing that learning does not see."""
+def method(run: History) -> Row:
+    """The settings that define a method: without the seed, the task, and all that does not change learning."""
     return {k: v for k, v in run.config.items() if k not in NOT_LEARNED and k not in OF_THE_TASK}
 
 
 def _check_one_method(name: str, runs: Sequence[History]) -> None:
-    """One name, one task: one set of settings. Another task may have others."""
+    """Raise a `ConfigError` if runs of one name and one task have different settings. Another task may have other settings."""
     first: dict[str, History] = {}
     for run in runs:
         before = first.setdefault(task_of(run), run)
@@ -213,7 +213,7 @@ def _check_one_method(name: str, runs: Sequence[History]) -> None:
 
 
 def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Sequence[str]) -> list[str]:
-    """The recipe where that says it; else the folder, or the settings that differ."""
+    """A name for each group: the recipe if only one group has it, else the folder, else the settings that differ."""
     folders, recipes = [key[0] for key in keyed], [key[1] for key in keyed]
     settings = [method(runs[0]) for runs in keyed.values()]
     names: list[str] = []
@@ -234,15 +234,15 @@ def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Se
     return names
 
 
-def _setting(config: Mapping[str, Any], name: str) -> Any:
-    value: Any = config
+def _setting(config: Settings, name: str) -> object:
+    value: object = config
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return own_name(value) if isinstance(value, str) else value
 
 
 def _once(group: str, runs: Sequence[History], notices: list[str]) -> list[History]:
-    """Each task and seed once: a second run of the same seed is no second observation. The newest counts."""
+    """The newest run of each task and seed: a second run of the same seed is no second observation."""
     kept: dict[tuple[str, int | None, str], History] = {}
     dropped = []
     for run in sorted(runs, key=lambda run: (str(run.info.get("created", "")), run.name)):

@@ -1,4 +1,4 @@
-"""The page of several runs side by side; judged over seeds where that was asked for."""
+"""The page that compares several runs, with verdicts over seeds if they were asked for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runnel.report.curves import Charts, axis_label
 from runnel.report.page import fact, fold, notices, page, section, text, tree
 from runnel.report.page import table as html_table
 from runnel.report.tables import Cell, Table
-from runnel.report.verdicts import Judgement
+from runnel.report.verdicts import Verdicts
 from runnel.track.history import History, is_number, newest_per_seed
 from runnel.track.numbers import seconds, seeds_words, short
 
 GOOD = {"finished": "good", "solved": "good", "failed": "bad", "collapsed": "bad"}
 MOST_CONFIGS = 20
-"""Configurations that are written out; of runs that share one, only the first."""
+"""Most configurations that are written out. Of runs that share one, only the first is shown."""
 
 
 def comparison_page(
@@ -30,9 +30,9 @@ def comparison_page(
     charts: Charts,
     *,
     by_label: Mapping[str, Sequence[History]],
-    judged: Judgement | None = None,
+    verdicts: Verdicts | None = None,
 ) -> str:
-    """The page of runs in groups, and what their comparison over seeds says."""
+    """The page of runs in groups, with the verdicts of their comparison over seeds."""
     title = next(iter(by_label)) if len(by_label) == 1 else "Comparison"
     problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     wrong = [f"{run.name}: {problem}" for run in runs for problem in (*run.failures, *run.collapses, *imbalances(run))]
@@ -41,8 +41,8 @@ def comparison_page(
         f"{title} – runnel",
         [
             f'<header><h1>{text(title)}</h1><p class="soft">{len(runs)} runs</p>'
-            f"{_verdict(judged) if judged else _facts(facts)}{notices(problems)}{notices(wrong, bad=True)}</header>",
-            *(_statistics(judged) if judged else []),
+            f"{_verdict(verdicts) if verdicts else _facts(facts)}{notices(problems)}{notices(wrong, bad=True)}</header>",
+            *(_statistics(verdicts) if verdicts else []),
             section("Learning", charts.html()),
             section("Runs", _run_table(runs, target)),
             section("Sample accounting", accounting(runs)),
@@ -54,12 +54,12 @@ def comparison_page(
 
 
 def csv_folder(target: Path) -> Path:
-    """Where the numbers of a report lie: beside it, `report.html` and `report_csv/`."""
+    """The folder of a report's CSV files, beside it: `report_csv/` for `report.html`."""
     return target.with_name(target.stem + "_csv")
 
 
 def run_rows(runs: Sequence[History]) -> Table:
-    """A line for each run."""
+    """A table with a line for each run."""
     rows: list[list[Cell]] = []
     for run in runs:
         row = run.evals[-1] if run.evals else {}
@@ -72,20 +72,20 @@ def run_rows(runs: Sequence[History]) -> Table:
     return Table("runs", "Runs", head, rows)
 
 
-def _verdict(judged: Judgement) -> str:
-    sentences = "".join(f'<p class="verdict">{text(line)}</p>' for line in judged.sentences)
-    return sentences + notices(judged.notices)
+def _verdict(verdicts: Verdicts) -> str:
+    sentences = "".join(f'<p class="verdict">{text(line)}</p>' for line in verdicts.sentences)
+    return sentences + notices(verdicts.notices)
 
 
 def _facts(facts: Sequence[str]) -> str:
     return f'<div class="facts">{"".join(facts)}</div>'
 
 
-def _statistics(judged: Judgement) -> list[str]:
-    *tables, scores = judged.tables
+def _statistics(verdicts: Verdicts) -> list[str]:
+    *tables, scores = verdicts.tables
     return [
         section("Over seeds", *(table.html() for table in tables), fold("every run", scores.html())),
-        section("Curves", *(figure.html() for figure in judged.figures)),
+        section("Curves", *(figure.html() for figure in verdicts.figures)),
     ]
 
 
@@ -120,7 +120,7 @@ def _run_table(runs: Sequence[History], target: Path) -> str:
 
 
 def _configs(by_label: Mapping[str, Sequence[History]]) -> list[str]:
-    """Of runs that differ in their seed alone, one configuration says it."""
+    """One configuration for each group: its runs differ only in their seed."""
     shown = [fold(f"{label} ({members[0].name})", tree(members[0].config)) for label, members in by_label.items()]
     rest = len(shown) - MOST_CONFIGS
     return [*shown[:MOST_CONFIGS], *([f"<p>{rest} more are in the runs' config.json.</p>"] if rest > 0 else [])]

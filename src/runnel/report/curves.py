@@ -1,4 +1,4 @@
-"""The charts of a report: which curves of one or several runs belong into one picture."""
+"""The charts of a report: which curves of one or several runs share a picture."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ STALENESS = {
 }
 PER_RUN = ("seed", "seeds", "out", "name", "tags", "track", "sinks", "record", "trace", "control", "checkpoint", "stop_on")
 MOST_FAINT = 30
-MEANS = "Means over seeds. Bands: their 95 % interval by Student's t, of at least 3 seeds, cut to the lines."
+"""With more runs than this, single runs are not drawn behind their mean: nobody could tell them apart."""
+MEANS = "Means over seeds. Bands: their 95 % interval by Student's t, of at least 3 seeds, cut to the range of the lines."
 By = Mapping[str, Sequence[History]]
 """Groups of runs, by label."""
 RATES = {"steps_per_s": "Steps/s", "tokens_per_s": "Tokens/s"}
 
 
 def return_name(run: History) -> str:
-    """The metric that says how well the run does while it trains."""
+    """The metric of a run that says how well it does during training."""
     names = run.metric_names()
     return next((key for key in RETURN_KEYS if key in names), RETURN_KEYS[0])
 
 
-def groups(runs: Sequence[History]) -> dict[str, list[History]]:
-    """Runs whose configurations differ in seed and folder alone, by label (by name, where two groups have one label)."""
+def by_label(runs: Sequence[History]) -> dict[str, list[History]]:
+    """Groups of runs whose configurations differ only in seed and folder, by label. Two groups of one label also get a run's
+    name."""
     found: dict[str, list[History]] = {}
     for run in runs:
         same = {key: value for key, value in run.config.items() if key not in PER_RUN}
@@ -77,32 +79,32 @@ def score_figure(runs: Sequence[History], by: By | None = None) -> Figure:
 
 @dataclass(frozen=True)
 class Charts:
-    """The pictures of a report: the large one, the small ones that are looked at first, and all the others."""
+    """The pictures of a report: the large one, the small ones that are shown, and the others, which are folded away."""
 
     score: Figure
     first: Sequence[Figure]
     rest: Sequence[Figure]
 
     def html(self) -> str:
-        """The others are folded away."""
+        """All pictures as HTML."""
         more = f'<div class="grid">{"".join(f.html(large=False) for f in self.rest)}</div>' if self.rest else ""
         shown = "".join(f.html(large=False) for f in self.first)
         return self.score.html() + (f'<div class="grid">{shown}</div>' if shown else "") + fold(f"{len(self.rest)} more", more)
 
     def csv_rows(self) -> list[list[str]]:
-        """All of them in one long table; single runs behind their mean only in the large one."""
+        """All pictures in one long table. Single runs behind their mean are listed only for the large picture."""
         small = [row for chart in (*self.first, *self.rest) for row in chart.csv_rows(faint=False)[1:]]
         return self.score.csv_rows() + small
 
 
 def make_charts(runs: Sequence[History], by: By | None = None) -> Charts:
-    """The charts of one run, or of several; `by` are groups of runs, else those of `groups`."""
+    """The charts of one or several runs. `by` gives the groups; default: those of `by_label`."""
     first, rest = _metric_figures(runs, by)
     return Charts(score_figure(runs, by), first, rest)
 
 
 def _metric_figures(runs: Sequence[History], by: By | None) -> tuple[list[Figure], list[Figure]]:
-    """Losses, what is looked at first, staleness and rates; then all the others."""
+    """First the losses, the leading metrics, staleness and rates; then all other metrics."""
     names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     in_score = set(RETURN_KEYS) if len(runs) == 1 or not all(run.evals for run in runs) else set()
     losses = [n for n in names if n.startswith("loss")]
@@ -118,12 +120,9 @@ def _metric_figures(runs: Sequence[History], by: By | None) -> tuple[list[Figure
 def overlay(
     runs: Sequence[History], curve: Callable[[History], Curve], *, by: By | None = None, smooth: bool = True
 ) -> list[Series]:
-    """A line for each run, or for runs that differ in their seed alone the mean with its interval, each run faint behind it.
-
-    Of many runs those behind the mean are left out: nobody could tell them apart.
-    """
+    """A line for each group: a single run, or the mean over seeds with its interval, and each run faint behind it."""
     series = []
-    for number, (label, members) in enumerate((by or groups(runs)).items()):
+    for number, (label, members) in enumerate((by or by_label(runs)).items()):
         color = number % NUM_COLORS
         curves = [curve(run) for run in members]
         once = newest_per_seed(members)
@@ -158,7 +157,8 @@ def _metric_chart(runs: Sequence[History], name: str, by: By | None) -> Figure:
 
 
 def _staleness_chart(runs: Sequence[History], by: By | None) -> Figure:
-    """Age of what was trained on, and where it came about if the run knows; over several runs, the largest only."""
+    """The age of the training data in versions, also by where it arose if the run reports it. For several runs, only the
+    largest."""
     if len(runs) == 1:
         known = [name for name in STALENESS if name in runs[0].metric_names()]
         series = [Series(STALENESS[name], *runs[0].curve(name)) for name in known]

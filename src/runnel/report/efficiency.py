@@ -1,4 +1,4 @@
-"""Sample-efficiency curves of groups of runs: the interquartile mean over tasks and seeds at each of a grid of steps."""
+"""Sample-efficiency curves of groups of runs: the interquartile mean over tasks and seeds on a grid of steps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from runnel.track.history import Curve, Floats, History
 
 GRID = 60
 EARLY = ("solved", "stopped", "collapsed")
+"""Runs that end like this keep their last score to the end of the grid."""
 Runs = Mapping[str, Sequence[History]]
-"""By task."""
+"""Runs by task."""
 
 
 def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], unit: str) -> Figure | None:
-    """The curves of all groups on one grid; None where runs have no two points in common.
+    """The curves of all groups on one grid; None if a run has fewer than two points, or if the runs share no range.
 
-    Evaluations where every run has several, else training returns. A run that stopped because it reached its goal, or because
-    it collapsed, keeps its last score.
+    The curves show evaluations if every run has several, else training returns. A run that stopped at its goal or at a collapse
+    keeps its last score.
     """
     runs = [run for _, tasks in groups for members in tasks.values() for run in members]
     evaluated = all(np.isfinite(run.evaluation()[1]).sum() > 1 for run in runs)

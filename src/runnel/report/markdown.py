@@ -1,4 +1,4 @@
-"""A short Markdown form of a report, for a pull request: the sentences, a table, and curves in eight heights of block."""
+"""A short report in Markdown, for a pull request: the sentences, a table, and curves of block characters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from runnel.core.errors import ConfigError
 from runnel.report.comparison import run_rows
 from runnel.report.tables import Cell, Figure, Table, shown
-from runnel.report.verdicts import Judgement
+from runnel.report.verdicts import Verdicts
 from runnel.track.files import replace_file
 from runnel.track.history import History, load_history
 from runnel.track.numbers import sparkline
@@ -22,7 +22,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~$]|^[#+=-]|^\d+(?=[.)]\s))")
 
 
 def md(value: object) -> str:
-    """Any value as text that Markdown shows as it is: no markup, no HTML, no link, no mention.
+    """Escape a value so that Markdown shows it as it is: no markup, no HTML, no link, no mention.
 
     >>> md("a|b *c* <script> @you")
     'a\\\\|b \\\\*c\\\\* &lt;script&gt; &#64;you'
@@ -37,14 +37,14 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def fence(text: str, language: str = "") -> str:
-    """A block of code that nothing inside can close."""
+    """A block of code. Its fence is longer than any run of backticks in the text, so nothing inside can close it."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     marks = "`" * max(3, longest + 1)
     return f"{marks}{language}\n{text.rstrip()}\n{marks}\n"
 
 
 def md_table(table: Table) -> str:
-    """A table; of a long one the first rows."""
+    """A table in Markdown; of a long one, only the first rows."""
     if not table.rows:
         return ""
     numbers = [any(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.head))]
@@ -55,9 +55,9 @@ def md_table(table: Table) -> str:
     return text + "\n" + (f"\n{rest} more rows are in the report.\n" if rest > 0 else "")
 
 
-def write_markdown(target: Path, *, judged: Judgement | None = None, runs: Sequence[Path | str] = ()) -> Path:
-    """Write what a comparison says, or a line for each run, and return the path."""
-    text = judgement_markdown(judged) if judged is not None else runs_markdown([load_history(run) for run in runs])
+def write_markdown(target: Path, *, verdicts: Verdicts | None = None, runs: Sequence[Path | str] = ()) -> Path:
+    """Write the verdicts of a comparison, or a line for each run. Returns the path."""
+    text = verdicts_markdown(verdicts) if verdicts is not None else runs_markdown([load_history(run) for run in runs])
     try:
         replace_file(target, text.encode(errors="replace"))
     except OSError as error:
@@ -65,20 +65,20 @@ def write_markdown(target: Path, *, judged: Judgement | None = None, runs: Seque
     return target
 
 
-def judgement_markdown(judged: Judgement) -> str:
-    """Sentences, aggregates, tasks if there are several, and the curves."""
-    aggregates, _, tasks, _ = judged.tables
-    parts = ["### Comparison over seeds\n", *(f"- {md(line)}" for line in judged.sentences), ""]
+def verdicts_markdown(verdicts: Verdicts) -> str:
+    """The verdicts of a comparison: sentences, aggregates, tasks if there are several, and curves."""
+    aggregates, _, tasks, _ = verdicts.tables
+    parts = ["### Comparison over seeds\n", *(f"- {md(line)}" for line in verdicts.sentences), ""]
     parts += [md_table(aggregates), f"<sub>{md(aggregates.note)}</sub>\n"]
-    parts += [md_table(tasks)] if len(judged.tasks) > 1 else []
-    parts += [_sparks(figure) for figure in judged.figures if figure.name == "efficiency"]
-    if judged.notices:
-        parts += ["<details><summary>notes</summary>\n", *(f"- {md(line)}" for line in judged.notices), "\n</details>"]
+    parts += [md_table(tasks)] if len(verdicts.tasks) > 1 else []
+    parts += [_sparks(figure) for figure in verdicts.figures if figure.name == "efficiency"]
+    if verdicts.notices:
+        parts += ["<details><summary>notes</summary>\n", *(f"- {md(line)}" for line in verdicts.notices), "\n</details>"]
     return "\n".join(parts) + "\n"
 
 
 def runs_markdown(runs: Sequence[History]) -> str:
-    """A line for each run, with its curve."""
+    """A table with a line for each run, and its curve."""
     table = run_rows(runs)
     curves = [
         sparkline(run.evaluation()[1].tolist() if len(run.evals) > 1 else run.curve("return")[1].tolist(), SPARKS)

@@ -1,14 +1,13 @@
-"""The bricks of a report: escaped HTML, and the one style sheet. Nothing here knows about runs.
+"""The parts of a report's page: escaped HTML and the style sheet. Nothing here knows about runs.
 
-Text enters only through `text()` and the helpers below, which escape it; the page also forbids scripts and every network
-request by a content security policy, so a model's completion can do nothing but be read.
+Text enters only through `text()` and the functions below, which escape it. The page also forbids scripts and every network
+request by a content security policy. So a model's completion can only be read, and cannot run anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
 
 from runnel.report.plots import DARK, STYLE
 
@@ -73,8 +72,8 @@ main{padding:22px 16px 44px}h1{font-size:21px}.worker{grid-template-columns:1fr}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def text(value: Any) -> str:
-    """Any value as text that is safe between tags and inside an attribute."""
+def text(value: object) -> str:
+    """Escape a value: the text is safe between tags and inside an attribute."""
     return escape(str(value), quote=True)
 
 
@@ -89,23 +88,24 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A part of the page with a heading; nothing at all where there is nothing in it."""
+    """A part of the page with a heading; an empty text if the part is empty."""
     content = "".join(parts)
     return f"<section><h2>{text(title)}</h2>{content}</section>" if content else ""
 
 
 def fact(value: str, label: str, *, lead: bool = False) -> str:
-    """A number worth seeing first."""
+    """A number at the top of the page."""
     return f'<div class="fact{" lead" if lead else ""}"><b>{text(value)}</b><span>{text(label)}</span></div>'
 
 
 def figure(svg: str, kind: str = "") -> str:
-    """A chart. `svg` is markup and must come from `plots`; `kind` is `wide` or `narrow` for one that fits some screens only."""
+    """A chart. `svg` is markup and must come from `plots`. `kind` is `wide` or `narrow` for a chart that is shown only on such
+    screens."""
     return f'<figure class="{kind}">{svg}</figure>' if kind else f"<figure>{svg}</figure>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
-    """A table; cells are markup (pass them through `text`), `numbers` are the columns to align right."""
+    """A table. Cells are markup, so pass texts through `text` first. `numbers` are the columns to align right."""
 
     def cells(row: Sequence[str], tag: str) -> str:
         classes = ['class="n"' if i in numbers else "" for i in range(len(row))]
@@ -117,31 +117,31 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequen
 
 
 def notices(lines: Sequence[str], *, bad: bool = False) -> str:
-    """Sentences that a reader must not miss."""
+    """Sentences in a coloured box."""
     if not lines:
         return ""
     return f'<div class="notice{" bad" if bad else ""}">' + "".join(f"<p>{text(line)}</p>" for line in lines) + "</div>"
 
 
-def definitions(items: Mapping[str, Any]) -> str:
-    """Names and values."""
+def definitions(items: Mapping[str, object]) -> str:
+    """A list of names and values."""
     return "<dl>" + "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in items.items()) + "</dl>" if items else ""
 
 
-def tree(data: Mapping[str, Any]) -> str:
-    """Nested data: plain values first, then each table folded under its name."""
+def tree(data: Mapping[str, object]) -> str:
+    """Nested data: plain values first, then each table under its name."""
     plain = {k: _value(v) for k, v in data.items() if not (isinstance(v, Mapping) and v)}
     nested = [(k, v) for k, v in data.items() if isinstance(v, Mapping) and v]
     return definitions(plain) + "".join(f"<details open><summary>{text(k)}</summary>{tree(v)}</details>" for k, v in nested)
 
 
 def fold(title: str, content: str, *, opened: bool = False) -> str:
-    """Something to look at on request."""
+    """Content that the reader can fold and unfold."""
     state = " open" if opened else ""
     return f'<details class="plain"{state}><summary>{text(title)}</summary>{content}</details>' if content else ""
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(_value(v) for v in value) or "none"
     if value is None or value == {}:

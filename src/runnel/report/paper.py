@@ -1,22 +1,22 @@
-"""A comparison for a paper: vector figures (SVG and PDF, by matplotlib) and LaTeX tables that a plain article compiles."""
+"""Writes a comparison for a paper: vector figures (SVG and PDF, by matplotlib) and LaTeX tables for a plain article."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import Interval
 from runnel.report.tables import Cell, Figure, Table
-from runnel.report.verdicts import Judgement
+from runnel.report.verdicts import Verdicts
 from runnel.track.numbers import short
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Six that most people can tell apart, also with a colour vision deficiency (Okabe and Ito 2008)."""
+"""Six colours that people with a colour vision deficiency can tell apart (Okabe and Ito 2008)."""
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -46,16 +46,16 @@ _SPECIAL = {
 LESS_IS_BETTER = ("optimality gap",)
 
 
-def write_paper(judged: Judgement, folder: Path) -> list[Path]:
-    """Write everything into `folder`, and return the files."""
-    canvas = _matplotlib()
+def write_paper(verdicts: Verdicts, folder: Path) -> list[Path]:
+    """Write figures and tables into `folder`. Returns the files."""
+    matplotlib = _matplotlib()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        figures = [path for figure in judged.figures for path in _draw(canvas, figure, folder)]
-        figures += _draw_intervals(canvas, judged.tables[0], folder)
-        tables = [_write(folder / "table.tex", _aggregates(judged))]
-        if len(judged.tasks) > 1:
-            tables.append(_write(folder / "tasks.tex", _tasks(judged)))
+        figures = [path for figure in verdicts.figures for path in _draw(matplotlib, figure, folder)]
+        figures += _draw_intervals(matplotlib, verdicts.tables[0], folder)
+        tables = [_write(folder / "table.tex", _aggregates(verdicts))]
+        if len(verdicts.tasks) > 1:
+            tables.append(_write(folder / "tasks.tex", _tasks(verdicts)))
     except OSError as error:
         raise ConfigError(
             "paper", str(folder), f"it cannot be written there ({error.strerror}); give another folder"
@@ -64,7 +64,7 @@ def write_paper(judged: Judgement, folder: Path) -> list[Path]:
 
 
 def latex(value: object) -> str:
-    r"""Any text as LaTeX shows it. What a font of plain LaTeX lacks becomes a question mark.
+    r"""Escape a text for LaTeX. A character that plain LaTeX fonts lack becomes a question mark.
 
     >>> latex("50% of a_b"), latex("x^2 \\input{y}")
     ('50\\% of a\\_b', 'x\\textasciicircum{}2 \\textbackslash{}input\\{y\\}')
@@ -74,8 +74,8 @@ def latex(value: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
-def _aggregates(judged: Judgement) -> str:
-    table = judged.tables[0]
+def _aggregates(verdicts: Verdicts) -> str:
+    table = verdicts.tables[0]
     columns = list(range(3, len(table.head)))
     best = {i: _best([row[i] for row in table.rows], less=table.head[i] in LESS_IS_BETTER) for i in columns}
     rows = [
@@ -83,31 +83,31 @@ def _aggregates(judged: Judgement) -> str:
         for n, row in enumerate(table.rows)
     ]
     head = ["", "runs", *(table.head[i] for i in columns)]
-    tasks = f"{len(judged.tasks)} tasks" if len(judged.tasks) > 1 else latex(judged.tasks[0])
+    tasks = f"{len(verdicts.tasks)} tasks" if len(verdicts.tasks) > 1 else latex(verdicts.tasks[0])
     caption = (
-        f"{judged.unit.capitalize()} on {tasks}, with 95\\,\\% intervals of a stratified bootstrap over seeds. "
+        f"{verdicts.unit.capitalize()} on {tasks}, with 95\\,\\% intervals of a stratified bootstrap over seeds. "
         "Bold: the best, and all whose interval reaches it."
     )
     return _table(head, rows, "l" + "r" * (len(head) - 1), caption, "tab:aggregates")
 
 
-def _tasks(judged: Judgement) -> str:
+def _tasks(verdicts: Verdicts) -> str:
     """A row for each task, a column for each group: means over seeds."""
-    cells: dict[tuple[str, str], Cell] = {(str(row[0]), str(row[1])): row[3] for row in judged.tables[2].rows}
+    cells: dict[tuple[str, str], Cell] = {(str(row[0]), str(row[1])): row[3] for row in verdicts.tables[2].rows}
     rows = []
     for task in sorted({task for task, _ in cells}):
-        found = [cells.get((task, name)) for name in judged.names]
+        found = [cells.get((task, name)) for name in verdicts.names]
         best = _best(found, less=False)
         rows.append([latex(task), *(_number(cell, bold=n in best) for n, cell in enumerate(found))])
-    head = ["task", *(latex(name) for name in judged.names)]
+    head = ["task", *(latex(name) for name in verdicts.names)]
     caption = (
         "Mean return over seeds for each task, with 95\\,\\% intervals. Bold: the best, and all whose interval reaches it."
     )
-    return _table(head, rows, "l" + "r" * len(judged.names), caption, "tab:tasks")
+    return _table(head, rows, "l" + "r" * len(verdicts.names), caption, "tab:tasks")
 
 
 def _best(cells: Sequence[Cell], *, less: bool) -> set[int]:
-    """The rows to print bold: the best estimate, and those whose interval holds it."""
+    """The rows to print bold: the best estimate, and those whose interval contains it."""
     known: dict[int, Interval] = {}
     for i, cell in enumerate(cells):
         if isinstance(cell, Interval):
@@ -161,20 +161,21 @@ def _write(path: Path, text: str) -> Path:
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
-def _matplotlib() -> Any:
+def _matplotlib() -> ModuleType:
     try:
         import matplotlib
-        from matplotlib.figure import Figure as Canvas
+        import matplotlib.figure
     except ImportError as error:
         raise ConfigError("paper", None, f"needs matplotlib: pip install 'runnel[paper]' ({error})") from error
-    return matplotlib.rc_context, Canvas
+    module: ModuleType = matplotlib
+    return module
 
 
-def _draw(canvas: Any, figure: Figure, folder: Path) -> list[Path]:
-    """A line and a band for each group, a column of a page wide."""
-    context, make = canvas
-    with context(STYLE):
-        drawn = make(figsize=(3.4, 2.4), layout="constrained")
+def _draw(matplotlib: ModuleType, figure: Figure, folder: Path) -> list[Path]:
+    """Draw a line and a band for each group, as wide as a column of a page."""
+    with matplotlib.rc_context(STYLE):
+        # a Figure without pyplot: no global state, no window
+        drawn = matplotlib.figure.Figure(figsize=(3.4, 2.4), layout="constrained")
         axes = drawn.subplots()
         for i, s in enumerate(figure.series):
             color = COLORS[(s.color if s.color is not None else i) % len(COLORS)]
@@ -185,15 +186,18 @@ def _draw(canvas: Any, figure: Figure, folder: Path) -> list[Path]:
         axes.set_ylabel(_plain(figure.y_label))
         if len(figure.series) > 1:
             axes.legend(frameon=False, fontsize=8)
-        return _save(drawn, folder / figure.name)
+        paths = _figure_paths(folder / figure.name)
+        drawn.savefig(paths[0], metadata={"Date": None})  # no dates: the same runs give the same files
+        drawn.savefig(paths[1], metadata={"CreationDate": None})
+        return paths
 
 
-def _draw_intervals(canvas: Any, table: Table, folder: Path) -> list[Path]:
-    """Each statistic with its interval, group below group."""
-    context, make = canvas
+def _draw_intervals(matplotlib: ModuleType, table: Table, folder: Path) -> list[Path]:
+    """Draw each statistic with its interval, one group below the other."""
     columns = list(range(3, len(table.head)))
-    with context({**STYLE, "axes.grid": False}):
-        drawn = make(figsize=(1.7 * len(columns) + 0.6, 0.4 + 0.32 * max(len(table.rows), 2)), layout="constrained")
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        size = (1.7 * len(columns) + 0.6, 0.4 + 0.32 * max(len(table.rows), 2))
+        drawn = matplotlib.figure.Figure(figsize=size, layout="constrained")
         many = np.atleast_1d(drawn.subplots(1, len(columns), sharey=True))
         for axes, column in zip(many, columns, strict=True):
             for place, row in enumerate(table.rows):
@@ -209,16 +213,16 @@ def _draw_intervals(canvas: Any, table: Table, folder: Path) -> list[Path]:
             axes.set_title(table.head[column], fontsize=9)
         many[0].set_yticks(range(len(table.rows)), [_plain(str(row[0])) for row in table.rows])
         many[0].set_ylim(len(table.rows) - 0.5, -0.5)
-        return _save(drawn, folder / "intervals")
+        paths = _figure_paths(folder / "intervals")
+        drawn.savefig(paths[0], metadata={"Date": None})
+        drawn.savefig(paths[1], metadata={"CreationDate": None})
+        return paths
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
+    """The text with escaped dollar signs: matplotlib would typeset what is between two as mathematics."""
     return text.replace("$", r"\$")
 
 
-def _save(drawn: Any, stem: Path) -> list[Path]:
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf")]
-    drawn.savefig(paths[0], metadata={"Date": None})
-    drawn.savefig(paths[1], metadata={"CreationDate": None})
-    return paths
+def _figure_paths(stem: Path) -> list[Path]:
+    return [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf")]

@@ -1,4 +1,4 @@
-"""Line charts as SVG text, written by hand: no plotting library, no script, light and dark, readable without a network."""
+"""Line charts as SVG text, without a plotting library: no script, light and dark, readable without a network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DARK = ".chart{--c0:#58b4dd;--c1:#f0935a;--c2:#7cc378;--c3:#c792e0;--c4:#dcbc55;
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `y` over `x`, with an optional band from `low` to `high`. All of the same length; NaN leaves a gap."""
+    """One line: `y` over `x`, with an optional band from `low` to `high`. All have the same length; NaN leaves a gap."""
 
     name: str
     x: Sequence[float] | Floats
@@ -41,12 +41,12 @@ class Series:
     low: Sequence[float] | Floats | None = None
     high: Sequence[float] | Floats | None = None
     smooth: bool = False
-    """Draw the values thin and their moving average thick."""
+    """Whether to draw the values thin and their moving average thick."""
     marks: bool = False
-    """A dot on each value."""
+    """Whether to draw a dot on each value."""
     color: int | None = None
     faint: bool = False
-    """Thin and without a legend entry: one of many runs behind their mean."""
+    """Thin and without an entry in the legend: one of many runs behind their mean."""
 
     def __post_init__(self) -> None:
         for values in (self.y, self.low, self.high):
@@ -56,7 +56,7 @@ class Series:
 
 @dataclass(frozen=True)
 class PlotBox:
-    """Where the plot area lies, and how data map onto it."""
+    """The plot area, and the mapping of data onto it."""
 
     width: float
     height: float
@@ -79,7 +79,7 @@ class PlotBox:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers inside [low, high], a step of 1, 2, 2.5 or 5 times a power of ten apart.
+    """About `count` round numbers inside [low, high], in steps of 1, 2, 2.5 or 5 times a power of ten.
 
     >>> nice_ticks(0, 100), nice_ticks(-1, 1, 4), nice_ticks(3, 3)
     ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [-1.0, -0.5, 0.0, 0.5, 1.0], [3.0])
@@ -90,11 +90,12 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = min((m * power for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(math.log(s / rough)))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
+    return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]  # + 0.0 turns -0.0 into 0.0
 
 
 def smoothed(values: Sequence[float] | Floats, span: float | None = None) -> Floats:
-    """Exponential moving average without the bias of its start; `span` defaults to a thirtieth of the series. Skips NaN."""
+    """Exponential moving average, with its start corrected for bias. `span` defaults to a thirtieth of the series. Skips
+    NaN."""
     array = np.asarray(values, dtype=np.float64)
     keep = 1.0 - 2.0 / (max(len(array) / 30 if span is None else span, 1.0) + 1.0)
     out, total, weight = np.full(len(array), np.nan), 0.0, 0.0
@@ -106,15 +107,16 @@ def smoothed(values: Sequence[float] | Floats, span: float | None = None) -> Flo
 
 
 def decimate(y: Sequence[float] | Floats, limit: int = MAX_POINTS) -> NDArray[np.int64]:
-    """Indices of at most `limit` points that keep the picture: the lowest and highest of each piece, and both ends."""
+    """Indices of at most `limit` points that look the same when drawn: the lowest and the highest of each range, and both
+    ends."""
     array = np.asarray(y, dtype=np.float64)
     if len(array) <= limit:
         return np.arange(len(array))
     edges = np.linspace(0, len(array), (limit - 2) // 2 + 1).astype(np.int64)
     kept = {0, len(array) - 1}
     for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        piece = np.where(np.isfinite(array[start:end]), array[start:end], 0.0)
-        kept.update((start + int(piece.argmin()), start + int(piece.argmax())))
+        values = np.where(np.isfinite(array[start:end]), array[start:end], 0.0)
+        kept.update((start + int(values.argmin()), start + int(values.argmax())))
     return np.array(sorted(kept), dtype=np.int64)
 
 
@@ -128,7 +130,7 @@ def line_chart(
     height: int = 260,
     standalone: bool = False,
 ) -> str:
-    """The series as one `<svg>`. `standalone` adds style sheet and background, for a file; a page brings `STYLE` itself."""
+    """The series as one `<svg>`. `standalone` adds the style sheet and a background, for a file; a page has `STYLE` already."""
     drawn = [(s, s.color if s.color is not None else i % NUM_COLORS) for i, s in enumerate(series) if len(s.x)]
     named = [(s.name, c) for s, c in drawn if not s.faint]
     legend, legend_height = _legend(named, width=width, y=38 if title else 18) if len(named) > 1 else ("", 0)
@@ -165,7 +167,7 @@ def line_chart(
 def curve_svg(
     series: Sequence[Series], path: Path | str, *, title: str = "", x_label: str = "steps", y_label: str = "", height: int = 300
 ) -> Path:
-    """Write the series as an SVG file that stands alone (a README, the docs)."""
+    """Write the series as an SVG file of its own (for a README, the docs)."""
     path = Path(path)
     chart = line_chart(series, title=title, x_label=x_label, y_label=y_label, width=720, height=height, standalone=True)
     path.write_text(chart + "\n", encoding="utf-8")
@@ -173,7 +175,8 @@ def curve_svg(
 
 
 def _box(series: Sequence[Series], *, width: int, height: int, top: float, label: bool) -> PlotBox:
-    """The range of the lines; bands are cut to it: one of few seeds would hide the lines, and reach where no value can be."""
+    """The plot area for the range of the lines. Bands do not count, and are cut to it: a band of few seeds is so wide that the
+    lines would look flat, and it reaches values that cannot occur."""
     x = _range([np.asarray(s.x, dtype=np.float64) for s in series])
     low, high = _range([np.asarray(s.y, dtype=np.float64) for s in series])
     y = (low - 0.05 * (high - low), high + 0.05 * (high - low))
@@ -209,7 +212,7 @@ def _axes(box: PlotBox, x_label: str) -> Iterator[str]:
 
 
 def _legend(named: Sequence[tuple[str, int]], *, width: float, y: float) -> tuple[str, int]:
-    """Keys and names in as many lines as they need, and the height of those."""
+    """The legend in as many lines as it needs, and its height."""
     x, line, parts, most = 2.0, 0, [], max(int(width / 9), 8)
     for name, color in named:
         shown = middle(name, most)
@@ -251,7 +254,7 @@ def _points(x: Floats, y: Floats, box: PlotBox) -> list[str]:
 
 
 def _path(x: Floats, y: Floats, box: PlotBox) -> str:
-    """The line through the points, lifted where a value is missing."""
+    """The line through the points, with a gap where a value is missing."""
     known = np.isfinite(x) & np.isfinite(y)
     out, pen = [], "M"
     for ok, a, b in zip(known.tolist(), box.px(x).tolist(), box.py(y).tolist(), strict=True):
@@ -262,7 +265,7 @@ def _path(x: Floats, y: Floats, box: PlotBox) -> str:
 
 
 def _strips(series: Sequence[Series], box: PlotBox, x_label: str) -> Iterator[str]:
-    """Invisible columns over the plot; the pointer on one shows the values there."""
+    """Invisible columns over the plot. A tooltip shows the values of the column under the pointer, without a script."""
     if not series:
         return
     edges = np.linspace(box.x[0], box.x[1], NUM_STRIPS + 1)

@@ -1,4 +1,5 @@
-"""A comparison in plain words: who is better, by how much, how sure, and how many more seeds would decide it."""
+"""The verdicts of a comparison as sentences: which group is better, by how much, how certain, and how many seeds would
+decide."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from runnel.track.numbers import short
 
 
 def sentence(first: str, second: str, found: Comparison, *, ends: tuple[float, float], unit: str, num_tasks: int = 1) -> str:
-    """One pair. `ends` are the IQMs of both."""
+    """The sentence about one pair. `ends` are the IQMs of both."""
     if found.better < 0:
         return _undecidable(first, second, found, ends)
     better, worse = (first, second) if found.better == 0 else (second, first)
@@ -25,8 +26,10 @@ def sentence(first: str, second: str, found: Comparison, *, ends: tuple[float, f
     much = f"a difference of {short(difference.value)} ({_bounds(difference) if enough else 'two seeds give no interval'})"
     shares = f" ({_shares(probability)})" if enough else ""
     sure = f"a run of {better} beats one of {worse} with probability {probability.value:.2f}{shares}"
-    if found.decided:
-        doubt = "" if difference.low > 0 or not enough else " How much better is open: the interval of the difference holds 0."
+    if found.decided:  # the rank test decides; a bootstrap interval of few seeds may still contain 0
+        doubt = (
+            "" if difference.low > 0 or not enough else " How much better is open: the interval of the difference contains 0."
+        )
         return f"{better} is better than {worse}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}.{doubt}"
     open_end = f"{better} looks better than {worse}, but it is not decided"
     return f"{open_end}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}. {_more(first, second, found)}"
@@ -70,7 +73,8 @@ def _shares(interval: Interval) -> str:
 
 
 def _p(value: float) -> str:
-    """
+    """A p-value as text.
+
     >>> _p(0.0288), _p(0.00001)
     ('0.029', 'below 0.001')
     """

@@ -1,6 +1,6 @@
 """Tables and figures as data: built once, then written as HTML, CSV, Markdown or LaTeX.
 
-A report's numbers lie beside it as CSV, one file for each table and figure, so that nobody has to read them off a picture.
+The numbers of a report lie beside it as CSV, one file for each table and figure. So nobody has to read them off a picture.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Cell = str | float | int | Interval | None
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is its file's name; a cell that is an `Interval` takes three columns of the CSV."""
+    """A table. `name` is the name of its file. A cell that is an `Interval` takes three columns of the CSV."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Table:
         return f"<h3>{text(self.title)}</h3>{html_table(self.head, cells, numbers=numbers)}{note}" if self.rows else ""
 
     def csv_rows(self) -> list[list[str]]:
-        """The header and the rows, numbers in full."""
+        """The header and the rows, with all digits of each number."""
         wide = [any(isinstance(row[i], Interval) for row in self.rows) for i in range(len(self.head))]
         head = [name for i, h in enumerate(self.head) for name in ([h, f"{h} low", f"{h} high"] if wide[i] else [h])]
         return [head, *([part for i, cell in enumerate(row) for part in _parts(cell, wide[i])] for row in self.rows)]
@@ -62,7 +62,8 @@ class Figure:
     note: str = ""
 
     def html(self, *, large: bool = True) -> str:
-        """One chart; a large one is drawn for a wide page and once more for a phone."""
+        """The figure as one chart. A large one is drawn twice, for a wide page and for a phone; the style sheet shows one of
+        them."""
         note = f'<p class="soft small">{text(self.note)}</p>' if self.note else ""
         if not large:
             return figure(self.svg(460, 220))
@@ -72,8 +73,7 @@ class Figure:
         return line_chart(self.series, title=self.title, x_label=self.x_label, y_label=self.y_label, width=width, height=height)
 
     def csv_rows(self, *, faint: bool = True) -> list[list[str]]:
-        """One row a point, as drawn: of a long line at most 600 points. `faint` lines (single runs behind their mean) on
-        request."""
+        """One row for each point that is drawn: of a long line at most 600. `faint` includes single runs behind their mean."""
         rows = [["figure", "series", self.x_label or "x", "value", "low", "high"]]
         for s in self.series:
             if len(s.x) and (faint or not s.faint):
@@ -82,7 +82,7 @@ class Figure:
 
 
 def shown(cell: Cell) -> str:
-    """A cell as people read it."""
+    """A cell as text for people."""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, Interval):
@@ -91,7 +91,7 @@ def shown(cell: Cell) -> str:
 
 
 def write_csv(folder: Path, name: str, rows: Iterable[Sequence[str]]) -> None:
-    """One file. A cell that a spreadsheet would take for a formula gets a quotation mark before it."""
+    """Write one CSV file. A cell that a spreadsheet would run as a formula gets a quotation mark in front."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[_plain(cell) for cell in row] for row in rows])
     try:
@@ -131,7 +131,7 @@ def _points(s: Series) -> list[list[str]]:
 
 
 def as_series(name: str, band: Band, runs: Sequence[Floats], color: int) -> Series:
-    """A curve with its band; without one where a task of `runs` [tasks][seeds, ...] has too few seeds for it."""
+    """A curve with its band. If a task of `runs` [tasks][seeds, ...] has too few seeds, the band is left out."""
     enough = resamples([len(task) for task in runs])
     low, high = (band.low, band.high) if enough else (None, None)
     return Series(name, band.x, band.value, low=low, high=high, color=color)

@@ -1,8 +1,9 @@
-"""Tuning seeds and test seeds are kept apart.
+"""Keeps tuning seeds and test seeds apart.
 
-Settings that were chosen because they did well on some seeds look better on those seeds than they are. So a trial of a study (a
-run tagged `tuning`) never enters a comparison, and neither does a later run on a seed that a study of the same recipe and task
-tuned on, unless one insists, and then the report says so. A study is a folder with a `study.json`, which names its seeds.
+Settings that were chosen for their scores on some seeds look better on those seeds than they are. So a trial of a study (a run
+tagged `tuning`) never enters a comparison. A later run on a seed that a study of the same recipe and task tuned on is refused;
+with `--allow-tuning-seeds` it is allowed, and the report says so. A study is a folder with a `study.json`, which lists its
+seeds.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.track.files import MAX_JSON, read_regular
+from runnel.track.folder import Row
 from runnel.track.history import History
 
 TAG, STUDY = "tuning", "study.json"
 PARENTS, BESIDE = 3, 2
-"""So many folders above a run may be a study's, and in so many of them a study may lie beside the run."""
+"""How many folders above a run are tested for a study, and in how many of them subfolders are tested, too."""
 
 
 @dataclass(frozen=True)
 class KnownStudy:
-    """What a comparison must know about a tuning study; an empty recipe or subject is not known, and matches any."""
+    """What a comparison must know about a tuning study. An empty recipe or subject is unknown, and matches any."""
 
     path: Path
     seeds: frozenset[int]
@@ -57,7 +58,8 @@ def find_studies(run: Path) -> list[KnownStudy]:
 
 
 def read_study(path: Path) -> KnownStudy | None:
-    """The study in a file; None if there is none, or none with seeds. What it does not say of itself, its first trial says."""
+    """The study in a file; None if there is none, or none with seeds. A missing recipe or subject is taken from its first
+    trial."""
     data = _json(path)
     seeds = data.get("seeds")
     if not isinstance(seeds, list):
@@ -72,7 +74,7 @@ def read_study(path: Path) -> KnownStudy | None:
 
 
 def check_seeds(runs: Sequence[tuple[History, str, int | None]], *, allow: bool) -> list[str]:
-    """Refuse runs (with task and seed) whose seed was tuned on; with `allow`, return what the report must say."""
+    """Refuse runs (with task and seed) whose seed was tuned on. With `allow`, return notices for the report instead."""
     tuned: dict[Path, list[tuple[str, int]]] = {}
     known: dict[Path, list[KnownStudy]] = {}
     for run, task, seed in runs:
@@ -105,7 +107,7 @@ def _fresh(known: dict[Path, list[KnownStudy]]) -> int:
     return next(seed for seed in itertools.count(1) if seed not in tuned)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Row:
     try:
         data = json.loads(read_regular(path, most=MAX_JSON))
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Groups of runs judged against each other: scores by task and seed, aggregates, curves, and every pair compared.
+"""Compares groups of runs: scores by task and seed, aggregates, curves, and a verdict on every pair.
 
-The numbers are those of `runnel.eval` (aggregates, profiles, compare); here they are taken from runs and put into tables and
-figures.
+`runnel.eval` computes the numbers (aggregates, profiles, compare). This file takes the scores from runs, and puts the results
+into tables and figures.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ NUM_THRESHOLDS = 100
 
 
 @dataclass
-class Judgement:
-    """What a comparison over seeds says: sentences first, then the numbers."""
+class Verdicts:
+    """The result of a comparison over seeds: sentences, notices, tables and figures."""
 
     names: list[str]
     tasks: list[str]
@@ -55,21 +55,21 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one group: for each task those of its runs, in the order of the runs."""
+    """The scores of one group: for each task its runs, and their scores in the same order."""
 
     name: str
     runs: Mapping[str, Sequence[History]]
     raw: Mapping[str, Array]
 
 
-def judge(
+def make_verdicts(
     collected: Collected,
     *,
     scores: How = "last",
     normalise: str | None = None,
     ranges: Mapping[str, Range] | None = None,
-) -> Judgement:
-    """Judge the groups. `normalise` None normalises several tasks, and leaves the scores of one as they are."""
+) -> Verdicts:
+    """Compare the groups. With `normalise` None, scores of several tasks are normalised, and those of a single task are not."""
     if scores not in HOWS:
         raise ConfigError("scores", scores, f"use one of {', '.join(HOWS)}")
     notices = list(collected.notices)
@@ -85,23 +85,26 @@ def judge(
     ended_early = [text for group in groups for runs in group.runs.values() for text in short_of(runs)]
     notices += [f"These runs did not spend their budget: {few(ended_early)}."] if ended_early else []
     found = _comparisons(groups, scaled)
-    judged = Judgement([g.name for g in groups], tasks or sorted({t for g in groups for t in g.raw}), unit, [], notices, [], [])
-    judged.comparisons = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
-    judged.sentences = _sentences(groups, scaled, found, unit)
-    judged.tables = [
+    verdicts = Verdicts(
+        [g.name for g in groups], tasks or sorted({t for g in groups for t in g.raw}), unit, [], notices, [], []
+    )
+    verdicts.comparisons = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
+    verdicts.sentences = _sentences(groups, scaled, found, unit)
+    verdicts.tables = [
         _aggregates(groups, scaled, known, tasks, unit),
-        _pairs(judged.comparisons),
+        _pairs(verdicts.comparisons),
         _by_task(groups),
         _every_score(groups, scaled),
     ]
     curves = efficiency([(g.name, {t: g.runs[t] for t in (tasks or g.runs)}) for g in groups], scaled.ranges, unit)
-    judged.figures = [*([curves] if curves else []), _profile(groups, scaled, tasks, unit)]
-    return judged
+    verdicts.figures = [*([curves] if curves else []), _profile(groups, scaled, tasks, unit)]
+    return verdicts
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How raw scores become those that are compared: by ranges, or as they are."""
+    """Scales raw scores to those that are compared: (score - low) / (high - low) by task; tasks without a range stay as they
+    are."""
 
     ranges: Mapping[str, Range]
 
@@ -114,7 +117,7 @@ class Scale:
 
 
 def score_of(run: History, how: How) -> float | None:
-    """One number for a run, or None if it has none that is finite."""
+    """The score of a run; None if it has no finite one."""
     if how == "eval":
         rows, _ = read_evals(run.folder.path)
         return float(rows[-1]["mean"]) if rows and is_number(rows[-1].get("mean")) else None
@@ -193,11 +196,11 @@ def _seed_notices(groups: Sequence[Scored]) -> list[str]:
     for group in groups:
         counts = [len(values) for values in group.raw.values()]
         if min(counts) == 1:
-            notices.append(f"{group.name} has one seed only: it has no interval, and decides nothing. Run at least 4.")
+            notices.append(f"{group.name} has only one seed: it has no interval, and nothing can be decided. Run at least 4.")
         elif min(counts) < FEW_SEEDS:
-            narrow = "those of a bootstrap (IQM, differences, bands) are too narrow"
+            narrow = "bootstrap intervals (IQM, differences, bands) are too narrow"
             if not resamples(counts):
-                narrow = "of a bootstrap (IQM, differences, bands) there is none: it would be their minimum and maximum"
+                narrow = "no bootstrap interval (IQM, differences, bands) is shown: it would be their minimum and maximum"
             notices.append(f"{group.name} has {min(counts)} seeds, {few_seeds(min(counts))}; {narrow}.")
         if min(counts) != max(counts):
             span = f"{min(counts)} to {max(counts)}"
@@ -206,7 +209,8 @@ def _seed_notices(groups: Sequence[Scored]) -> list[str]:
 
 
 def _comparisons(groups: Sequence[Scored], scale: Scale) -> dict[tuple[int, int], Comparison]:
-    """Every pair on the tasks that both have; all pairs are corrected together where they share them all."""
+    """Compare every pair on the tasks that both have. If all groups share tasks, p-values are corrected for all pairs
+    together."""
     found: dict[tuple[int, int], Comparison] = {}
     everyone = [task for task in groups[0].raw if all(task in g.raw for g in groups)]
     if everyone:
@@ -235,7 +239,7 @@ def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int,
 
 
 def _alone(group: Scored, scale: Scale, unit: str) -> str:
-    """A group that has nothing to be compared with."""
+    """The sentence about a single group."""
     scores = scale.of(group, list(group.raw))
     found, num = aggregate(scores, ["iqm"])["iqm"], sum(map(len, scores))
     sure = f" (95 % interval {short(found.low)} to {short(found.high)})" if min(map(len, scores)) > 1 else ""

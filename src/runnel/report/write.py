@@ -1,10 +1,9 @@
-"""report.html: everything about one run, or several side by side, in one file that opens without a network."""
+"""Writes report.html: one run, or several side by side, in one file that opens without a network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +12,14 @@ from runnel.eval.reference import Range
 from runnel.report.accounts import accounting, accounting_table, imbalances
 from runnel.report.collect import Collected
 from runnel.report.comparison import GOOD, comparison_page, csv_folder, run_rows
-from runnel.report.curves import Charts, groups, make_charts, return_name
+from runnel.report.curves import Charts, by_label, make_charts, return_name
 from runnel.report.page import definitions, fact, fold, notices, page, section, text, tree
 from runnel.report.page import table as html_table
 from runnel.report.plots import NUM_COLORS
 from runnel.report.tables import Cell, Table, write_csv
-from runnel.report.verdicts import How, Judgement, judge
+from runnel.report.verdicts import How, Verdicts, make_verdicts
 from runnel.track.files import replace_file
+from runnel.track.folder import Row
 from runnel.track.history import History, is_number, load_history, share_axis
 from runnel.track.numbers import num_bytes, seconds, short
 
@@ -27,9 +27,9 @@ NUM_SAMPLES = 6
 
 
 def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
-    """Write the report of one run (into its folder) or of several (beside the first), and return its path.
+    """Write the report of one run (into its folder) or of several (beside the first). Returns its path.
 
-    The numbers of its tables and figures lie beside it as CSV: `report.html` and `report_csv/`.
+    The numbers of its tables and figures are written beside it as CSV: `report_csv/` for `report.html`.
     """
     if not run_dirs:
         raise ConfigError("run", [], "give at least one run folder")
@@ -37,7 +37,7 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) 
     first = runs[0].folder
     default = first.report if len(runs) == 1 else first.path.resolve().parent / "comparison.html"
     target = Path(out) if out is not None else default
-    by = groups(runs)
+    by = by_label(runs)
     share_axis(runs)
     charts = make_charts(runs, by)
     html = _single(runs[0], target, charts) if len(runs) == 1 else comparison_page(runs, target, charts, by_label=by)
@@ -53,20 +53,20 @@ def write_comparison(
     scores: How = "last",
     normalise: str | None = None,
     ranges: Mapping[str, Range] | None = None,
-) -> Judgement:
-    """Write the report of groups of runs, judged over their seeds, and return what it says."""
-    judged = judge(collected, scores=scores, normalise=normalise, ranges=ranges)
+) -> Verdicts:
+    """Write the report of groups of runs, compared over their seeds. Returns the verdicts."""
+    verdicts = make_verdicts(collected, scores=scores, normalise=normalise, ranges=ranges)
     by = collected.lines()
     runs = [run for members in by.values() for run in members]
     share_axis(runs)
     target, charts = Path(out), make_charts(runs, by)
-    _write(target, comparison_page(runs, target, charts, by_label=by, judged=judged))
+    _write(target, comparison_page(runs, target, charts, by_label=by, verdicts=verdicts))
     _write_numbers(runs, charts, csv_folder(target))
-    for table in judged.tables:
+    for table in verdicts.tables:
         write_csv(csv_folder(target), table.name, table.csv_rows())
-    for figure in judged.figures:
+    for figure in verdicts.figures:
         write_csv(csv_folder(target), figure.name, figure.csv_rows())
-    return judged
+    return verdicts
 
 
 def _write(target: Path, html: str) -> None:
@@ -80,7 +80,7 @@ def _write(target: Path, html: str) -> None:
 
 
 def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> None:
-    """Every chart in one long table, and each table of the page."""
+    """Write all charts as one long table, and each table of the page."""
     write_csv(folder, "curves", charts.csv_rows())
     tables = [run_rows(runs), accounting_table(runs)]
     tables += [_evaluations(runs[0]), _stages(runs[0])] if len(runs) == 1 else []
@@ -131,7 +131,7 @@ def _header(run: History) -> str:
 
 
 def _headline(run: History) -> str:
-    """The last evaluation; training returns are no substitute, and are labelled as what they are."""
+    """The last evaluation. If there is none, the last training return, labelled as such: it is no substitute."""
     if run.evals:
         row = run.evals[-1]
         return fact(short(row.get("mean")), _eval_words(row), lead=True)
@@ -143,7 +143,7 @@ def _headline(run: History) -> str:
     return fact(short(float(known[-1])), f"last training {name}; no evaluation yet", lead=True)
 
 
-def _eval_words(row: Mapping[str, Any]) -> str:
+def _eval_words(row: Row) -> str:
     words = "evaluation"
     if is_number(row.get("low")) and is_number(row.get("high")):
         words += f", 95 % interval {short(row['low'])} to {short(row['high'])}"
@@ -198,7 +198,7 @@ def _span(spent: float) -> str:
 
 
 def _samples(run: History) -> str:
-    """What the model wrote: at the last evaluation, and over training from first to last."""
+    """Completions of the model: at the last evaluation, and the first and the last ones in training."""
     evaluated = [s for s in (run.evals[-1].get("samples", []) if run.evals else []) if _is_sample(s)]
     trained = [s for s in run.samples if _is_sample(s)]
     parts = []
@@ -214,11 +214,11 @@ def _samples(run: History) -> str:
     return "".join(parts)
 
 
-def _is_sample(sample: Any) -> bool:
+def _is_sample(sample: object) -> bool:
     return isinstance(sample, Mapping) and "completion" in sample
 
 
-def _sample(sample: Mapping[str, Any]) -> str:
+def _sample(sample: Row) -> str:
     reward = sample.get("reward")
     shown = f'<span class="reward">reward {short(reward)}</span>' if is_number(reward) else ""
     version = f' <span class="soft small">version {text(sample["version"])}</span>' if "version" in sample else ""

@@ -27,6 +27,7 @@ from runnel.run.best import BestParams
 from runnel.run.events import Event, PolicyNow, checked_metrics, no_policy
 from runnel.run.version_counts import VersionCounts
 from runnel.track.collapse import Watcher
+from runnel.track.cut import FileMark
 from runnel.track.folder import RunFolder
 from runnel.track.groups import GroupFile
 from runnel.track.live import LiveView
@@ -106,7 +107,7 @@ class Ledger:
         """Whether the disk takes no rows any more. That was raised, once; what is said after it has no place to go."""
         self._kept: list[Row] | None = None
         """Rows that wait while files are left alone."""
-        self._marks_to_cut: dict[str, dict[str, Any]] = {}
+        self._marks_to_cut: dict[str, FileMark] = {}
         self._callbacks = callbacks or Callbacks()
         self._stop_return, self._watcher, self._stop_on = stop_return, watcher, stop_on
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -518,7 +519,7 @@ class Ledger:
             self.cut()
 
 
-def marks_of(state: State) -> dict[str, dict[str, Any]]:
+def marks_of(state: State) -> dict[str, FileMark]:
     """Where the files ended when the ledger was saved. Older checkpoints have no digests."""
     digests = state.get("digests", {})
     return {name: {"offset": offset, "digest": digests.get(name)} for name, offset in state["offsets"].items()}

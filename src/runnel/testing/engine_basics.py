@@ -1,4 +1,4 @@
-"""What every engine must do with requests: answer each once, in any company, and stop, wait or start again when told."""
+"""Checks of an engine's requests: one reply each, whatever else runs; abort, pause, versions and snapshots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runnel.testing.expect import raises
 
 
 def check_replies(case: EngineCase) -> None:
-    """Each request gets one reply, in rows of the right shape."""
+    """Each request gets one reply, with rows of the right shape."""
     with case.engine() as engine:
         engine.submit([ask(i, p) for i, p in enumerate(case.prompts)])
         assert engine.pending() == len(case.prompts), "pending() must count what was submitted"
@@ -50,7 +50,7 @@ def check_limits(case: EngineCase) -> None:
 
 
 def check_seeds(case: EngineCase) -> None:
-    """The same seed gives the same completion, in a fresh engine and beside anyone; other seeds give others."""
+    """The same seed gives the same completion, in a fresh engine and beside any requests. Other seeds give others."""
     with case.engine() as engine:
         alone = answer(engine, [ask(0, case.prompts[0], seed=5)])[0]
         many = answer(engine, [ask(i, case.prompts[0], seed=100 + i) for i in range(16)])
@@ -62,7 +62,7 @@ def check_seeds(case: EngineCase) -> None:
 
 
 def check_order(case: EngineCase) -> None:
-    """Continuous batching: nobody waits for a long neighbour."""
+    """Continuous batching: a short request does not wait for a long one."""
     with case.engine() as engine:
         engine.submit([ask(0, case.prompts[0], seed=long_seed(engine, case.prompts[0]))])
         engine.step()
@@ -71,7 +71,7 @@ def check_order(case: EngineCase) -> None:
 
 
 def check_refusals(case: EngineCase) -> None:
-    """What can never be answered is refused when it is submitted, and nothing of it is taken."""
+    """A request that can never be answered is refused by `submit`, with all others of that call."""
     with case.engine() as engine:
         long = [1] * engine.max_length
         for bad in (ask(0, long), ask(0, []), ask(0, case.prompts[0], max_tokens=0)):
@@ -81,7 +81,7 @@ def check_refusals(case: EngineCase) -> None:
 
 
 def check_abort(case: EngineCase) -> None:
-    """Waiting and running requests can be taken back, and their room is free again."""
+    """Waiting and running requests can be aborted, and their room is free again."""
     with case.engine() as engine:
         seed = long_seed(engine, case.prompts[0])
         engine.submit([ask(0, case.prompts[0], seed=seed), ask(1, case.prompts[1])])
@@ -96,7 +96,7 @@ def check_abort(case: EngineCase) -> None:
 
 
 def check_pause(case: EngineCase) -> None:
-    """`pause` holds everything, `resume` goes on as if nothing had been."""
+    """`pause` stops all work, and `resume` goes on without a difference."""
     with case.engine() as engine:
         seed = long_seed(engine, case.prompts[0])
         expected = answer(engine, [ask(0, case.prompts[0], seed=seed)])[0]
@@ -112,7 +112,7 @@ def check_pause(case: EngineCase) -> None:
 
 
 def check_versions(case: EngineCase) -> None:
-    """Tokens carry the version that made them; a request for an exact version waits for it."""
+    """Tokens carry the version that sampled them. A request for an exact version waits for it."""
     version, prompts = case.params.version, case.prompts
     with case.engine() as engine:
         seed = long_seed(engine, prompts[0])
@@ -131,7 +131,7 @@ def check_versions(case: EngineCase) -> None:
 
 
 def check_exact_version_held(case: EngineCase) -> None:
-    """A running request that asked for an exact version is never given another one."""
+    """A running request for an exact version never gets another one."""
     version = case.params.version
     with case.engine() as engine:
         seed = long_seed(engine, case.prompts[0])
@@ -142,7 +142,7 @@ def check_exact_version_held(case: EngineCase) -> None:
 
 
 def check_snapshot(case: EngineCase) -> None:
-    """A restored engine answers what the first one would have answered."""
+    """A restored engine gives the replies that the first one would have given."""
     with case.engine() as engine:
         engine.submit([ask(i, p) for i, p in enumerate(case.prompts)])
         engine.step()
@@ -159,7 +159,7 @@ def check_snapshot(case: EngineCase) -> None:
 
 
 def check_wrong_params(case: EngineCase) -> None:
-    """Parameters with other names are refused, and the engine goes on with those it has."""
+    """Parameters with other names are refused, and the engine goes on with its present ones."""
     names = list(case.params.params)
     missing = ParamSet(case.params.version + 1, {n: case.params.params[n] for n in names[1:]}, shared=case.params.shared)
     with case.engine() as engine:
@@ -180,4 +180,4 @@ BASICS: Mapping[str, Callable[[EngineCase], None]] = {
     "exact version": check_exact_version_held,
     "snapshot": check_snapshot,
 }
-"""The single properties by name: requests, versions and state."""
+"""Properties by name: requests, versions and state."""

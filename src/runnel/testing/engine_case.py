@@ -1,21 +1,20 @@
-"""What the checks of an engine share: the engine under test, its parameters, and how it is asked."""
+"""The engine under test with its parameters, and how the checks ask it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.contracts.params import ParamSet
-from runnel.llm.engines.requests import SamplingConfig, make_request
+from runnel.llm.engines.requests import Engine, SamplingConfig, make_request
 
 Logprobs = Callable[[Mapping[str, Tensor], Sequence[int]], Tensor]
-"""`logprobs(params, tokens) -> [n, vocabulary]`: a plain forward pass at temperature 1; row i is about the token behind i."""
+"""`logprobs(params, tokens) -> [n, vocabulary]`: a plain forward pass at temperature 1; row i predicts token i + 1."""
 MAX_TOKENS = 8
 
 
@@ -23,7 +22,7 @@ MAX_TOKENS = 8
 class EngineCase:
     """An engine to check; the fields are the arguments of `check_engine`."""
 
-    make: Callable[[], Any]
+    make: Callable[[], Engine]
     params: ParamSet
     prompts: Sequence[Sequence[int]]
     logprobs: Logprobs | None = None
@@ -32,8 +31,8 @@ class EngineCase:
     tolerance: float = 1e-5
 
     @contextmanager
-    def engine(self) -> Iterator[Any]:
-        """A fresh engine with the parameters loaded; only one is in use at a time."""
+    def engine(self) -> Iterator[Engine]:
+        """A fresh engine with the parameters loaded. Only one exists at a time."""
         engine = self.make()
         try:
             engine.load_params(self.params)
@@ -55,13 +54,14 @@ class EngineCase:
         return ParamSet(version, self.params.params, shared=self.params.shared)
 
     def reference(self, params: Mapping[str, Tensor], prompt: Sequence[int], tokens: Sequence[int], heat: float) -> Tensor:
-        """Log-probabilities `[m, vocabulary]` at temperature `heat` of each of `tokens` behind `prompt`."""
+        """Log-probabilities `[m, vocabulary]` at temperature `heat` for the `m` places of `tokens` after `prompt`."""
         assert self.logprobs is not None
         rows = self.logprobs(params, [*prompt, *tokens])[len(prompt) - 1 : -1]
         return torch.log_softmax(rows.double() / heat, dim=-1)
 
     def same(self, a: Reply, b: Reply) -> bool:
-        """Equal bit for bit; an engine that is not exact may differ by rounding in its log-probabilities."""
+        """Whether two replies are equal bit for bit, except for the rounding of log-probabilities in an engine that is not
+        exact."""
         if a.rows.keys() != b.rows.keys():
             return False
         return all(self._same_row(name, a.rows[name], b.rows[name]) for name in a.rows)
@@ -81,14 +81,14 @@ def ask(
     version: int = -1,
     sampling: SamplingConfig | None = None,
 ) -> Request:
-    """A request; its seed is its id unless told."""
+    """Make a request. Its seed is its id unless given."""
     return make_request(
         id, tokens, seed=id if seed is None else seed, max_tokens=max_tokens, sampling=sampling, version=version
     )
 
 
-def drain(engine: Any, limit: int = 1000) -> list[Reply]:
-    """All replies, in the order in which they came."""
+def drain(engine: Engine, limit: int = 1000) -> list[Reply]:
+    """Step until nothing is pending. Returns all replies in the order of their completion."""
     replies: list[Reply] = []
     for _ in range(limit):
         replies += engine.step()
@@ -97,21 +97,21 @@ def drain(engine: Any, limit: int = 1000) -> list[Reply]:
     raise AssertionError(f"{engine.pending()} requests are pending after {limit} steps")
 
 
-def answer(engine: Any, requests: Sequence[Request]) -> list[Reply]:
-    """The replies to `requests`, in their order."""
+def answer(engine: Engine, requests: Sequence[Request]) -> list[Reply]:
+    """Submit `requests` and return their replies in the same order."""
     engine.submit(requests)
     found = {r.id: r for r in drain(engine)}
     return [found[r.id] for r in requests]
 
 
 def tokens_of(reply: Reply) -> list[int]:
-    """The completion."""
+    """The tokens of a completion."""
     found: list[int] = reply.rows["tokens"].tolist()
     return found
 
 
-def long_seed(engine: Any, prompt: Sequence[int]) -> int:
-    """A seed whose completion is longer than four tokens, so that there is something to overtake or to cut."""
+def long_seed(engine: Engine, prompt: Sequence[int]) -> int:
+    """A seed whose completion is longer than four tokens, so that a later request can overtake it or a stop can cut it."""
     for first in range(0, 100, 4):
         replies = answer(engine, [ask(seed, prompt, seed=seed) for seed in range(first, first + 4)])
         for seed, reply in enumerate(replies, start=first):

@@ -1,4 +1,4 @@
-"""What an engine must do with a distribution: sample inside the limits, stop where told, and tell the truth about it.
+"""Checks of an engine's sampling: limits, stops, and log-probabilities that are true.
 
 Log-probabilities are compared with a plain forward pass, where the caller gives one.
 """
@@ -18,12 +18,12 @@ from runnel.testing.engine_case import MAX_TOKENS, EngineCase, answer, ask, drai
 from runnel.testing.expect import raises
 
 SLACK = 1e-4
-"""Relative room for rounding where a token lies on the edge of a limit."""
+"""Relative tolerance for rounding where a token lies at the edge of a limit."""
 NUM_SEEDS = 24
 
 
 def check_greedy(case: EngineCase) -> None:
-    """Temperature 0 takes the likeliest token, and so does a choice among one; the seed then means nothing."""
+    """Temperature 0 and top_k 1 take the likeliest token, whatever the seed."""
     with case.engine() as engine:
         greedy = answer(engine, [ask(i, case.prompts[0], sampling=SamplingConfig(0.0)) for i in (1, 2)])
         only = answer(engine, [ask(3, case.prompts[0], sampling=SamplingConfig(1.3, top_k=1))])[0]
@@ -37,7 +37,7 @@ def check_greedy(case: EngineCase) -> None:
 
 
 def check_logprobs(case: EngineCase) -> None:
-    """`logprob` is the model's, at the sampling temperature."""
+    """`logprob` is that of the model at the sampling temperature."""
     if case.logprobs is None:
         return
     with case.engine() as engine:
@@ -57,7 +57,7 @@ def _check_logprob(
 
 
 def check_truncation(case: EngineCase) -> None:
-    """Tokens come from inside the limits; `logprob` is that before the limits, `sampling_logprob` the one inside."""
+    """Tokens lie inside the limits. `logprob` is from before the limits, `sampling_logprob` from inside them."""
     limits = (SamplingConfig(1.5, top_k=3), SamplingConfig(1.5, top_p=0.5), SamplingConfig(1.5, min_p=0.4))
     with case.engine() as engine:
         for sampling in limits:
@@ -84,7 +84,7 @@ def _check_limited(case: EngineCase, prompt: list[int], reply: Reply, sampling: 
 
 
 def allowed(probs: Tensor, sampling: SamplingConfig, edge: float) -> Tensor:
-    """Which tokens `[vocabulary]` one limit allows; `edge` above 1 takes in those on the edge.
+    """Tokens `[vocabulary]` that one limit allows. An `edge` above 1 includes those at the edge.
 
     >>> probs = torch.tensor([0.5, 0.3, 0.2])
     >>> allowed(probs, SamplingConfig(top_p=0.6), 1.0).tolist(), allowed(probs, SamplingConfig(min_p=0.5), 1.0).tolist()
@@ -100,7 +100,7 @@ def allowed(probs: Tensor, sampling: SamplingConfig, edge: float) -> Tensor:
 
 
 def check_distribution(case: EngineCase) -> None:
-    """First tokens of many seeds are as likely as the model says: their mean log-probability is minus its entropy."""
+    """First tokens of many seeds follow the model: their mean log-probability is minus its entropy."""
     if case.logprobs is None:
         return
     num = 200
@@ -130,7 +130,7 @@ def check_stop_tokens(case: EngineCase) -> None:
 
 
 def check_stop_texts(case: EngineCase) -> None:
-    """A stop text ends a completion as soon as it is complete, over the edges of tokens too."""
+    """A stop text ends a completion as soon as it is complete, also where it spans several tokens."""
     if case.decode is None:
         return
     with case.engine() as engine:
@@ -145,7 +145,7 @@ def check_stop_texts(case: EngineCase) -> None:
 
 
 def check_streaming(case: EngineCase) -> None:
-    """`so_far` shows a running completion's tokens, never one that is taken back."""
+    """`so_far` returns a running completion's tokens, never one that is removed later."""
     with case.engine() as engine:
         seed = long_seed(engine, case.prompts[0])
         whole = tokens_of(answer(engine, [ask(0, case.prompts[0], seed=seed)])[0])
@@ -163,7 +163,7 @@ def check_streaming(case: EngineCase) -> None:
 
 
 def check_new_weights(case: EngineCase) -> None:
-    """New values really arrive: log-probabilities afterwards are those of the new model, and the old ones come back."""
+    """New parameters are used: log-probabilities become those of the new model, and with the old parameters the old ones."""
     version = case.params.version
     with case.engine() as engine:
         first = answer(engine, [ask(0, case.prompts[0])])[0]
@@ -187,7 +187,7 @@ def check_new_weights(case: EngineCase) -> None:
 
 
 def check_given_tokens(case: EngineCase) -> None:
-    """`logprobs` tells those of any tokens, by the weights of now, and nobody who runs notices."""
+    """`logprobs` returns those of any tokens under the present weights, and does not affect running requests."""
     version, prompts = case.params.version, case.prompts
     with case.engine() as engine:
         seed = long_seed(engine, prompts[0])
@@ -218,7 +218,7 @@ def check_given_tokens(case: EngineCase) -> None:
 
 
 def check_close(case: EngineCase) -> None:
-    """`close` may come at any moment, and twice."""
+    """`close` may be called at any time, and twice."""
     with case.engine() as engine:
         engine.submit([ask(0, case.prompts[0], MAX_TOKENS)])
         engine.step()
@@ -237,4 +237,4 @@ SAMPLING: Mapping[str, Callable[[EngineCase], None]] = {
     "given tokens": check_given_tokens,
     "close": check_close,
 }
-"""The single properties by name: distributions, stops, streaming, weights, the end."""
+"""Properties by name: distributions, stops, streaming, weights, the end."""

@@ -1,21 +1,21 @@
-"""The contract of an engine, as a check that any engine's author can run."""
+"""The contract check of language-model engines, for their authors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from runnel.core.contracts.params import ParamSet
+from runnel.llm.engines.requests import Engine
 from runnel.testing.engine_basics import BASICS, check_wrong_params
 from runnel.testing.engine_case import EngineCase, Logprobs
 from runnel.testing.engine_sampling import SAMPLING
 
 PROPERTIES: Mapping[str, Callable[[EngineCase], None]] = {**BASICS, "wrong parameters": check_wrong_params, **SAMPLING}
-"""The whole contract, one check a name."""
+"""The whole contract: checks by name."""
 
 
 def check_engine(
-    make_engine: Callable[[], Any],
+    make_engine: Callable[[], Engine],
     params: ParamSet,
     *,
     prompts: Sequence[Sequence[int]],
@@ -27,14 +27,14 @@ def check_engine(
 ) -> None:
     """Raise `AssertionError` with a reason if an engine breaks its contract.
 
-    `make_engine` returns an engine without requests and with room for at least two at once; it is closed before the next one
-    is made, so an engine that is slow to start may be handed out again, emptied. `params` is a version to load; `prompts` are
-    at least three token sequences that it can complete with eight tokens more.
+    `make_engine` returns an engine without requests and with room for at least two at once. It is closed before the next one is
+    made, so an engine that starts slowly may be returned again, emptied. `params` is a version to load. `prompts` are at least
+    three token sequences, each of which it can complete with eight tokens.
 
-    Without `logprobs` (a plain forward pass) log-probabilities are checked only against each other; without `decode` (the one
-    that the engine has) stop texts are not checked. The one weakness an engine may declare: `exact=False` says that its
-    log-probabilities move by rounding, up to `tolerance`, with its neighbours and when a completion is taken up again (its
-    keys and values are computed anew). Its tokens must be the same even then.
+    Without `logprobs` (a plain forward pass) log-probabilities are compared only with each other. Without `decode` (the
+    engine's own) stop texts are not checked. `exact=False` declares that log-probabilities change by rounding, up to
+    `tolerance`, with the other requests in a batch and when a completion is resumed (its keys and values are computed again).
+    Its tokens must be the same even then.
     """
     case = EngineCase(make_engine, params, prompts, logprobs, decode, exact, tolerance)
     for name, check in properties.items():

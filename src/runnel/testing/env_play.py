@@ -1,39 +1,42 @@
-"""Playing an environment with suspicion: every call is guarded, every value looked at, and what happened is written down."""
+"""Plays an environment for its check: guards every call, checks every value, and records the history."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runnel.core.action_codec import env_action, flat_mask, mask_parts
 from runnel.core.spaces import ActionSpec
-from runnel.envs.spaces import MASK, action_spec, mask_in_obs
+from runnel.envs.spaces import MASK, Action, Info, Obs, action_spec, mask_in_obs
 from runnel.testing.env_report import EnvReport
 from runnel.testing.env_values import check_outcome, check_size, check_value
 
+if TYPE_CHECKING:
+    import gymnasium as gym
+
 SEED = 12345
-History = dict[str, Any]
-"""What one reset or step gave, by name, in a form that compares exactly."""
-Seen = tuple[Any, dict[str, Any]]
+History = dict[str, object]
+"""The results of one reset or step, by name, in a form that compares exactly."""
+Seen = tuple[Obs, Info]
 """An observation and its info."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """One episode that ended: its number of steps, and how."""
+    """A finished episode: its number of steps, and whether it was terminated."""
 
     length: int
     terminated: bool
 
 
 class Player:
-    """Plays `env` with random actions and tells `report` what it sees; with `record` it keeps a history to compare."""
+    """Plays `env` with random actions and adds findings to `report`. With `record` it keeps a history to compare."""
 
-    def __init__(self, env: Any, report: EnvReport, *, record: bool = True) -> None:
+    def __init__(self, env: gym.Env, report: EnvReport, *, record: bool = True) -> None:
         self.env, self.report, self._record = env, report, record
         self.history: list[History] = []
         self.episodes: list[Ended] = []
@@ -47,9 +50,9 @@ class Player:
     def play(
         self, num_steps: int, *, seed: int = SEED, same_seed: bool = True, until: Callable[[], bool] = lambda: False
     ) -> list[History]:
-        """`num_steps` steps from a reset, through the ends of episodes; returns what happened.
+        """Play `num_steps` steps from a reset on, over several episodes. Returns the history.
 
-        With `same_seed` every episode has the same seed. `until` may end it before.
+        With `same_seed` every episode has the same seed. The play stops early at an episode's end where `until()` is true.
         """
         self.env.action_space.seed(seed)
         rng, self.history = np.random.default_rng(seed), []
@@ -64,7 +67,7 @@ class Player:
         return self.history
 
     def go_on(self, start: Seen, num_steps: int) -> tuple[list[History], Seen]:
-        """From `start`, where the environment is, with actions that depend on `SEED` alone, until an episode ends."""
+        """Go on from `start`, the present state, until an episode ends. The actions depend on `SEED` only."""
         self.env.action_space.seed(SEED)
         rng, self.history, self._kept = np.random.default_rng(SEED), [], []
         obs, info = start
@@ -75,7 +78,7 @@ class Player:
         return self.history, (obs, info)
 
     def reset(self, seed: int) -> Seen:
-        """A guarded reset."""
+        """Reset, and check the result."""
         try:
             result = self.env.reset(seed=seed)
         except (Exception, SystemExit) as error:
@@ -91,8 +94,8 @@ class Player:
             self.history.append({"first observation": digest(obs)})
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, dict[str, Any], bool]:
-        """A guarded step: what is seen next, its info, and whether the episode ended."""
+    def step(self, action: Action) -> tuple[Obs, Info, bool]:
+        """Step, and check the result. Returns observation, info, and whether the episode ended."""
         self._length += 1
         self.report.num_steps += 1
         try:
@@ -119,15 +122,15 @@ class Player:
                 self._check_last_mask(obs, info)
         return obs, info, over
 
-    def _check_last_mask(self, obs: Any, info: Mapping[str, Any]) -> None:
-        """A truncated episode is bootstrapped from what its last observation allows."""
+    def _check_last_mask(self, obs: Obs, info: Info) -> None:
+        """Check the mask at a truncation: learners bootstrap from the actions that it allows."""
         raw = self._raw_mask(obs, info)
         if raw is None:
             text = "the info of a step that truncates has no action_mask; learners go on from there: put one into every info"
             raise self.report.stop("mask", text)
         self._mask(raw)
 
-    def _look(self, obs: Any) -> None:
+    def _look(self, obs: Obs) -> None:
         space = self.env.observation_space
         check_value(space, obs, "the observation", self.report)
         check_size(space, obs, self.report)
@@ -139,8 +142,8 @@ class Player:
             self.report.warn("memory", text)
         self._kept = [(array, array.copy()) for array in arrays(obs)]
 
-    def _action(self, obs: Any, info: Mapping[str, Any], rng: np.random.Generator) -> Any:
-        """A random action that the mask, if there is one, allows."""
+    def _action(self, obs: Obs, info: Info, rng: np.random.Generator) -> Action:
+        """A random action, one that the mask allows if there is a mask."""
         raw = self._raw_mask(obs, info)
         if self._masked is None:
             self._masked = raw is not None
@@ -154,10 +157,10 @@ class Player:
         row = random_action(self._spec, mask, rng)
         return self._to_env(row)
 
-    def _raw_mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
+    def _raw_mask(self, obs: Obs, info: Info) -> object:
         return obs.get(MASK) if self._mask_in_obs and isinstance(obs, Mapping) else info.get(MASK)
 
-    def _mask(self, raw: Any) -> np.ndarray:
+    def _mask(self, raw: object) -> np.ndarray:
         report, size = self.report, self._spec.mask_size
         if not size:
             raise report.stop("mask", "an action_mask needs something discrete to choose from; drop the mask or the Box")
@@ -187,16 +190,16 @@ def random_action(spec: ActionSpec, mask: np.ndarray, rng: np.random.Generator) 
     return np.asarray(numbers)
 
 
-def arrays(value: Any) -> list[np.ndarray]:
-    """Every numpy array inside a nested value."""
+def arrays(value: object) -> list[np.ndarray]:
+    """All numpy arrays inside a nested value."""
     if isinstance(value, np.ndarray):
         return [value]
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
     return [array for part in inner for array in arrays(part)]
 
 
-def digest(value: Any) -> Any:
-    """A value in a form that compares exactly: NaN equals NaN, and no memory is shared."""
+def digest(value: object) -> object:
+    """A form of `value` that compares exactly (NaN equals NaN) and shares no memory with it."""
     if isinstance(value, Mapping):
         return {key: digest(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
@@ -207,7 +210,7 @@ def digest(value: Any) -> Any:
 
 
 def difference(first: list[History], second: list[History]) -> str | None:
-    """In words, what first differs between two histories; None where they are the same."""
+    """The first difference between two histories, in words; None if they are equal."""
     step = 0
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         step += "reward" in a
@@ -220,16 +223,16 @@ def difference(first: list[History], second: list[History]) -> str | None:
 
 
 def step_seconds(player: Player, num_steps: int) -> tuple[list[History], float]:
-    """The history of a play, and the seconds one of its steps took."""
+    """The history of a play, and the seconds of one step."""
     start = time.perf_counter()
     history = player.play(num_steps)
     return history, (time.perf_counter() - start) / max(num_steps, 1)
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     try:
         return bool(value)
-    except ValueError:  # an array of several: said by check_outcome, and no end
+    except ValueError:  # an array of several flags: `check_outcome` has reported it
         return False
 
 

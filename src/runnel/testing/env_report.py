@@ -1,4 +1,4 @@
-"""What `check_env` found, by weight: errors stop or spoil a run, warnings may, hints are worth a thought."""
+"""The findings of `check_env`: errors stop or spoil a run, warnings may do so, hints are possible improvements."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _WIDTH = 118
 
 
 class BrokenEnvError(Exception):
-    """The environment cannot be played on; the report says why."""
+    """The environment cannot be played any further; the report has the reason."""
 
 
 class EnvReport(list[str]):
-    """The errors of an environment, a sentence each, with the fix: an empty list is a pass.
+    """The errors of an environment, one text each, with the fix. An empty list is a pass.
 
-    `warnings` and `hints` stand beside them and fail nothing. `print(report)` shows all three.
+    `warnings` and `hints` do not fail the check. `print(report)` shows all three.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,25 +23,25 @@ class EnvReport(list[str]):
         self.warnings: list[str] = []
         self.hints: list[str] = []
         self.num_steps = 0
-        """Steps played in all."""
+        """Number of steps played."""
         self.num_episodes = 0
-        """Episodes that ended."""
+        """Number of episodes that ended."""
         self._said: set[str] = set()
 
     def error(self, topic: str, text: str) -> None:
-        """A run would stop, or learn something false. Of each topic only the first finding is kept."""
+        """Add an error: a run would stop, or learn something false. Only the first finding of each topic is kept."""
         self._add(self, topic, text)
 
     def warn(self, topic: str, text: str) -> None:
-        """Often a mistake, but not always."""
+        """Add a warning: often a mistake, but not always."""
         self._add(self.warnings, topic, text)
 
     def hint(self, topic: str, text: str) -> None:
-        """Works, and could work better."""
+        """Add a hint: it works, and could work better."""
         self._add(self.hints, topic, text)
 
     def stop(self, topic: str, text: str) -> BrokenEnvError:
-        """An error after which there is no playing on; raise what it returns."""
+        """Add an error after which the play cannot go on. The caller raises the returned exception."""
         self.error(topic, text)
         return BrokenEnvError(text)
 

@@ -1,22 +1,25 @@
-"""Single values of an environment held against its spaces: observations, rewards, flags, and how spaces are made."""
+"""Checks single values of an environment against its spaces: observations, rewards and flags. Also looks at the spaces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runnel.core.spaces import channel_axis
 from runnel.testing.env_report import EnvReport
 
+if TYPE_CHECKING:
+    import gymnasium as gym
+
 _HUGE = 1e3
 _SMALLEST_IMAGE = 16
 _MOST_CHANNELS = 16
 
 
-def check_value(space: Any, value: Any, name: str, report: EnvReport) -> None:
-    """Say where `value` is no member of `space`; `name` is what it is called."""
+def check_value(space: gym.Space, value: object, name: str, report: EnvReport) -> None:
+    """Report where `value` is no member of `space`; `name` is its name in the report."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -29,7 +32,7 @@ def check_value(space: Any, value: Any, name: str, report: EnvReport) -> None:
         _check_array(space, value, name, report)
 
 
-def _check_dict(space: Any, value: Any, name: str, report: EnvReport) -> None:
+def _check_dict(space: gym.Space, value: object, name: str, report: EnvReport) -> None:
     keys = list(space.spaces)
     if not isinstance(value, Mapping):
         report.error(f"{name} kind", f"{name} is a {_type(value)}; its space is a Dict: return a dict with the keys {keys}")
@@ -46,7 +49,7 @@ def _check_dict(space: Any, value: Any, name: str, report: EnvReport) -> None:
         report.warn(f"{name} more", f"{name} has {more}, which its space does not name; they are left out of training")
 
 
-def _check_tuple(space: Any, value: Any, name: str, report: EnvReport) -> None:
+def _check_tuple(space: gym.Space, value: object, name: str, report: EnvReport) -> None:
     if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
         found = f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {_type(value)}"
         report.error(f"{name} parts", f"{name} is {found}; its space says a tuple of {len(space.spaces)}")
@@ -55,7 +58,7 @@ def _check_tuple(space: Any, value: Any, name: str, report: EnvReport) -> None:
         check_value(inner, value[i], f"{name}[{i}]", report)
 
 
-def _check_number(space: Any, value: Any, name: str, report: EnvReport) -> None:
+def _check_number(space: gym.Space, value: object, name: str, report: EnvReport) -> None:
     low, high = int(space.start), int(space.start) + int(space.n) - 1
     array = np.asarray(value)
     if array.shape != ():
@@ -68,8 +71,8 @@ def _check_number(space: Any, value: Any, name: str, report: EnvReport) -> None:
         report.error(f"{name} bounds", f"{name} is {int(array)}, outside of its space {space}: it holds {low} to {high}")
 
 
-def _check_array(space: Any, value: Any, name: str, report: EnvReport) -> None:
-    """A Box, MultiBinary or MultiDiscrete."""
+def _check_array(space: gym.Space, value: object, name: str, report: EnvReport) -> None:
+    """Check a value of a Box, MultiBinary or MultiDiscrete."""
     shape = tuple(space.shape)
     if not isinstance(value, np.ndarray | np.generic):
         value = _as_array(space, value, name, report)
@@ -90,7 +93,7 @@ def _check_array(space: Any, value: Any, name: str, report: EnvReport) -> None:
     _check_bounds(space, array, name, report)
 
 
-def _as_array(space: Any, value: Any, name: str, report: EnvReport) -> np.ndarray | None:
+def _as_array(space: gym.Space, value: object, name: str, report: EnvReport) -> np.ndarray | None:
     try:
         array = np.asarray(value, dtype=space.dtype) if isinstance(value, list | tuple | int | float) else None
     except (TypeError, ValueError, OverflowError):
@@ -103,7 +106,7 @@ def _as_array(space: Any, value: Any, name: str, report: EnvReport) -> np.ndarra
     return array
 
 
-def _check_bounds(space: Any, array: np.ndarray, name: str, report: EnvReport) -> None:
+def _check_bounds(space: gym.Space, array: np.ndarray, name: str, report: EnvReport) -> None:
     low, high = _bounds(space)
     for bad, bound, side in ((array < low, low, "below"), (array > high, high, "above")):
         if bad.any():
@@ -115,7 +118,7 @@ def _check_bounds(space: Any, array: np.ndarray, name: str, report: EnvReport) -
             )
 
 
-def _bounds(space: Any) -> tuple[Any, Any]:
+def _bounds(space: gym.Space) -> tuple[np.ndarray | int, np.ndarray | int]:
     if _is_binary(space):
         return 0, 1
     if hasattr(space, "nvec"):
@@ -123,7 +126,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     return space.low, space.high
 
 
-def _is_binary(space: Any) -> bool:
+def _is_binary(space: gym.Space) -> bool:
     from gymnasium import spaces
 
     return isinstance(space, spaces.MultiBinary)
@@ -137,8 +140,8 @@ def _complain_of_shape(array: np.ndarray, shape: tuple[int, ...], name: str, rep
     report.error(f"{name} shape", f"{name} has shape {array.shape}, its space says {shape}; {fix}")
 
 
-def check_outcome(reward: Any, terminated: Any, truncated: Any, report: EnvReport) -> None:
-    """Reward and flags of a step."""
+def check_outcome(reward: object, terminated: object, truncated: object, report: EnvReport) -> None:
+    """Check reward and flags of a step."""
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool | np.bool_):
             report.error(name, f"{name} is a {_type(flag)}; it must be a bool: return bool(...)")
@@ -152,8 +155,8 @@ def check_outcome(reward: Any, terminated: Any, truncated: Any, report: EnvRepor
         report.hint("reward size", text)
 
 
-def check_size(space: Any, value: Any, report: EnvReport) -> None:
-    """Hints about the magnitude of numbers in an observation."""
+def check_size(space: gym.Space, value: object, report: EnvReport) -> None:
+    """Give hints about the magnitude of numbers in an observation."""
     for name, inner, array in numeric_leaves(space, value, "the observation"):
         if array.dtype.kind != "f" or not array.size:
             continue
@@ -169,8 +172,8 @@ def check_size(space: Any, value: Any, report: EnvReport) -> None:
             report.hint(f"{name} size", text)
 
 
-def numeric_leaves(space: Any, value: Any, name: str) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Name, space and array of each Box in a value that fits its space; what does not fit is left out."""
+def numeric_leaves(space: gym.Space, value: object, name: str) -> Iterator[tuple[str, gym.Space, np.ndarray]]:
+    """Name, space and array of each Box in `value`. Parts that do not fit their space are left out."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -185,8 +188,8 @@ def numeric_leaves(space: Any, value: Any, name: str) -> Iterator[tuple[str, Any
         yield name, space, value
 
 
-def check_layout(space: Any, name: str, report: EnvReport) -> None:
-    """Hints about how an observation space is laid out: pixels above all."""
+def check_layout(space: gym.Space, name: str, report: EnvReport) -> None:
+    """Give hints about the layout of an observation space, of images above all."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -202,7 +205,7 @@ def check_layout(space: Any, name: str, report: EnvReport) -> None:
             _check_picture(space, shape, name, report)
 
 
-def _check_picture(space: Any, shape: tuple[int, ...], name: str, report: EnvReport) -> None:
+def _check_picture(space: gym.Space, shape: tuple[int, ...], name: str, report: EnvReport) -> None:
     axis = channel_axis(shape)
     if axis is None:
         fix = "set net.channels to first (C, H, W) or last (H, W, C)"
@@ -221,15 +224,15 @@ def _is_picture(shape: tuple[int, ...]) -> bool:
 
 
 def _first(array: np.ndarray, bad: np.ndarray) -> tuple[str, str]:
-    """Where the first bad entry is, in words (nothing for a single number), and what it is."""
+    """Place of the first bad entry in words (empty for a single number), and its value."""
     place = tuple(int(i) for i in np.argwhere(bad)[0])
     return (f" at index {list(place)}" if array.size > 1 else ""), f"{array[place]:.6g}"
 
 
-def _short(space: Any) -> str:
+def _short(space: gym.Space) -> str:
     text = str(space)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     return type(value).__name__

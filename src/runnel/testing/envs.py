@@ -1,21 +1,25 @@
-"""Contract check for environments: says in words what is wrong with one, before a run trips over it."""
+"""The contract check for environments: tells the author what is wrong with one before a run fails on it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.state import Settings
 from runnel.envs.registry import Target, env_name, make_env, with_wrappers
 from runnel.envs.rewind import stateful_part
-from runnel.envs.spaces import env_spec
+from runnel.envs.spaces import Action, env_spec
 from runnel.envs.wrapped import EnvWrapper
-from runnel.testing.env_play import SEED, Player, difference, step_seconds
+from runnel.testing.env_play import SEED, History, Player, difference, step_seconds
 from runnel.testing.env_report import BrokenEnvError, EnvReport
 from runnel.testing.env_values import check_layout
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 _EPISODES = 5
 _LONG_PLAY_S = 5.0
@@ -32,18 +36,18 @@ _NOT_RESET = (
 
 
 def check_env(
-    target: Any,
+    target: Target | gym.Env,
     *,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Settings | None = None,
     num_steps: int = 64,
     max_steps: int = 2000,
     wrappers: Sequence[str | EnvWrapper] = (),
 ) -> EnvReport:
-    """What is wrong with an environment (an instance, or what `env=` takes, in `wrappers`): a list of errors, empty for a pass.
+    """Check an environment (an instance, or what `env=` takes, in `wrappers`). Returns a list of errors, empty for a pass.
 
-    The report also has `warnings` and `hints`, and prints all of them as text. The environment is played with random actions:
-    `num_steps` twice under one seed, to look at every value and to compare; then on, until a few episodes have ended, for at
-    most `max_steps` (or five seconds).
+    The report also has `warnings` and `hints`, and prints all of them as text. The check plays random actions: `num_steps`
+    twice under one seed, to check every value and to compare the two; then on until a few episodes have ended, for at most
+    `max_steps` steps or five seconds.
     """
     import gymnasium as gym
 
@@ -66,13 +70,13 @@ def check_env(
     return report
 
 
-def _name(target: Target | Any) -> str:
+def _name(target: Target | gym.Env) -> str:
     import gymnasium as gym
 
     return type(target.unwrapped).__name__ if isinstance(target, gym.Env) else env_name(target).rpartition("<locals>.")[2]
 
 
-def _make(target: Any, kwargs: Mapping[str, Any] | None, report: EnvReport) -> Any:
+def _make(target: Target, kwargs: Settings | None, report: EnvReport) -> gym.Env:
     try:
         return make_env(target, kwargs=kwargs)
     except ConfigError:
@@ -81,14 +85,14 @@ def _make(target: Any, kwargs: Mapping[str, Any] | None, report: EnvReport) -> A
         raise report.stop("make", str(error)) from error
 
 
-def _close(env: Any, report: EnvReport) -> None:
+def _close(env: gym.Env, report: EnvReport) -> None:
     try:
         env.close()
     except Exception as error:
         report.warn("close", f"close() raised {type(error).__name__}: {error}; a run closes its environments at the end")
 
 
-def _examine(env: Any, again: Callable[[], Any] | None, report: EnvReport, num_steps: int, max_steps: int) -> None:
+def _examine(env: gym.Env, again: Callable[[], gym.Env] | None, report: EnvReport, num_steps: int, max_steps: int) -> None:
     _check_spaces(env, report)
     first, seconds = step_seconds(Player(env, report), num_steps)
     _check_repeat(env, again, report, first, num_steps)
@@ -97,7 +101,7 @@ def _examine(env: Any, again: Callable[[], Any] | None, report: EnvReport, num_s
     _check_outside(env, report)
 
 
-def _check_spaces(env: Any, report: EnvReport) -> None:
+def _check_spaces(env: gym.Env, report: EnvReport) -> None:
     missing = [name for name in ("observation_space", "action_space") if not hasattr(env, name)]
     if missing:
         raise report.stop("spaces", f"{report.name} has no {' and no '.join(missing)}; set it in __init__")
@@ -111,8 +115,10 @@ def _check_spaces(env: Any, report: EnvReport) -> None:
         report.hint("options", "reset takes no options; Gymnasium's wrappers pass it: reset(self, *, seed=None, options=None)")
 
 
-def _check_repeat(env: Any, again: Callable[[], Any] | None, report: EnvReport, first: list[Any], num_steps: int) -> None:
-    """The same seed and actions a second time; if that differs, in a fresh one too, to tell which of two mistakes it is."""
+def _check_repeat(
+    env: gym.Env, again: Callable[[], gym.Env] | None, report: EnvReport, first: list[History], num_steps: int
+) -> None:
+    """Play the same seed and actions again. If the result differs, try a fresh environment, to tell the two mistakes apart."""
     other = difference(first, Player(env, report).play(num_steps))
     if other is None:
         return
@@ -126,8 +132,8 @@ def _check_repeat(env: Any, again: Callable[[], Any] | None, report: EnvReport, 
     report.error("deterministic", _NOT_SEEDED.format(name=report.name, seed=SEED, other=other))
 
 
-def _check_state(env: Any, report: EnvReport) -> None:
-    """Where an environment saves itself: go on twice from the same saved state, with the same actions."""
+def _check_state(env: gym.Env, report: EnvReport) -> None:
+    """If the environment can save itself: go on twice from one saved state with the same actions, and compare."""
     part = stateful_part(env)
     if part is None:
         return
@@ -152,8 +158,8 @@ def _check_state(env: Any, report: EnvReport) -> None:
         report.error("state", text)
 
 
-def _play_on(env: Any, report: EnvReport, num_steps: int) -> None:
-    """Until a few episodes have ended, each under a seed of its own."""
+def _play_on(env: gym.Env, report: EnvReport, num_steps: int) -> None:
+    """Play until a few episodes have ended, each under a seed of its own."""
     player = Player(env, report, record=False)
     player.play(num_steps, seed=SEED + 1, same_seed=False, until=lambda: len(player.episodes) >= _EPISODES)
     ends = player.episodes
@@ -171,8 +177,8 @@ def _play_on(env: Any, report: EnvReport, num_steps: int) -> None:
         report.hint("limit", text)
 
 
-def _time_limit(env: Any) -> bool:
-    """Whether a wrapper of Gymnasium's ends episodes, however long they are."""
+def _time_limit(env: gym.Env) -> bool:
+    """Whether a Gymnasium wrapper truncates long episodes."""
     from gymnasium import Wrapper
     from gymnasium.wrappers import TimeLimit
 
@@ -183,13 +189,13 @@ def _time_limit(env: Any) -> bool:
     return False
 
 
-def _check_outside(env: Any, report: EnvReport) -> None:
-    """One action beyond the space, at the very end: it should raise. Boxes are left out, many clip."""
+def _check_outside(env: gym.Env, report: EnvReport) -> None:
+    """Play one action outside the space, as the last step: it should raise. Boxes are left out, because many clip."""
     from gymnasium import spaces
 
     space = env.action_space
     if isinstance(space, spaces.Discrete):
-        beyond: Any = np.int64(int(space.start) + int(space.n))
+        beyond: Action = np.int64(int(space.start) + int(space.n))
     elif isinstance(space, spaces.MultiDiscrete):
         beyond = (space.start + space.nvec).astype(space.dtype)
     else:
@@ -197,7 +203,7 @@ def _check_outside(env: Any, report: EnvReport) -> None:
     env.reset(seed=SEED)
     try:
         env.step(beyond)
-    except Exception:  # whatever it raises: it does not go on in silence
+    except Exception:  # any error will do
         return
     text = f"step accepted the action {beyond} in silence, outside of {space}; raise, so that a mistake elsewhere shows"
     report.hint("outside", text)

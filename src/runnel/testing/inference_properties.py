@@ -51,7 +51,7 @@ def answer(server: InferenceServer, version: int = 3) -> list[Request]:
 
 
 def a_request_comes_back_as_its_reply(make: MakeInference) -> None:
-    """Rows arrive as they were sent, both ways, for every client at its own server; a reply is given once."""
+    """Rows arrive unchanged both ways, for every client at its own server. A reply is given once."""
     ends = make(InferenceSpec("ask", num_clients=3, num_servers=2, max_bytes=4096))
     tickets = [client.submit(rows_of(float(i))) for i, client in enumerate(ends.clients)]
     equal([client.ready(t) for client, t in zip(ends.clients, tickets, strict=True)], [None] * 3, "replies before service")
@@ -72,7 +72,7 @@ def a_request_comes_back_as_its_reply(make: MakeInference) -> None:
 
 
 def more_requests_than_mailboxes_all_come_back(make: MakeInference) -> None:
-    """What does not fit waits in the client, in order."""
+    """Requests beyond the mailboxes wait in the client, in order."""
     ends = make(InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096))
     client, server = ends.clients[0], ends.servers[0]
     tickets = [client.submit(rows_of(float(i))) for i in range(7)]
@@ -102,7 +102,7 @@ def a_request_does_not_change_with_its_buffer(make: MakeInference) -> None:
 
 
 def an_aborted_request_frees_its_mailbox(make: MakeInference) -> None:
-    """Before, during and after service: no reply comes, the server is told, and the mailboxes serve others."""
+    """An abort before, during or after service: no reply comes, the server is told, and the mailbox is free again."""
     ends = make(InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096))
     client, server = ends.clients[0], ends.servers[0]
     asked, serving, waiting = (client.submit(rows_of(float(i))) for i in range(3))
@@ -142,7 +142,7 @@ def exact_versions_travel_with_the_request(make: MakeInference) -> None:
 
 
 def too_large_a_message_names_the_setting(make: MakeInference) -> None:
-    """The error says which setting to raise, and to what; a limit of exactly that is enough."""
+    """The error names the setting to raise and its value, and exactly that value is enough."""
     ends = make(InferenceSpec("ask", num_clients=1, max_bytes=64))
     text = raises(ConfigError, lambda: ends.clients[0].submit(rows_of(0.0)), "a message over max_bytes")
     true("ask.max_bytes" in text, f"the error does not name ask.max_bytes: {text}")
@@ -153,7 +153,7 @@ def too_large_a_message_names_the_setting(make: MakeInference) -> None:
 
 
 def a_restored_client_asks_again(make: MakeInference) -> None:
-    """The policy worker keeps nothing: requests without a reply are in the client's snapshot, under their tickets."""
+    """Requests without a reply are in the client's snapshot, under their tickets: the policy worker keeps none."""
     spec = InferenceSpec("ask", num_clients=1, depth=2, max_bytes=4096)
     ends, twin = make(spec), make(spec)
     client = ends.clients[0]

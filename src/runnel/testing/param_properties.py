@@ -28,7 +28,7 @@ MakeParams = Callable[[int], ParamEnds]
 
 
 def params_of(version: int) -> dict[str, Tensor]:
-    """Parameters that tell which version they are, of several types and shapes."""
+    """Parameters of several types and shapes, with values made from the version."""
     return {
         "net.weight": torch.full((3, 5), float(version)),
         "net.bias": torch.full((5,), version + 0.5, dtype=torch.bfloat16),
@@ -48,7 +48,7 @@ def _got(found: ParamSet | None, version: int, what: str) -> ParamSet:
 
 
 def the_newest_version_arrives_once(make: MakeParams) -> None:
-    """Nothing before the first publication; then the newest, each once."""
+    """A subscriber gets nothing before the first publication, then the newest version, each once."""
     ends = make(3)
     equal((ends.subscriber.poll(), ends.subscriber.newest()), (None, -1), "before any publication")
     for version in range(5):
@@ -63,7 +63,7 @@ def the_newest_version_arrives_once(make: MakeParams) -> None:
 
 
 def an_older_version_stays_within_depth(make: MakeParams) -> None:
-    """The last `depth` versions can be asked for by number, seen or not."""
+    """The last `depth` versions can be read by number, whether they were read before or not."""
     ends = make(3)
     for version in range(5):
         ends.publisher.publish(version, params_of(version))
@@ -85,7 +85,7 @@ def publishing_again_replaces_only_that_version(make: MakeParams) -> None:
 
 
 def out_of_order_publication_is_refused(make: MakeParams) -> None:
-    """A publisher that goes back is an error that names both versions."""
+    """Publishing an older version is an error that names both versions."""
     ends = make(3)
     ends.publisher.publish(4, params_of(4))
     text = raises(DataError, lambda: ends.publisher.publish(3, params_of(3)), "version 3 after version 4")
@@ -94,7 +94,7 @@ def out_of_order_publication_is_refused(make: MakeParams) -> None:
 
 
 def a_damaged_version_is_refused_and_counted(make: MakeParams) -> None:
-    """A flipped byte is found by the receiver; other versions are not touched."""
+    """The receiver finds a flipped byte; other versions stay readable."""
     ends = make(3)
     for version in range(3):
         ends.publisher.publish(version, params_of(version))
@@ -122,7 +122,7 @@ def copies_do_not_change_with_the_learner(make: MakeParams) -> None:
 
 
 def older_versions_come_back_from_a_snapshot(make: MakeParams) -> None:
-    """A restored channel has what actors may still have to load; the trainer publishes the newest again."""
+    """A restored channel has the older versions, which actors may still load. The trainer publishes the newest again."""
     ends = make(3)
     for version in range(5):
         ends.publisher.publish(version, params_of(version))
@@ -133,7 +133,7 @@ def older_versions_come_back_from_a_snapshot(make: MakeParams) -> None:
         _got(twin.subscriber.poll(version), version, "a restored version")
 
 
-def a_proof_travels_with_its_version(make: MakeParams) -> None:
+def a_weight_check_travels_with_its_version(make: MakeParams) -> None:
     """A weight_check arrives apart from the parameters, is empty before there is one, and stays with its version."""
     ends = make(3)
     given = [
@@ -143,15 +143,18 @@ def a_proof_travels_with_its_version(make: MakeParams) -> None:
     for version, weight_check in enumerate(given):
         ends.publisher.publish(version, {**params_of(version), **pack(weight_check)})
     for version in (2, 0, 1):
-        found = _got(ends.subscriber.poll(version), version, "a version with a proof").weight_check
+        found = _got(ends.subscriber.poll(version), version, "a version with a weight check").weight_check
         wanted = given[version]
-        equal(found is None, wanted is None, "whether there is a proof")
+        equal(found is None, wanted is None, "whether there is a weight check")
         if found is not None and wanted is not None:
             for name in ("prompt", "tokens", "logprobs"):
-                same_arrays({name: getattr(found, name)}, {name: getattr(wanted, name)}, "the proof")
-            equal(found.bound, wanted.bound, "the bound of the proof")
+                same_arrays({name: getattr(found, name)}, {name: getattr(wanted, name)}, "the weight check")
+            equal(found.bound, wanted.bound, "the bound of the weight check")
     ends.publisher.publish(3, {**params_of(3), **pack(None)})
-    true(_got(ends.subscriber.poll(), 3, "a version without one").weight_check is None, "an old proof came with a new version")
+    true(
+        _got(ends.subscriber.poll(), 3, "a version without one").weight_check is None,
+        "an old weight check came with a new version",
+    )
 
 
 PARAMS: dict[str, Callable[[MakeParams], None]] = {
@@ -164,6 +167,6 @@ PARAMS: dict[str, Callable[[MakeParams], None]] = {
         a_damaged_version_is_refused_and_counted,
         copies_do_not_change_with_the_learner,
         older_versions_come_back_from_a_snapshot,
-        a_proof_travels_with_its_version,
+        a_weight_check_travels_with_its_version,
     )
 }

@@ -23,11 +23,11 @@ class RankStream(Protocol):
     def writer(self, index: int) -> SampleWriter: ...
 
     def reader(self, name: str) -> SharedReader:
-        """Rank 0."""
+        """The reader of rank 0."""
         ...
 
     def rank(self, rank: int, ranks: int) -> RankReader:
-        """One that follows; each is asked for once."""
+        """The reader of another rank; asked for once for each rank."""
         ...
 
 
@@ -36,7 +36,7 @@ OPEN = LagRule(lag=9, batch=1, exact=True)
 
 
 def _part(end: RankReader, version: int, rank: int, ranks: int) -> list[Segment]:
-    """As a follower at `version` asks."""
+    """The part that a follower at `version` gets."""
     return end.given(rank, ranks) if end.version() == version else []
 
 
@@ -47,7 +47,7 @@ def _same(found: list[Segment], wanted: list[Segment], what: str) -> None:
 
 
 def every_rank_has_its_part_and_no_more(make: MakeRanks) -> None:
-    """By whole segments where these divide, else by rows; what is ragged goes with its rows."""
+    """A batch is split by whole segments if their number divides, else by rows; ragged fields go with their rows."""
     fields = {"x": FieldSpec(("B",)), "over_time": FieldSpec((2, "B", 3), torch.int64), "of_all": FieldSpec((4,))}
     fields |= {"row_start": FieldSpec(("B",), torch.int64), "row_length": FieldSpec(("B",), torch.int64)}
     fields |= {"token": FieldSpec(("N",), torch.int32)}
@@ -77,7 +77,7 @@ def every_rank_has_its_part_and_no_more(make: MakeRanks) -> None:
 
 
 def a_part_belongs_to_one_version(make: MakeRanks) -> None:
-    """Whoever has moved on does not get the part again that rank 0 has yet to release, nor one that is gone."""
+    """A rank at the next version gets no part of an old batch, neither before nor after rank 0 has released it."""
     stream = make(spec_of(), OPEN)
     reader, end = stream.reader("trainer"), stream.rank(1, 2)
     for version in range(4):
@@ -95,7 +95,7 @@ def a_part_belongs_to_one_version(make: MakeRanks) -> None:
 
 
 def what_every_rank_says_reaches_the_writer(make: MakeRanks) -> None:
-    """By whole segments and by rows; a rank that says nothing of a segment leaves it as it is."""
+    """Feedback of all ranks arrives, by whole segments and by rows. A rank without feedback changes nothing."""
     spec = spec_of(feedback={"echo": FieldSpec(("B",)), "per_time": FieldSpec((2, "B"), torch.int32)})
     for ranks, num in ((2, 2), (3, 1)):
         stream = make(spec, OPEN)
@@ -117,7 +117,7 @@ def what_every_rank_says_reaches_the_writer(make: MakeRanks) -> None:
 
 
 def ranks_learn_where_they_meet(make: MakeRanks) -> None:
-    """Whoever was given something knows the address that rank 0 has announced."""
+    """A rank that was given a part knows the address that rank 0 has announced."""
     stream = make(spec_of(), OPEN)
     reader, end = stream.reader("trainer"), stream.rank(1, 3)
     equal(end.meeting(), "", "where ranks meet before it was said")
@@ -129,7 +129,7 @@ def ranks_learn_where_they_meet(make: MakeRanks) -> None:
 
 
 def accounts_are_those_of_one_reader(make: MakeRanks) -> None:
-    """However many ranks there are: a row is in flight until rank 0 releases it, and consumed once."""
+    """With any number of ranks, a row is in flight until rank 0 releases it, and is consumed once."""
     stream = make(spec_of(feedback={"echo": FieldSpec(("B",))}), OPEN)
     reader, ends = stream.reader("trainer"), {rank: stream.rank(rank, 3) for rank in (1, 2)}
     for version in range(3):
@@ -157,4 +157,4 @@ RANKS: dict[str, Callable[[MakeRanks], None]] = {
         accounts_are_those_of_one_reader,
     )
 }
-"""The single properties, by name."""
+"""The properties by name."""

@@ -1,29 +1,31 @@
-"""The contract of a reward function, as a check that its author can run."""
+"""The contract check of reward functions, for their authors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
 
 from runnel.core.checks import name_of
 from runnel.core.errors import DataError
-from runnel.llm.rewards.components import RewardComponent, as_components
+from runnel.llm.rewards.components import Reward, RewardComponent, RewardFn, as_components
 from runnel.llm.rewards.judging import RewardJob, RewardOutcome, judge
+
+Verdicts = Sequence[Reward] | Awaitable[Sequence[Reward]]
+"""What a reward function returns, or what an async one does."""
 
 
 def check_reward(
-    fn: Callable[..., Any] | str | RewardComponent,
+    fn: RewardFn | str | RewardComponent,
     *,
     prompts: Sequence[str] = ("a prompt", "another"),
     completions: Sequence[str] = ("a completion", ""),
-    columns: Mapping[str, Sequence[Any]] | None = None,
+    columns: Mapping[str, Sequence[object]] | None = None,
     channels: Sequence[str] = ("reward",),
 ) -> None:
     """Raise a `DataError` with a reason if `fn(prompts, completions, **columns)` is not a reward function.
 
-    It must give one finite number (or a number for each of `channels`, or None for "does not apply") for each completion, the
-    same when asked again, leave its arguments as they are, and survive empty and odd completions. A `RewardComponent` is
-    checked at its own level (a token is a byte of the text here).
+    For each completion it must return one finite number (or one for each of `channels`, or None for "does not apply"). It must
+    return the same again for the same arguments, not change them, and accept empty and odd completions. A `RewardComponent` is
+    checked at its own level (here a token is a byte of the text).
 
     >>> check_reward(lambda prompts, completions, **columns: [float(len(c)) for c in completions])
     """
@@ -42,12 +44,14 @@ def check_reward(
 
 
 def _ask(
-    component: RewardComponent, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    component: RewardComponent, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> RewardOutcome:
-    given: list[Any] = []
+    given: list[object] = []
     function = component.function()
 
-    def watched(prompts: list[str], completions: list[str], **columns: Any) -> Any:
+    def watched(
+        prompts: list[str], completions: list[str], **columns: object
+    ) -> Sequence[Reward] | Awaitable[Sequence[Reward]]:
         given.extend((prompts, completions))
         return function(prompts, completions, **columns)
 

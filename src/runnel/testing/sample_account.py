@@ -4,15 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from runnel.core.contracts.samples import SampleReader, SampleWriter
 from runnel.core.records import FieldSpec, Segment, Slot, StreamSpec
+from runnel.core.state import State
 from runnel.flow.staleness import AdmissionRule, LagRule, ReplayRatioRule
 from runnel.testing.expect import equal, true
 
+Item = TypeVar("Item")
+
+
+class SampleStream(Protocol):
+    """The ends of one stream. An end that is asked for twice may be the same object."""
+
+    def writer(self, index: int) -> SampleWriter: ...
+
+    def reader(self, name: str) -> SampleReader: ...
+
+    def cancel_writer(self, writer: int, reason: str) -> int:
+        """A writer is gone: cancel what it had reserved. Returns the rows."""
+        ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+MakeSamples = Callable[[StreamSpec, AdmissionRule], SampleStream]
 POLICIES: tuple[AdmissionRule, ...] = (
     LagRule(lag=1, batch=2, exact=True),
     LagRule(lag=1, batch=2, exact=False),
@@ -37,7 +59,7 @@ OPERATIONS = (
 ROWS, CAPACITY, WRITERS = 3, 6, 2
 
 
-def every_row_is_accounted_for_at_every_moment(make: Callable[[StreamSpec, AdmissionRule], Any]) -> None:
+def every_row_is_accounted_for_at_every_moment(make: MakeSamples) -> None:
     """dispatched = consumed + dropped + cancelled + in flight, for each reader, after each of many random operations."""
     for seed, policy in enumerate(POLICIES):
         for readers in (("trainer",), ("a", "b")):
@@ -45,11 +67,11 @@ def every_row_is_accounted_for_at_every_moment(make: Callable[[StreamSpec, Admis
 
 
 class _Book:
-    """Plays random operations and keeps its own account of rows, by reader."""
+    """Plays random operations and keeps an account of rows for each reader."""
 
     def __init__(
         self,
-        make: Callable[[StreamSpec, AdmissionRule], Any],
+        make: MakeSamples,
         policy: AdmissionRule,
         readers: tuple[str, ...],
         rng: np.random.Generator,
@@ -94,7 +116,7 @@ class _Book:
             dropped = {k: v for k, v in account.dropped.items() if k != "stale"}
             equal(dropped, dict(self.dropped[name]), f"dropped {where}")
 
-    def _pick(self, items: list[Any]) -> Any:
+    def _pick(self, items: list[Item]) -> Item | None:
         return items.pop(int(self.rng.integers(len(items)))) if items else None
 
     def _reserve(self, name: str) -> None:

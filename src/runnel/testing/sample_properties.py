@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from runnel.core.contracts.samples import SampleReader, SampleWriter
+from runnel.core.contracts.samples import SampleWriter
 from runnel.core.records import Batch, FieldSpec, Segment, Slot, StreamSpec
-from runnel.core.state import State
-from runnel.flow.staleness import AdmissionRule, LagRule, ReplayRatioRule
+from runnel.flow.staleness import LagRule, ReplayRatioRule
 from runnel.testing.expect import equal, same_arrays, true
-from runnel.testing.sample_account import every_row_is_accounted_for_at_every_moment
+from runnel.testing.sample_account import MakeSamples, SampleStream, every_row_is_accounted_for_at_every_moment
 
-
-class SampleStream(Protocol):
-    """The ends of one stream. An end that is asked for twice may be the same object."""
-
-    def writer(self, index: int) -> SampleWriter: ...
-
-    def reader(self, name: str) -> SampleReader: ...
-
-    def cancel_writer(self, writer: int, reason: str) -> int:
-        """A writer is gone: cancel what it had reserved. Returns the rows."""
-        ...
-
-    def snapshot(self) -> State: ...
-
-    def restore(self, state: State) -> None: ...
-
-
-MakeSamples = Callable[[StreamSpec, AdmissionRule], SampleStream]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8)
 ROWS = 3
 
 
-def spec_of(**changes: object) -> StreamSpec:
-    """A small stream: three rows a segment, a number `x` in each."""
-    base = StreamSpec("check", {"x": FieldSpec(("B",))}, {"B": ROWS}, capacity=4)
-    return replace(base, **changes)  # type: ignore[arg-type]
+def spec_of(
+    *,
+    fields: Mapping[str, FieldSpec] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    variable: tuple[str, ...] = (),
+    capacity: int = 4,
+    readers: tuple[str, ...] = ("trainer",),
+    num_writers: int = 1,
+    feedback: Mapping[str, FieldSpec] | None = None,
+    device: str = "cpu",
+) -> StreamSpec:
+    """A small stream: three rows in each segment, with a number `x` for each row."""
+    return StreamSpec(
+        "check",
+        {"x": FieldSpec(("B",))} if fields is None else fields,
+        {"B": ROWS} if sizes is None else sizes,
+        variable=variable,
+        capacity=capacity,
+        readers=readers,
+        num_writers=num_writers,
+        feedback=feedback or {},
+        device=device,
+    )
 
 
 def write(writer: SampleWriter, value: float, *, version: int = 0) -> Slot:
@@ -68,7 +66,7 @@ def values(segments: Sequence[Segment]) -> list[float]:
 
 # ------------------------------------------------------------------------------------------------------------ contents
 def rows_come_out_as_they_went_in(make: MakeSamples) -> None:
-    """Every type, every shape; variable dims are cut to what was used."""
+    """Every type and shape arrives unchanged; variable dims are cut to the used size."""
     fields = {str(d).removeprefix("torch."): FieldSpec(("B", 2), d) for d in DTYPES}
     fields |= {"flag": FieldSpec(("B", "F"), torch.bool), "per_time": FieldSpec(("F", 5, "B")), "single": FieldSpec((1,))}
     spec = spec_of(fields=fields, sizes={"B": ROWS, "F": 7}, variable=("F",), capacity=2)
@@ -92,7 +90,7 @@ def rows_come_out_as_they_went_in(make: MakeSamples) -> None:
 
 
 def reads_are_ordered_by_sequence(make: MakeSamples) -> None:
-    """Whoever commits first: segments are read in the order in which they were numbered."""
+    """Segments are read in the order of their numbers, in whatever order they were committed."""
     for exact in (True, False):
         stream = make(spec_of(num_writers=2), LagRule(lag=3, batch=1, exact=exact))
         first, second = stream.writer(0).reserve(), stream.writer(1).reserve()
@@ -111,7 +109,7 @@ def reads_are_ordered_by_sequence(make: MakeSamples) -> None:
 
 
 def full_stream_pushes_back(make: MakeSamples) -> None:
-    """`reserve` is None when no slot is free, and gives one again after a release."""
+    """`reserve` returns None when no slot is free, and a slot again after a release."""
     stream = make(spec_of(capacity=2), LagRule(lag=9, batch=1, exact=True))
     writer, reader = stream.writer(0), stream.reader("trainer")
     write(writer, 0.0)
@@ -145,7 +143,7 @@ def exact_batch_k_is_made_by_version_k_minus_lag(make: MakeSamples) -> None:
 
 
 def _fill_up(writers: Sequence[SampleWriter], order: np.random.Generator) -> None:
-    """Let the writers write in a random order until none may."""
+    """Let the writers write in a random order until none of them may."""
     blocked: set[int] = set()
     while len(blocked) < len(writers):
         i = int(order.integers(len(writers)))
@@ -158,7 +156,7 @@ def _fill_up(writers: Sequence[SampleWriter], order: np.random.Generator) -> Non
 
 
 def a_fast_writer_leaves_room_for_a_slow_one(make: MakeSamples) -> None:
-    """Exact order: a writer far ahead must not fill the stream, or the segment that everybody waits for finds no slot."""
+    """In exact order, a writer far ahead must not fill the stream: the segment that is read next would find no slot."""
     stream = make(spec_of(num_writers=2, capacity=4), ReplayRatioRule(ratio=0.1, min_fill=1000, segment_steps=10))
     while stream.writer(1).reserve() is not None:
         continue
@@ -167,7 +165,7 @@ def a_fast_writer_leaves_room_for_a_slow_one(make: MakeSamples) -> None:
 
 
 def window_admission_is_bounded(make: MakeSamples) -> None:
-    """With n batches consumed, at most (lag + n + 1) * batch segments are accepted or in the making."""
+    """With n batches consumed, at most (lag + n + 1) * batch segments are accepted or being written."""
     lag, batch = 2, 2
     stream = make(spec_of(capacity=99), LagRule(lag=lag, batch=batch, exact=False))
     writer, reader, started = stream.writer(0), stream.reader("trainer"), 0
@@ -182,7 +180,7 @@ def window_admission_is_bounded(make: MakeSamples) -> None:
 
 
 def window_limits_what_is_in_the_making(make: MakeSamples) -> None:
-    """`max_concurrent` segments at once, in every mode."""
+    """In every mode, at most `max_concurrent` segments are being written."""
     for exact in (False, True):
         stream = make(spec_of(num_writers=1, capacity=9), LagRule(lag=3, batch=2, exact=exact, max_concurrent=2))
         slots = [stream.writer(0).reserve() for _ in range(3)]
@@ -193,7 +191,7 @@ def window_limits_what_is_in_the_making(make: MakeSamples) -> None:
 
 
 def stale_segments_are_dropped_before_a_batch(make: MakeSamples) -> None:
-    """What has grown older than the lag is counted as `stale`, and its room is given to new segments."""
+    """Segments older than the lag are counted as `stale`, and their room goes to new segments."""
     stream = make(spec_of(capacity=4), LagRule(lag=1, batch=2, exact=False))
     writer, reader = stream.writer(0), stream.reader("trainer")
     for version in (0, 0, 1):
@@ -212,7 +210,7 @@ def stale_segments_are_dropped_before_a_batch(make: MakeSamples) -> None:
 
 # ----------------------------------------------------------------------------------------------------- cancel, feedback
 def cancelled_sequence_is_issued_again(make: MakeSamples) -> None:
-    """Exact order has no holes: the number of a cancelled segment comes back, with new sample ids."""
+    """Exact order has no holes: the number of a cancelled segment is issued again, with new sample ids."""
     stream = make(spec_of(), LagRule(lag=2, batch=1, exact=True))
     writer, reader = stream.writer(0), stream.reader("trainer")
     slot = writer.reserve()
@@ -226,7 +224,7 @@ def cancelled_sequence_is_issued_again(make: MakeSamples) -> None:
 
 
 def a_lost_writer_is_cancelled(make: MakeSamples) -> None:
-    """What a dead writer had reserved is counted as `worker_lost`; what it had finished is still read."""
+    """Segments that a dead writer had reserved are counted as `worker_lost`; those that it had committed are still read."""
     stream = make(spec_of(num_writers=2), LagRule(lag=1, batch=2, exact=True))
     write(stream.writer(0), 0.0)
     for i in (0, 1):
@@ -239,7 +237,7 @@ def a_lost_writer_is_cancelled(make: MakeSamples) -> None:
 
 
 def feedback_flows_back_in_order_and_frees_the_slot(make: MakeSamples) -> None:
-    """Each writer hears about its own segments, oldest first; until then their slots are not free."""
+    """Each writer gets the feedback about its own segments, oldest first. Until it has, their slots are not free."""
     feedback = {"priority": FieldSpec(("B",)), "index": FieldSpec(("B",), torch.int64)}
     stream = make(spec_of(num_writers=2, feedback=feedback, capacity=4), LagRule(lag=1, batch=4, exact=True))
     writers, reader = [stream.writer(i) for i in range(2)], stream.reader("trainer")
@@ -261,7 +259,7 @@ def feedback_flows_back_in_order_and_frees_the_slot(make: MakeSamples) -> None:
 
 
 def readers_have_their_own_cursor(make: MakeSamples) -> None:
-    """Each named reader sees every segment; a slot is free when all have released it; each has its own account."""
+    """Each named reader reads every segment and has its own account. A slot is free when all readers have released it."""
     stream = make(spec_of(readers=("a", "b"), capacity=2), LagRule(lag=9, batch=1, exact=True))
     writer, a, b = stream.writer(0), stream.reader("a"), stream.reader("b")
     write(writer, 0.0)
@@ -279,7 +277,7 @@ def readers_have_their_own_cursor(make: MakeSamples) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- checkpoint
 def snapshot_mid_flight_goes_on_identically(make: MakeSamples) -> None:
-    """Reserved, finished and answered segments come back; a reader, a writer and the account go on as if nothing was."""
+    """Reserved, committed and released segments are restored; readers, writers and accounts go on identically."""
     feedback = {"priority": FieldSpec(("B",))}
     spec = spec_of(num_writers=2, capacity=6, feedback=feedback)
     policy = LagRule(lag=2, batch=2, exact=True)
@@ -313,7 +311,7 @@ def _go_on(stream: SampleStream, index: int) -> list[object]:
 
 
 def a_slot_is_reused_not_reallocated(make: MakeSamples) -> None:
-    """A segment is a view of the stream's memory: taking it twice over the life of a slot gives the same addresses."""
+    """A segment is a view of the stream's memory: a slot has the same address each time."""
     stream = make(spec_of(capacity=1), LagRule(lag=9, batch=1, exact=True))
     addresses = set()
     for k in range(3):

@@ -1,8 +1,8 @@
-"""Contract check for transports: what every sample stream, parameter channel and inference stream must guarantee.
+"""The contract check for transports: the guarantees of sample streams, parameter channels and inference streams.
 
-A transport is given as factories of its ends. Where it can, let a factory attach the two ends apart (two mappings of the same
-memory, two connections), so that what they share is only what the transport carries. Each check returns one sentence per
-broken property; an empty list is a pass. `SAMPLES`, `RANKS`, `PARAMS` and `INFERENCE` are the single properties, by name.
+A transport is given as factories of its ends. If possible, a factory attaches the two ends separately (two mappings of the same
+memory, two connections), so that they share only what the transport carries. Each check returns one sentence for each broken
+property; an empty list is a pass. `SAMPLES`, `RANKS`, `PARAMS` and `INFERENCE` are the single properties, by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TypeVar
 from runnel.testing.inference_properties import INFERENCE, InferenceEnds, MakeInference
 from runnel.testing.param_properties import PARAMS, MakeParams, ParamEnds
 from runnel.testing.rank_properties import RANKS, MakeRanks, RankStream
-from runnel.testing.sample_properties import SAMPLES, MakeSamples, SampleStream
+from runnel.testing.sample_account import MakeSamples, SampleStream
+from runnel.testing.sample_properties import SAMPLES
 
 __all__ = [
     "INFERENCE",

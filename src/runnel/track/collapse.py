@@ -1,7 +1,7 @@
-"""A watch on every update: has the run collapsed, since when, what does that usually mean, and which settings to change.
+"""Watches every update for a collapse: since when, what it usually means, and which settings to change.
 
-Pure: rows of metrics in, findings out. What a collapse looks like is a table (`track/collapse_rules.py`); this file counts how
-long each rule holds, and tells a run that has collapsed from one that has learned its task.
+Pure: rows of metrics in, findings out. The table in `track/collapse_rules.py` says what a collapse looks like. This file counts
+how long each rule holds, and distinguishes a run that has collapsed from one that has learned its task.
 """
 
 from __future__ import annotations
@@ -10,32 +10,38 @@ import fnmatch
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from runnel.core.state import State
 from runnel.track.collapse_rules import RULES, CollapseRule, World
+from runnel.track.folder import Row, Settings
+
+if TYPE_CHECKING:  # only the name: that module imports torch, which the board and reports start without
+    from runnel.core.state import State
 
 Level = Literal["collapse", "note", "over", "still"]
 SHARED = (
     *("eval", "checkpoint", "record", "placement", "cluster", "staleness", "vector", "net", "replay"),
     *("data", "filter", "lm", "learner", "engine"),
 )
-"""Groups of settings that are not an algorithm's own: `*` in a rule does not stand for them."""
+"""Groups of settings that do not belong to an algorithm: `*` in a rule does not match them."""
 FIRST_EPISODES = 20
-"""Before so many episodes their mean says little about the policy."""
+"""With fewer episodes their mean says little about the policy."""
 NEAR = 0.05
-"""This share below its goal a run counts as having reached it: training explores, evaluation does not."""
+"""A run counts as having reached its goal from this share below it: training explores, evaluation does not."""
 SAME = 1e-6
-"""Numbers that differ by this share are the same."""
+"""Numbers that differ by less than this share count as equal."""
 SIGNAL = ("groups_zero_signal",)
 SIGNED = -1e-3
-"""An entropy below this is a density's (continuous actions): 0 then means nothing."""
+"""An entropy below this comes from a density (continuous actions). There, an entropy of 0 means nothing special."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What there is to tell: `collapse` is a warning, `note` the same state in a run that has learned its task, `over` its end;
-    `still` says that a run which was resumed in a collapse has not come out of it, and was told before."""
+    """A message about the run.
+
+    Level `collapse` is a warning. `note` is the same state in a run that has learned its task. `over` is the end of a collapse.
+    `still` says that a run which was resumed in a collapse, reported before, has not come out of it.
+    """
 
     kind: str
     level: Level
@@ -45,7 +51,7 @@ class Finding:
 
 @dataclass
 class Hold:
-    """How long a rule has held, how good the run was meanwhile, and what was told of it."""
+    """How long a rule has held, how good the run was meanwhile, and which level was reported."""
 
     num: int = 0
     since: int = 0
@@ -58,13 +64,13 @@ class Hold:
 
 @dataclass
 class Span:
-    """How good the run has been: the lowest and the highest level, and the newest."""
+    """How good the run has been: the lowest, the highest and the newest return or reward."""
 
     low: float = math.inf
     high: float = -math.inf
     now: float = math.nan
 
-    def take(self, level: float) -> None:
+    def add(self, level: float) -> None:
         self.low, self.high, self.now = min(self.low, level), max(self.high, level), level
 
     @property
@@ -73,13 +79,13 @@ class Span:
 
 
 class Watcher:
-    """The rules of one run. `settings` are those of its config by dotted name, without those that nothing would read."""
+    """Applies the rules to one run. `settings` are those of its config by dotted name, without the unused ones."""
 
-    def __init__(self, settings: Mapping[str, Any], *, world: World) -> None:
+    def __init__(self, settings: Settings, *, world: World) -> None:
         self._settings, self._world = dict(settings), world
         self._rules = [rule for rule in RULES if rule.world == world]
         self._resumed: dict[str, int] = {}
-        """Updates since a resume, of each collapse that the run was resumed in."""
+        """Updates since a resume, for each collapse that was open at the resume."""
         self._restart()
 
     def _restart(self) -> None:
@@ -87,26 +93,26 @@ class Watcher:
         self._level = Span()
         self._had_signal = self._signed = False
         self._largest = 0.0
-        """The largest return or reward so far, without its sign."""
+        """The largest absolute return or reward so far."""
         self._steady: tuple[float, float, int] = (math.nan, 0.0, 0)
-        """A return, and the episodes and the version since which it has not changed."""
+        """The last return, and the number of episodes and the version since which it has not changed."""
 
     def see(self, version: int, metrics: Mapping[str, float]) -> list[Finding]:
-        """Take the metrics of one update; what there is to tell about it, once for each time that it happens."""
-        self._take(version, metrics)
+        """Add the metrics of one update. Returns the findings; each state is reported once while it lasts."""
+        self._note_levels(version, metrics)
         found: list[Finding] = []
         for rule in self._rules:
             holds = self._test(rule, metrics)
             if holds is None:
                 continue
             hold = self._holds[rule.kind]
-            finding = self._held(rule, hold, version) if holds else self._not_held(rule, hold)
+            finding = self._on_held(rule, hold, version) if holds else self._on_not_held(rule, hold)
             found += [] if finding is None else [finding]
         return found
 
     # -------------------------------------------------------------------------------------------------------------- the row
-    def _take(self, version: int, metrics: Mapping[str, float]) -> None:
-        """What later rows are compared with."""
+    def _note_levels(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Update the numbers that later rows are compared with."""
         episodes = metrics.get("episodes", 0.0)
         level = metrics.get("return")
         if self._world == "language":
@@ -114,22 +120,23 @@ class Watcher:
         if level is not None:
             self._largest = max(self._largest, abs(level))
             if self._world == "language" or episodes >= FIRST_EPISODES:
-                self._level.take(level)
-            if not abs(level - self._steady[0]) <= SAME * max(1.0, abs(level)):  # also true of the first one, beside NaN
+                self._level.add(level)
+            # `not <=` and not `>`: the first comparison is with NaN, and must count as a change
+            if not abs(level - self._steady[0]) <= SAME * max(1.0, abs(level)):
                 self._steady = (level, episodes, version)
         self._signed = self._signed or metrics.get("entropy", 0.0) < SIGNED
         self._had_signal = self._had_signal or ("groups_zero_signal" in metrics and not _is_silent(metrics))
 
     def _test(self, rule: CollapseRule, metrics: Mapping[str, float]) -> bool | None:
-        """Whether a rule holds for a row; None if the row says nothing about it. It runs for every rule at every update."""
+        """Whether a rule holds for a row; None if the row lacks its metrics. This runs for every rule at every update."""
         test, limit = rule.test, rule.limit
-        if test == "beyond_returns":  # before a first return there is nothing to compare with
+        if test == "beyond_returns":  # without a first return there is nothing to compare with
             found = [] if math.isnan(self._steady[0]) else [name for name in rule.metrics if name in metrics]
             return any(self._beyond(name, metrics[name], limit) for name in found) if found else None
         value = metrics.get(rule.metrics[0])
         if value is None or (rule.beside and rule.beside not in metrics):
             return None
-        if test == "at_most":  # without signal there is no gradient: that is told as such
+        if test == "at_most":  # groups without signal have no gradient: another rule reports that
             return value <= limit and not _is_silent(metrics)
         if test == "near_zero":
             return value <= limit and not self._signed
@@ -142,18 +149,19 @@ class Watcher:
         return _is_silent(metrics) and self._had_signal == (rule.kind == "no signal")
 
     def _most_clipped(self, metrics: Mapping[str, float]) -> float:
-        """The largest clip fraction that there can be: the first optimiser step of an update has ratios of 1."""
+        """The largest possible clip fraction: in the first optimiser step of an update all ratios are 1, so none is clipped."""
         of_tokens = self._number("learner.num_epochs") * self._number("learner.num_minibatches")
         steps = metrics.get("optimiser_steps", of_tokens)
         return 1.0 - 1.0 / steps if steps > 1 else 1.0
 
     def _beyond(self, name: str, value: float, limit: float) -> bool:
-        """Losses are squares, so they are compared with the square of the largest return."""
+        """Whether a loss or a value is far beyond the returns. Losses are squares, so they are compared with squared
+        returns."""
         scale = 1.0 + self._largest
         return abs(value) >= limit * (scale if name == "q" else scale * scale)
 
     # ------------------------------------------------------------------------------------------------------------- counting
-    def _held(self, rule: CollapseRule, hold: Hold, version: int) -> Finding | None:
+    def _on_held(self, rule: CollapseRule, hold: Hold, version: int) -> Finding | None:
         hold.clear = 0
         if hold.num == 0:
             hold.since = self._steady[2] if rule.test == "constant" else version
@@ -164,21 +172,21 @@ class Watcher:
             return self._still(rule, hold)
         if hold.num < rule.updates:
             return None
-        level, why = self._judge(rule, hold)
+        level, why = self._classify(rule, hold)
         if level == hold.told or not level:
             return None
         hold.told = level
         return Finding(rule.kind, level, hold.since, self._words(rule, hold, level, why))
 
     def _still(self, rule: CollapseRule, hold: Hold) -> Finding | None:
-        """A resumed run has as long to come out of a collapse as it takes to tell one."""
+        """After a resume, a collapse is reported as `still` open after as many updates as it takes to report one."""
         if rule.kind not in self._resumed:
             return None
         self._resumed[rule.kind] += 1
         return Finding(rule.kind, "still", hold.since, "") if self._resumed[rule.kind] == rule.updates else None
 
-    def _not_held(self, rule: CollapseRule, hold: Hold) -> Finding | None:
-        """A state that was told is over when it has been away for as long as it takes to tell it."""
+    def _on_not_held(self, rule: CollapseRule, hold: Hold) -> Finding | None:
+        """A reported state is over when it has been away for as many updates as it takes to report it."""
         if hold.num == 0:
             return None
         hold.clear += 1
@@ -190,12 +198,12 @@ class Watcher:
             return None
         return Finding(rule.kind, "over", hold.since, f"the collapse since version {hold.since} ({rule.kind}) is over")
 
-    # -------------------------------------------------------------------------------------------------------------- judging
-    def _judge(self, rule: CollapseRule, hold: Hold) -> tuple[Level | Literal[""], str]:
-        """`collapse`, or `note` where the run has learned its task, with the reason; nothing where there is nothing to tell."""
+    # ------------------------------------------------------------------------------------------------------- learned or lost
+    def _classify(self, rule: CollapseRule, hold: Hold) -> tuple[Level | Literal[""], str]:
+        """`collapse`, or `note` for a run that has learned its task, with the reason. Empty if there is nothing to report."""
         if not rule.may_be_solved or not self._level.high > -math.inf:
             return "collapse", ""
-        why = self._solved_text(hold) if self._world == "language" else self._kept()
+        why = self._why_solved(hold) if self._world == "language" else self._why_kept()
         if rule.test != "constant":
             return ("note", why) if why else ("collapse", self._lost())
         if not self._level.varies:
@@ -205,7 +213,7 @@ class Watcher:
             )
         return ("", "") if why else ("collapse", self._lost())
 
-    def _solved_text(self, hold: Hold) -> str:
+    def _why_solved(self, hold: Hold) -> str:
         """Why a language model counts as having learned its task; empty if it does not."""
         mean = hold.total / max(hold.num, 1)
         for name in ("eval.pass_reward", "eval.stop_return"):
@@ -217,8 +225,8 @@ class Watcher:
             return f"each update has {mean:.3g}, the most that was seen: the task is solved, or too easy"
         return ""
 
-    def _kept(self) -> str:
-        """Why a policy counts as having learned its environment: it reached the goal, or kept half of what it gained."""
+    def _why_kept(self) -> str:
+        """Why a policy counts as having learned its environment: it reached the goal, or it kept half of what it gained."""
         goal, level = self._settings.get("eval.stop_return"), self._level
         if goal is not None:
             near = level.now >= goal - NEAR * abs(goal)
@@ -253,7 +261,7 @@ class Watcher:
         return "; ".join(parts)
 
     def _named(self, pattern: str) -> list[str]:
-        """The settings of this run that a pattern of a rule stands for."""
+        """The settings of this run that a pattern of a rule matches."""
         if not pattern.startswith("*."):
             return [pattern] if pattern in self._settings else []
         return [n for n in fnmatch.filter(self._settings, pattern) if n.partition(".")[0] not in SHARED and n.count(".") == 1]
@@ -274,7 +282,7 @@ class Watcher:
         }
 
     def restore(self, state: State) -> None:
-        """Go on from a snapshot; an empty one (older checkpoints) starts the watch anew."""
+        """Go on from a snapshot. An empty one (of older checkpoints) starts anew."""
         self._restart()
         if not state:
             return
@@ -287,18 +295,19 @@ class Watcher:
 
 
 def _is_silent(metrics: Mapping[str, float]) -> bool:
-    """Whether rewards say nothing about a batch of groups. Some algorithms learn from rewards that differ between prompts
-    alone: then their loss is not 0."""
+    """Whether a batch of groups gives no gradient: all rewards in each group are equal, and the loss is 0. Some algorithms also
+    learn from differences between prompts; then the loss is not 0."""
     return metrics.get("groups_zero_signal", 0.0) >= 1.0 and metrics.get("loss/policy", 0.0) == 0.0
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without infinities and NaN, which a checkpoint's JSON has no words for: they are what an empty state starts with."""
+def _finite(values: Row) -> Row:
+    """The values without infinities and NaN, which the strict JSON of a checkpoint cannot hold; they are the defaults
+    anyway."""
     return {k: v for k, v in values.items() if not (isinstance(v, float) and not math.isfinite(v))}
 
 
-def shown(value: Any) -> str:
-    """A setting as a user would write it.
+def shown(value: object) -> str:
+    """A setting as a user writes it.
 
     >>> shown(1e-4), shown("linear(1, 0)"), shown(None), shown("")
     ('0.0001', 'linear(1, 0)', 'none', 'none')
@@ -308,14 +317,14 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def told(rows: Collection[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of the events of a run those that tell of a collapse that is not over, in their order."""
-    found: dict[str, Mapping[str, Any]] = {}
+def open_collapses(rows: Collection[Row]) -> list[Row]:
+    """The events that report a collapse that is not over, in their order. `rows` are the events of a run."""
+    found: dict[str, Row] = {}
     for row in rows:
         if row.get("what") != "collapse":
             continue
         kind = str(row.get("collapse", ""))
-        found.pop(kind, None)
+        found.pop(kind, None)  # so that it is behind those that were reported before it
         if not row.get("over"):
             found[kind] = row
     return list(found.values())

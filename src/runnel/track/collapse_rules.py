@@ -1,6 +1,6 @@
-"""What a collapse looks like, as a table: which metric, beyond which limit, for how long, what it means, what to change.
+"""The rules that detect a collapse, as a table: which metric, which limit, for how long, what it means, what to change.
 
-`track/collapse.py` reads it. docs/guides/collapse.md shows it; a test compares the two.
+`track/collapse.py` applies them. docs/guides/collapse.md shows them, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Literal
 World = Literal["environment", "language"]
 Test = Literal["at_least", "at_most", "near_zero", "clipped", "beyond_returns", "constant"]
 Fix = tuple[str, tuple[str, ...]]
-"""What to do (raise, lower, ...), and to which settings: dotted names in which `*` stands for the algorithm's own group. Those
-that a recipe does not have are left out."""
+"""What to do (raise, lower, ...), and with which settings: dotted names, in which `*` stands for the algorithm's own group.
+Settings that a recipe does not have are left out."""
 
 NO_ENTROPY = 1e-3
-"""Nats. A choice between two actions of which one is taken 9,999 times in 10,000 has this entropy."""
+"""Nats. A policy that takes one of two actions 9,999 times in 10,000 has this entropy."""
 NO_GRADIENT = 1e-12
-"""A float32 gradient that is smaller is 0 but for rounding; the smallest of healthy runs are about 1e-6."""
+"""A float32 gradient norm below this is rounding error. The smallest of healthy runs are about 1e-6."""
 STEADY_EPISODES = 300
-"""Episodes in a row that must have had one and the same return: three times the window of the metric `return`."""
+"""Episodes in a row with the same return: three times the window of the metric `return`."""
 
 
 @dataclass(frozen=True)
 class CollapseRule:
-    """One way to collapse. It holds for a row if `test` says so of any of `metrics`; rows without them say nothing."""
+    """One way to collapse. It holds for a row if `test` is true for any of `metrics`. Rows without them do not count."""
 
     kind: str
     world: World
@@ -32,16 +32,16 @@ class CollapseRule:
     test: Test
     limit: float
     updates: int
-    """So many rows in a row must show it before it is told, and must not show it before it is over."""
+    """Consecutive rows that must show it before it is reported, and that must not show it before it is over."""
     shows: str
-    """What is the matter, in words."""
+    """What is wrong, in words."""
     means: str
-    """What it usually comes from."""
+    """What usually causes it."""
     fixes: tuple[Fix, ...]
     beside: str = ""
     """Only rows that have this metric count."""
     may_be_solved: bool = False
-    """A run that has learned its task can look the same: then it is a note, and no collapse."""
+    """Whether a run that has learned its task can look the same. Such a run gets a note, and no warning."""
 
 
 RULES: tuple[CollapseRule, ...] = (

@@ -1,7 +1,7 @@
-"""Cutting a file of rows back to where it ended at a checkpoint, also when the file was damaged since.
+"""Cuts a file of rows back to where it ended at a checkpoint, even if the file was damaged since.
 
-A checkpoint stores how long the file was, and the SHA-256 of what it held. A file that is no longer that is not cut at the
-stored length, which might lie in the middle of a row, but behind the last row of the checkpoint's version.
+A checkpoint stores the length of the file and the SHA-256 of its content. If the content is another now, the stored length may
+lie in the middle of a row. Then the file is cut behind the last row of the checkpoint's version instead.
 """
 
 from __future__ import annotations
@@ -10,13 +10,23 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
-from runnel.track.folder import read_rows
+from runnel.track.folder import Row, read_rows
 
 BLOCK = 1 << 20
+"""Bytes that are hashed at once."""
+
+
+class FileMark(TypedDict):
+    """Where a file ended at a checkpoint."""
+
+    offset: int
+    """Its length in bytes."""
+    digest: NotRequired[str | None]
+    """SHA-256 of its content. Checkpoints of older versions have none."""
 
 
 def digest_of(path: Path, size: int) -> str:
@@ -30,9 +40,8 @@ def digest_of(path: Path, size: int) -> str:
     return "" if left else found.hexdigest()
 
 
-def cut_rows(path: Path, mark: Mapping[str, Any], version: int) -> str:
-    """Cut a file back to `mark` (`offset`, and `digest` if it was stored), its length at the checkpoint of `version`; returns
-    what is lost of it, in words."""
+def cut_rows(path: Path, mark: FileMark, version: int) -> str:
+    """Cut a file back to `mark`, its end at the checkpoint of `version`. Returns what is lost of it, in words."""
     offset, digest = int(mark["offset"]), mark.get("digest")
     if _is_whole(path, offset, digest):
         if path.is_file():
@@ -46,17 +55,18 @@ def cut_rows(path: Path, mark: Mapping[str, Any], version: int) -> str:
 
 
 def _is_whole(path: Path, offset: int, digest: str | None) -> bool:
+    """Whether the first `offset` bytes are what they were at the checkpoint."""
     if digest is not None:
         return digest_of(path, offset) == digest
     if offset == 0 or not path.is_file() or path.stat().st_size < offset:
         return offset == 0
-    with path.open("rb") as file:  # a checkpoint of before digests: it ends a row
+    with path.open("rb") as file:  # a checkpoint without a digest: at least a row must end there
         file.seek(offset - 1)
         return file.read(1) == b"\n"
 
 
 def _behind_checkpoint(path: Path, offset: int) -> int:
-    """A checkpoint is told right after it was made, and that event stays."""
+    """Where to cut: behind the event that reports the checkpoint, which is written right after it."""
     with path.open("rb") as file:
         file.seek(offset)
         line = file.readline()
@@ -65,7 +75,7 @@ def _behind_checkpoint(path: Path, offset: int) -> int:
 
 
 def _end_of_kept(data: bytes, version: int) -> int:
-    """Where the last whole row ends that is not of a later version, or of the end of a run."""
+    """The end of the last whole row that is of `version` or an earlier one, and no `end` row."""
     end = data.rfind(b"\n") + 1
     while end:
         start = data.rfind(b"\n", 0, end - 1) + 1
@@ -76,7 +86,7 @@ def _end_of_kept(data: bytes, version: int) -> int:
     return end
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
     except ValueError:
@@ -85,6 +95,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _lost(path: Path, num_bytes: int, version: int) -> str:
+    """What is missing from the cut file, in words."""
     updates = [int(row["version"]) for row in read_rows(path)[0] if row.get("kind") == "update"] if path.is_file() else []
     if gaps := gaps_of(updates, version):
         return "no rows of " + ", ".join(f"version {a}" if a == b else f"versions {a} to {b}" for a, b in gaps)
@@ -92,7 +103,9 @@ def _lost(path: Path, num_bytes: int, version: int) -> str:
 
 
 def gaps_of(versions: Sequence[int], last: int) -> list[tuple[int, int]]:
-    """First and last of the versions that have no row, up to version `last`; rows of a run are equally far apart.
+    """The ranges (first, last) of versions without a row, up to version `last`.
+
+    Rows of a run are equally far apart; the most frequent distance counts as the usual one.
 
     >>> gaps_of([1, 2, 5], 8), gaps_of([10, 20, 40], 45), gaps_of([], 3)
     ([(3, 4), (6, 8)], [(21, 39)], [(1, 3)])

@@ -1,8 +1,8 @@
-"""evals.jsonl: what `runnel eval` measured on a finished run, a row each time, for reports and model cards.
+"""evals.jsonl: what `runnel eval` measured on a finished run, one row each time, for reports and model cards.
 
-A row: `version` of the parameters, `episodes`, `seed`, every return, per-episode numbers (`extra`), and when. These evaluations
-play other episodes than training and its own evaluations, so a score from here is a fresh one. `best`: of the version with the
-best evaluation. `elsewhere`: on another environment than the run's own.
+A row holds the `version` of the parameters, the number of `episodes`, the `seed`, every return, per-episode numbers (`extra`),
+and the time. These evaluations play other episodes than training and its own evaluations did, so their scores are fresh. `best`
+marks an evaluation of the version with the best evaluation, `elsewhere` one on another environment than the run's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.eval.statistics import bootstrap_interval, iqm, median, share_interval, summarise
@@ -24,7 +23,7 @@ FILE = "evals.jsonl"
 def make_eval_row(
     returns: Sequence[float], extra: Mapping[str, Sequence[float]], *, version: int, seed: int, when: datetime
 ) -> Row:
-    """What one measurement leaves behind."""
+    """The row of one measurement."""
     s = summarise(returns)
     summary = {"mean": s.mean, "low": s.low, "high": s.high, "median": s.median, "iqm": s.iqm}
     for name, statistic in (("median", median), ("iqm", iqm)):
@@ -39,7 +38,7 @@ def _interval(values: Sequence[float]) -> dict[str, float]:
     return {"value": sum(values) / len(values), "low": low, "high": high, "prompts": len(values)}
 
 
-def append_eval(run: Path | str, row: Mapping[str, Any]) -> Path:
+def append_eval(run: Path | str, row: Mapping[str, object]) -> Path:
     """Add a row to a run's evals.jsonl."""
     path = Path(run) / FILE
     try:
@@ -53,8 +52,11 @@ def append_eval(run: Path | str, row: Mapping[str, Any]) -> Path:
 
 
 def read_evals(run: Path | str) -> tuple[list[Row], list[str]]:
-    """The rows, oldest first, and what was wrong with the file. Those of the best version, or on another environment, are left
-    out: a report compares the newest policies on their own tasks."""
+    """The rows, oldest first, and what is wrong with the file.
+
+    Rows of the best version and rows on another environment are left out: a report compares the newest policies on their own
+    tasks.
+    """
     path = Path(run) / FILE
     rows, problems = read_rows(path) if path.is_symlink() or path.exists() else ([], [])
     return [row for row in rows if not row.get("best") and not row.get("elsewhere")], problems

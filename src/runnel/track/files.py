@@ -1,7 +1,7 @@
-"""Files of a run's folder, taken for what they should be: regular files in that folder, and no links, pipes or devices.
+"""Opens files of a run's folder, and only regular files: no links, pipes or devices.
 
-A folder may come from somebody else. A link in it would show, or overwrite, a file of whoever reads it; a pipe or a device
-would hold him up for ever, and a file without an end of line would fill his memory.
+A folder may come from somebody else. A link in it could show or overwrite another file of the person who opens the folder.
+Reading a pipe or a device could block forever. A file without line ends could fill the memory, so lines and files have a limit.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_JSON = 64 << 20
-"""Bytes of a file that is read as one object: a config, what a run is, a study."""
+"""Largest size in bytes of a file that is read as one object: config.json, run.json, study.json."""
 MAX_LINE = 64 << 20
-"""Bytes of a line; longer ones are no rows."""
+"""Largest length in bytes of a line that is read as a row."""
 KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 
 
 class NotRegularError(OSError):
-    """Something else than a regular file of the folder: says what, and why it is left alone."""
+    """A path that is not a regular file of the folder; the message says what it is."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path.name} {what}; only regular files of the folder are used")
 
 
 def open_regular(path: Path, *, below: Path | None = None) -> BinaryIO:
-    """`path`, to be read. From the folder `below` on (its own, if there is none) nothing on the way may be a link."""
+    """Open `path` for reading. No folder on the way from `below` (default: the file's own folder) may be a link."""
     folder, name = _walk(path, below)
     try:
         _check(path, os.stat(name, dir_fd=folder, follow_symlinks=False))  # opening a device can do something by itself
@@ -36,7 +36,7 @@ def open_regular(path: Path, *, below: Path | None = None) -> BinaryIO:
     finally:
         os.close(folder)
     try:
-        _check(path, os.fstat(file))
+        _check(path, os.fstat(file))  # again: the path may have been replaced between the two calls
     except NotRegularError:
         os.close(file)
         raise
@@ -44,7 +44,10 @@ def open_regular(path: Path, *, below: Path | None = None) -> BinaryIO:
 
 
 def _walk(path: Path, below: Path | None) -> tuple[int, str]:
-    """The folder of `path`, opened, and the name of the file in it."""
+    """A descriptor of the folder of `path`, and the name of the file in it.
+
+    Each folder is opened relative to the one before, so that none can be replaced by a link meanwhile.
+    """
     home = path.parent if below is None else below
     *between, name = path.relative_to(home).parts
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -75,14 +78,14 @@ def is_regular(path: Path, *, below: Path | None = None) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file."""
+    """The size of a regular file in bytes."""
     found = path.lstat()
     _check(path, found)
     return found.st_size
 
 
 def read_regular(path: Path, *, most: int | None = None, below: Path | None = None) -> bytes:
-    """All of `path`; a file of more than `most` bytes is refused."""
+    """The content of `path`. A file of more than `most` bytes is refused."""
     with open_regular(path, below=below) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -91,7 +94,7 @@ def read_regular(path: Path, *, most: int | None = None, below: Path | None = No
 
 
 def open_append(path: Path) -> BinaryIO:
-    """`path`, to be written on at its end; made where it is missing."""
+    """Open `path` for appending; the file is made if it is missing."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if path.is_symlink() or (path.exists() and not path.is_file()):
         _check(path, path.lstat())
@@ -105,14 +108,15 @@ def open_append(path: Path) -> BinaryIO:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, and a link in its place is gone, not followed."""
+    """Write another file, then rename it: a reader sees the old content or the new one. A link at `path` is replaced, not
+    followed."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
             file.write(data)
         new.replace(path)
-    except OSError:  # a full disk keeps nothing of it
+    except OSError:  # the disk is full, say: leave no half file behind
         with suppress(OSError):
             new.unlink(missing_ok=True)
         raise

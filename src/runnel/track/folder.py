@@ -1,4 +1,4 @@
-"""The run folder: what lies where, who made it, and how to read it back even after a kill.
+"""The run folder: which files it holds, how they are written, and how they are read back even after a kill.
 
 config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  best/  report.html
 log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError
@@ -28,14 +28,17 @@ from runnel.track.files import MAX_JSON, NotRegularError, open_append, open_regu
 from runnel.track.locks import Holder, holder_of, locked, locked_files
 
 Row = dict[str, Any]
+"""A JSON object in a file of a run. Anyone may have written it, so a reader tests the type of each field that it uses."""
+Settings = Mapping[str, Any]
+"""The settings of a run, as plain data."""
 ORDERS = ("stop", "scale", "checkpoint")
 WRITTEN = (
     *("config.json", "run.json", "metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl"),
     *("control.json", "log.txt"),
 )
-"""Files of a run that are written on in their place."""
+"""Files of a run that are written in place."""
 LONGEST_NAME = 200
-"""Bytes of a folder's name: file systems allow 255, and files beside a run have its name and more."""
+"""Bytes of a folder's name. File systems allow 255; the rest is room for suffixes of files that are named after the run."""
 
 PACKAGES = (
     "runnel",
@@ -53,6 +56,31 @@ PACKAGES = (
     "ray",
     "wandb",
 )
+"""Packages whose versions run.json notes."""
+
+
+class GitState(TypedDict, total=False):
+    """The work tree that a run was started in; empty outside of a repository."""
+
+    commit: str
+    dirty: bool
+    """Whether there were uncommitted changes."""
+
+
+class RunInfo(TypedDict):
+    """What run.json holds: all that is needed to run it again."""
+
+    recipe: str
+    subject: str
+    command: str
+    seed: int
+    created: str
+    versions: dict[str, str]
+    git: GitState
+    python: str
+    platform: str
+    graph: str
+    dataflow: Row
 
 
 def run_name(recipe: str, subject: str, *, seed: int, when: datetime) -> str:
@@ -66,7 +94,7 @@ def run_name(recipe: str, subject: str, *, seed: int, when: datetime) -> str:
 
 
 def check_run_name(name: str) -> None:
-    """Raise a `ConfigError` for a name that is not that of one new folder: it would lead elsewhere, or nobody could type it.
+    """Raise a `ConfigError` for a name that is a path, that cannot be typed, or that is too long.
 
     >>> check_run_name("my run 3")
     >>> check_run_name("../x")
@@ -84,7 +112,7 @@ def check_run_name(name: str) -> None:
 
 
 class RunFolder:
-    """Names of the parts of a run folder, and their reading and writing. Building one touches nothing on disk."""
+    """The files of a run folder: their paths, and how to read and write them. The constructor touches nothing on disk."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -105,7 +133,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path | str, name: str) -> RunFolder:
-        """A new folder `root/name`; `name-2`, `name-3`, ... where that is taken. Never writes into an old run."""
+        """Make a new folder `root/name`, or `name-2`, `name-3`, ... if that exists. Never writes into an old run."""
         number = 1
         while True:
             path = Path(root) / (name if number == 1 else f"{name}-{number}")
@@ -122,7 +150,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str, *, field: str = "run") -> RunFolder:
-        """An existing run, or a `ConfigError` of `field` that says what is missing."""
+        """Open an existing run. Raises a `ConfigError` of `field` that says what is missing."""
         if not isinstance(path, str | os.PathLike):
             raise ConfigError(field, path, "give the path of a run's folder")
         folder = cls(path)
@@ -133,7 +161,7 @@ class RunFolder:
         return folder
 
     def check_files(self) -> None:
-        """Raise a `ConfigError` for a link, a pipe or a device in the place of a file: to write there would write elsewhere."""
+        """Raise a `ConfigError` if a file of the run is a link, a pipe or a device: writing to it would write elsewhere."""
         for name in WRITTEN:
             try:
                 size_of(self.path / name)
@@ -144,17 +172,17 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While the block lasts, this process alone writes into the run; a second one that wants to is refused."""
+        """Hold the lock of the run. A second process that wants it meanwhile gets a `ConfigError`."""
         with locked(self.path, "run", "another process is training it; wait for it to end, or stop it"):
             yield
 
-    def add_order(self, order: Mapping[str, Any]) -> None:
-        """Ask the process that trains the run for something: `{"op": "stop"}`, `{"op": "scale", "numbers": {"actor": 4}}`."""
+    def add_order(self, order: Mapping[str, object]) -> None:
+        """Send an order to the process that trains the run: `{"op": "stop"}`, `{"op": "scale", "numbers": {"actor": 4}}`."""
         with told_if_refused(self.path, what=f"the order {order.get('op')!r} was not given"), open_append(self.orders) as file:
             file.write(json.dumps(dict(order)).encode() + b"\n")
 
-    def read_orders(self, start: int) -> tuple[list[dict[str, Any]], int]:
-        """Orders from byte `start` on, and where the next begins; -1 skips what was there before."""
+    def read_orders(self, start: int) -> tuple[list[Row], int]:
+        """The orders from byte `start` on, and the byte where the next one begins. -1 skips all that is there already."""
         if not self.orders.exists():
             return [], max(start, 0)
         if start < 0:
@@ -162,7 +190,7 @@ class RunFolder:
         with open_regular(self.orders) as file:
             file.seek(start)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
+        whole = data[: data.rfind(b"\n") + 1]  # an order may be half written now; the next call reads the whole of it
         found = []
         for line in whole.splitlines():
             try:
@@ -174,17 +202,17 @@ class RunFolder:
         return found, start + len(whole)
 
     def open_control(self) -> str:
-        """Let whoever has the token that this returns give orders over the board. Only its hash is written down."""
+        """Make and return a token. Whoever has it may give orders over the board. Only its salted hash is written to disk."""
         token, salt = secrets.token_urlsafe(16), secrets.token_hex(16)
         _write_json(self.control, {"salt": salt, "sha256": _hash(salt, token)})
         return token
 
     def close_control(self) -> None:
-        """No token is good any more."""
+        """Withdraw the token: no token is valid from now on."""
         self.control.unlink(missing_ok=True)
 
     def may_control(self, token: str) -> bool:
-        """Whether `token` is the one that the run printed when it was last started; takes as long for any other."""
+        """Whether `token` is the one that the run printed at its last start."""
         try:
             data = _read_json(self.control)
         except ConfigError:
@@ -192,10 +220,11 @@ class RunFolder:
         salt, known = data.get("salt"), data.get("sha256")
         if not isinstance(salt, str) or not isinstance(known, str):
             return False
+        # takes equally long for every wrong token, so that its duration tells nothing about the right one
         return hmac.compare_digest(_hash(salt, token).encode(), known.encode())
 
     def holder(self) -> Holder:
-        """Who trains the run now, as far as this machine can see. Takes no lock, so it gets in nobody's way."""
+        """Who trains the run now, as far as this machine can see. Takes no lock, so it never makes a starting run fail."""
         return holder_of(self.path, locked_files())
 
     def is_held(self) -> bool:
@@ -203,18 +232,18 @@ class RunFolder:
         return self.holder().state == "here"
 
     def changed(self) -> float:
-        """When its metrics were last written, in seconds since 1970; 0.0 if never."""
+        """When metrics.jsonl was last written, in seconds since 1970; 0.0 if never."""
         try:
             return self.metrics.stat().st_mtime
         except OSError:
             return 0.0
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """The resolved configuration, as plain data."""
+    def write_config(self, config: Settings) -> None:
+        """Write the resolved configuration."""
         _write_json(self.config, config)
 
-    def read_config(self) -> dict[str, Any]:
-        """The settings of the run, in today's names and values (`core/old_configs.py`)."""
+    def read_config(self) -> Row:
+        """The settings of the run. Names and values of older versions are converted to today's (`core/old_configs.py`)."""
         return todays_config(_read_json(self.config))
 
     def write_run_info(
@@ -226,40 +255,41 @@ class RunFolder:
         created: datetime,
         subject: str = "",
         graph: str = "",
-        dataflow: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Write run.json: everything that one needs to know to run it again. Returns what was written."""
-        info = {
-            "recipe": recipe,
-            "subject": subject,
-            "command": command if isinstance(command, str) else " ".join(command),
-            "seed": seed,
-            "created": created.isoformat(timespec="seconds"),
-            "versions": package_versions(),
-            "git": git_state(Path.cwd()),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "graph": graph,
-            "dataflow": dict(dataflow or {}),
-        }
+        dataflow: Row | None = None,
+    ) -> RunInfo:
+        """Write run.json. Returns what was written."""
+        info = RunInfo(
+            recipe=recipe,
+            subject=subject,
+            command=command if isinstance(command, str) else " ".join(command),
+            seed=seed,
+            created=created.isoformat(timespec="seconds"),
+            versions=package_versions(),
+            git=git_state(Path.cwd()),
+            python=platform.python_version(),
+            platform=platform.platform(),
+            graph=graph,
+            dataflow=dataflow or {},
+        )
         _write_json(self.info, info)
         return info
 
-    def change_run_info(self, **fields: Any) -> dict[str, Any]:
-        """Write some fields of run.json anew; returns what they were."""
+    def change_run_info(self, **fields: object) -> Row:
+        """Change some fields of run.json. Returns their old values."""
         info = self.read_run_info()
         _write_json(self.info, {**info, **fields})
         return {name: info.get(name) for name in fields}
 
-    def read_run_info(self) -> dict[str, Any]:
+    def read_run_info(self) -> Row:
+        """The content of run.json, as somebody may have left it: `RunInfo` where it is whole."""
         return _read_json(self.info)
 
     def read_rows(self) -> tuple[list[Row], list[str]]:
-        """The rows of metrics.jsonl, and what was wrong with the file."""
+        """The rows of metrics.jsonl, and a sentence for each thing that is wrong with the file."""
         return read_rows(self.metrics)
 
     def checkpoint_sizes(self) -> list[tuple[str, int]]:
-        """Name and bytes of each checkpoint, oldest name first."""
+        """Name and size in bytes of each checkpoint, the oldest first."""
         if not self.checkpoints.is_dir():
             return []
         return [(entry.name, _size(entry)) for entry in sorted(self.checkpoints.iterdir()) if not entry.name.startswith(".")]
@@ -269,8 +299,8 @@ def _hash(salt: str, token: str) -> str:
     return hashlib.sha256(f"{salt}:{token}".encode(errors="surrogatepass")).hexdigest()
 
 
-def _is_order(order: Mapping[str, Any]) -> bool:
-    """Whether a run can do what is asked; anyone who may write into its folder may have written it."""
+def _is_order(order: Row) -> bool:
+    """Whether this is an order that a run can follow; anyone who may write into its folder may have written it."""
     if order.get("op") != "scale":
         return order.get("op") in ORDERS
     numbers = order.get("numbers")
@@ -280,7 +310,7 @@ def _is_order(order: Mapping[str, Any]) -> bool:
 def read_rows(path: Path | str) -> tuple[list[Row], list[str]]:
     """Every readable row of a JSON-lines file, and one sentence for each line that was skipped.
 
-    A run that was killed may leave half a line; a damaged disk may leave worse. Neither may cost the rest of the file.
+    A killed run may leave half a line, and a damaged disk may leave anything. The rest of the file is read all the same.
     """
     path = Path(path)
     try:
@@ -308,7 +338,7 @@ def read_rows(path: Path | str) -> tuple[list[Row], list[str]]:
 
 
 def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of those packages that are installed, without importing them."""
+    """The versions of the packages that are installed; imports none of them."""
     versions: dict[str, str] = {}
     for name in names:
         try:
@@ -318,8 +348,8 @@ def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     return versions
 
 
-def git_state(path: Path) -> dict[str, Any]:
-    """Commit and cleanliness of the work tree at `path`; empty outside of a repository or without git."""
+def git_state(path: Path) -> GitState:
+    """The commit of the work tree at `path` and whether it has changes; empty outside of a repository or without git."""
     commit = _git(path, "rev-parse", "HEAD")
     if commit is None:
         return {}
@@ -341,13 +371,13 @@ def _size(path: Path) -> int:
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
 
 
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+def _write_json(path: Path, data: Mapping[str, object]) -> None:
     with told_if_refused(path.parent):
         replace_file(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; empty if it is not there, a `ConfigError` if it is damaged."""
+def _read_json(path: Path) -> Row:
+    """The object in `path`; empty if there is no file. Raises a `ConfigError` if the file is damaged."""
     try:
         data = json.loads(read_regular(path, most=MAX_JSON))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""One picture of a run for the terminal: pure functions from what is known to lines of styled text.
+"""Draws the live view for the terminal: pure functions from the state of a run to lines of styled text.
 
-Lines are made by hand rather than from rich's tables: a frame then costs a fraction of a millisecond, and every column is ours.
+Lines are made by hand and not with rich's tables. So a frame costs a fraction of a millisecond, and each column can be placed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import textwrap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from runnel.core.user_code import brief
 from runnel.track.folder import Row
@@ -20,20 +19,23 @@ Span = tuple[str, str]
 Line = list[Span]
 
 RETURN_KEYS = ("return", "reward")
-"""Names under which a learner reports how well it does; the first one present leads."""
+"""Metrics that say how well the agent does. The first one present is shown first."""
 OF_THE_DATA = ("staleness/", "mismatch/", "ess", "version_span")
-"""How metrics start that are shown beside the streams, not among what is learned."""
+"""Prefixes of metrics that are shown beside the streams, and not among the learning metrics."""
 LABEL = 14
 DIM, ACCENT = "bright_black", "cyan"
 MOST_LINES = 5
-"""Lines of the screen that a message about a collapse may take; others are cut to one."""
+"""Most lines that a message about a collapse may take. Other messages take one."""
 LEVELS = {"info": "", "warning": "yellow", "error": "bold red"}
 CONTROL = dict.fromkeys([*range(32), *range(127, 160)], " ")
+
+Numbers = Mapping[str, float | None]
+"""Metrics as a row has them; null stands for a number that was not finite."""
 
 
 @dataclass
 class Picture:
-    """What the view knows of the run: the last row of each kind and short histories, nothing that grows."""
+    """The state of the view: the last row of each kind and short histories. Its size does not grow."""
 
     title: str
     total: float
@@ -48,24 +50,24 @@ class Picture:
     best: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     mismatch: Row = field(default_factory=dict)
-    """The last update that could compare engine and learner: an asynchronous run has few."""
+    """The last update that compares engine and learner. Few updates of an asynchronous run do."""
     messages: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=3))
     collapses: dict[str, str] = field(default_factory=dict)
-    """What was told of each kind of collapse that is not over; it stays on the screen."""
+    """The message of each kind of collapse that is not over. These messages stay on the screen."""
 
-    def take(self, row: Row) -> None:
-        """Note a row. Cheap: it runs for every update."""
+    def add(self, row: Row) -> None:
+        """Update the state with a row. This runs for every update, so it is cheap."""
         kind = row.get("kind")
         if kind == "update":
             self.update = row
             self.left_s = row.get("time", {}).get("left_s")
             self.mismatch = row if "mismatch/kl" in row.get("metrics", {}) else self.mismatch
             value = leading(row.get("metrics", {}))[1]
-            if value is not None and value == value:
+            if value is not None and value == value:  # not NaN
                 self.returns.append(value)
                 self.best = value if self.best is None else max(self.best, value)
             for name, spent in row.get("time", {}).get("stages", {}).items():
-                self.stages[name] = 0.98 * self.stages.get(name, 0.0) + spent
+                self.stages[name] = 0.98 * self.stages.get(name, 0.0) + spent  # the last 50 updates or so weigh most
         elif kind == "eval":
             self.evaluation, self.note = row, ""
         elif kind == "event" and row.get("what") == "collapse":
@@ -79,18 +81,19 @@ class Picture:
 
     @property
     def count(self) -> float:
-        """How far the run is, in its own unit."""
+        """How far the run is, in `unit`."""
         return float(self.update.get({"updates": "version"}.get(self.unit, self.unit)) or 0)
 
     @property
     def progress(self) -> float:
+        """How far the run is, from 0 to 1."""
         known = self.update.get("progress")
         share = float(known) if known is not None else self.count / max(self.total, 1)
         return min(max(share, 0.0), 1.0)
 
 
-def leading(metrics: Mapping[str, float | None]) -> tuple[str, float | None]:
-    """Name and value of the number that says how well the agent does."""
+def leading(metrics: Numbers) -> tuple[str, float | None]:
+    """Name and value of the metric that says how well the agent does."""
     for name in RETURN_KEYS:
         if name in metrics:
             return name, metrics[name]
@@ -98,7 +101,7 @@ def leading(metrics: Mapping[str, float | None]) -> tuple[str, float | None]:
 
 
 def clean(text: str) -> str:
-    """One line, without control characters (a message must not be able to move the cursor) or halves of characters."""
+    """The text in one line, without control characters (a message must not move the cursor) and without lone surrogates."""
     return text.translate(CONTROL).encode(errors="replace").decode()
 
 
@@ -114,7 +117,7 @@ def frame(picture: Picture, *, width: int, height: int) -> list[Line]:
 
 
 def one_line(picture: Picture) -> str:
-    """Progress for a log: no colours, no cursor."""
+    """The progress as one line of plain text, for a log."""
     metrics = picture.update.get("metrics", {})
     name, value = leading(metrics)
     parts = [
@@ -151,7 +154,7 @@ def describe_eval(row: Row) -> str:
 
 
 def rate_unit(picture: Picture) -> str:
-    """What the run's speed counts."""
+    """The unit of the run's speed."""
     return "tokens/s" if picture.unit == "tokens" or not picture.update.get("steps") else "steps/s"
 
 
@@ -203,7 +206,7 @@ def _score(p: Picture, width: int) -> list[Line]:
 
 
 def _middle(p: Picture, width: int) -> list[Line]:
-    """Two columns: what is learned, and where the time goes."""
+    """Two columns: metrics of learning, and the share of time of each stage."""
     half = width // 2 - 2
     left = [[("learning", DIM)], *_learning(p.update.get("metrics", {}), half)]
     right = [[("where the time goes", DIM)], *_stages(p, width - half - 5)]
@@ -216,7 +219,7 @@ def _middle(p: Picture, width: int) -> list[Line]:
     return lines
 
 
-def _learning(metrics: Mapping[str, Any], width: int, rows: int = 7) -> list[Line]:
+def _learning(metrics: Numbers, width: int, rows: int = 7) -> list[Line]:
     shown = {k: v for k, v in metrics.items() if k not in RETURN_KEYS and not k.startswith(OF_THE_DATA)}
     order = sorted(shown, key=lambda k: (not k.startswith("loss"), k not in ("kl", "entropy"), k))
     lines: list[Line] = []
@@ -244,7 +247,7 @@ def _stages(p: Picture, width: int, rows: int = 7) -> list[Line]:
 
 
 def _idle(p: Picture) -> str:
-    """Mean share of waiting by kind of worker."""
+    """The mean share of time that workers wait, by kind of worker."""
     shares: dict[str, list[float]] = {}
     for worker, share in p.update.get("time", {}).get("idle", {}).items():
         shares.setdefault(_kind(worker), []).append(share)
@@ -252,7 +255,7 @@ def _idle(p: Picture) -> str:
 
 
 def _kind(name: str) -> str:
-    """`actor-3/sample` as `actor/sample`: many workers of one kind share a line."""
+    """`actor-3/sample` becomes `actor/sample`: workers of one kind share a line."""
     worker, slash, stage = name.partition("/")
     kind, dash, number = worker.rpartition("-")
     return (kind if dash and number.isdigit() else worker) + slash + stage
@@ -273,17 +276,18 @@ def _data(p: Picture, width: int) -> list[Line]:
     if idle:
         lines.append(_cut([_label("idle"), (idle, "bold")], width))
     for stream, counts in p.update.get("streams", {}).items():
-        taken = f" of {counts.get('dispatched', 0):,} consumed   {counts.get('in_flight', 0):,} in flight"
-        taken += f" ({counts['queued']:,} in queue)" if counts.get("queued") else ""
-        lines.append(_cut([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (taken, DIM)], width))
+        rest = f" of {counts.get('dispatched', 0):,} consumed   {counts.get('in_flight', 0):,} in flight"
+        rest += f" ({counts['queued']:,} in queue)" if counts.get("queued") else ""
+        lines.append(_cut([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (rest, DIM)], width))
         lost = _lost(counts)
         if lost:
             lines.append(_cut([_label(""), (lost, "yellow")], width))
     return lines
 
 
-def _staleness(metrics: Mapping[str, Any]) -> Line:
-    """Age of what was trained on in versions, and where it came about, if the learner knows."""
+def _staleness(metrics: Numbers) -> Line:
+    """The age of the training data in versions; if the learner reports it, also how much of it arose in flight and in the
+    queue."""
     line: Line = [(f"mean {_age(metrics, 'mean')}   max {_age(metrics, 'max')}", "bold")]
     if "staleness/in_flight" not in metrics:
         return [*line, ("  versions", DIM)]
@@ -292,13 +296,13 @@ def _staleness(metrics: Mapping[str, Any]) -> Line:
     return line
 
 
-def _age(metrics: Mapping[str, Any], name: str) -> str:
+def _age(metrics: Numbers, name: str) -> str:
     value = metrics.get(f"staleness/{name}")
     return short(None if value is None else round(value, 2))
 
 
 def _samples(p: Picture) -> str:
-    """How far a language model's samples are from the learner's policy."""
+    """How far the samples of a language model are from the learner's policy."""
     text = f"versions inside {short(p.update['metrics']['version_span'])}   ess {short(p.update['metrics'].get('ess'))}"
     if p.mismatch:
         at = "" if p.mismatch is p.update else f" at version {p.mismatch.get('version', 0):,}"
@@ -306,8 +310,8 @@ def _samples(p: Picture) -> str:
     return text
 
 
-def _lost(counts: Mapping[str, Any]) -> str:
-    """Rows that never reached an update, by reason."""
+def _lost(counts: Row) -> str:
+    """The number of rows that never reached an update, by reason."""
     reasons = [(kind, k, v) for kind in ("dropped", "cancelled") for k, v in sorted(counts.get(kind, {}).items())]
     return "   ".join(f"{kind} {clean(reason)} {number:,}" for kind, reason, number in reasons)
 
@@ -317,7 +321,7 @@ def _label(text: str) -> Span:
 
 
 def _cut(line: Line, width: int) -> Line:
-    """The line, ended at `width` columns."""
+    """The line, cut to `width` columns."""
     out: Line = []
     for text, style in line:
         room = width - sum(len(t) for t, _ in out)

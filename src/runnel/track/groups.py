@@ -1,9 +1,10 @@
-"""groups.jsonl: groups of completions as the learner trained on them, one a line, for a person to look at."""
+"""groups.jsonl: groups of completions that the learner trained on, one a line, for the board."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from runnel.track.files import replace_file
 from runnel.track.folder import Row, read_rows
 from runnel.track.sinks import encode
 
@@ -11,7 +12,7 @@ MAX_BYTES = 20_000_000
 
 
 class GroupFile:
-    """A file that stays small: beyond `max_bytes` every second group goes, so what is left spans the whole run."""
+    """Keeps the file below `max_bytes`: beyond it every second group is removed, so the rest still spans the whole run."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
         self.path, self._max_bytes = path, max_bytes
@@ -26,12 +27,9 @@ class GroupFile:
             self._rewrite(rows[:-1:2] + rows[-1:])
 
     def cut(self, version: int) -> None:
-        """Take back what was written after `version`: the run goes on from there. So does half a line of a killed run."""
+        """Remove groups that are newer than `version`, from which the run goes on, and half a line that a kill has left."""
         if self.path.is_file():
             self._rewrite([row for row in read_rows(self.path)[0] if row.get("version", 0) <= version])
 
     def _rewrite(self, rows: list[Row]) -> None:
-        """Write beside, then rename: a reader sees the old file or the new one."""
-        new = self.path.with_name(self.path.name + ".new")
-        new.write_bytes(b"".join(encode(row).encode(errors="backslashreplace") + b"\n" for row in rows))
-        new.replace(self.path)
+        replace_file(self.path, b"".join(encode(row).encode(errors="backslashreplace") + b"\n" for row in rows))

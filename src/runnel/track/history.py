@@ -1,14 +1,14 @@
-"""A run read back from its folder: metrics as columns, time by stage, and many runs as one mean with an interval."""
+"""Reads a run back from its folder: metrics as columns, time by stage, and the mean of several runs with its interval."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.eval.statistics import mean_interval
-from runnel.track.collapse import told
+from runnel.track.collapse import open_collapses
 from runnel.track.folder import Row, RunFolder, read_rows
 from runnel.track.status import failure_of, read_end, status_of
 
@@ -27,11 +27,11 @@ Curve = tuple[Floats, Floats]
 
 @dataclass
 class History:
-    """Everything that a report says about one run. Damage is in `problems`, never an exception."""
+    """All that a report needs of one run. Damaged files lead to sentences in `problems`, never to an exception."""
 
     folder: RunFolder
-    config: dict[str, Any]
-    info: dict[str, Any]
+    config: Row
+    info: Row
     updates: list[Row] = field(default_factory=list)
     evals: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
@@ -39,7 +39,7 @@ class History:
     samples: list[Row] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     drawn_over: str = ""
-    """The axis that it shares with others in a picture; empty for its own."""
+    """The axis that the run shares with others in a picture; empty for its own axis."""
 
     @property
     def name(self) -> str:
@@ -47,30 +47,30 @@ class History:
 
     @property
     def status(self) -> str:
-        """One of `runnel.track.status.STATUSES`. (A run that writes its own report is still held, and has its end.)"""
+        """One of `runnel.track.status.STATUSES`. The `end` row counts first: a run that writes its own report is still held."""
         word = str(self.end.get("status") or "")
         return word or status_of({}, held=self.folder.is_held(), changed=self.folder.changed())
 
     @property
     def failures(self) -> list[str]:
-        """Why it failed; nothing for a run that did not."""
+        """Why the run failed; empty for a run that did not."""
         why = failure_of(self.end, self.events)
         return [why] if why else []
 
     @property
     def collapses(self) -> list[str]:
-        """What was told of a collapse that is not over."""
-        return [str(row.get("text", "")) for row in told(self.events)]
+        """The messages about collapses that are not over."""
+        return [str(row.get("text", "")) for row in open_collapses(self.events)]
 
     @property
     def label(self) -> str:
-        """What was trained on what; runs that differ only in their seed share it."""
+        """The recipe and the environment or task. Runs that differ only in their seed have the same label."""
         parts = [own_name(str(self.info.get(key) or "")) for key in ("recipe", "subject")]
         return " ".join(part for part in parts if part) or self.name
 
     @property
     def axis(self) -> str:
-        """The key of the horizontal axis: steps where the run counts them, else its version."""
+        """The key of the horizontal axis: `steps` if the run counts them, else `version`."""
         counts = any(row.get("steps") for row in self.updates + self.evals)
         return self.drawn_over or ("steps" if counts else "version")
 
@@ -79,14 +79,17 @@ class History:
         return self.updates[-1] if self.updates else {}
 
     def curve(self, name: str) -> Curve:
-        """A metric over the axis."""
+        """The values of a metric over the axis."""
         at, values = self._columns.get(name, ([], []))
         y = np.array(values, dtype=np.float64)
         return self._positions[at], np.where(np.isfinite(y), y, np.nan)
 
     @cached_property
     def _columns(self) -> dict[str, tuple[list[int], list[float]]]:
-        """Each metric: the updates that have it, and its values there, NaN for what is no number. One pass over a long run."""
+        """For each metric: the updates that have it, and its values there (NaN for what is no number).
+
+        All metrics are collected in one pass, since a run may have 100,000 rows.
+        """
         found: dict[str, tuple[list[int], list[float]]] = {}
         for number, row in enumerate(self.updates):
             for name, value in row.get("metrics", {}).items():
@@ -97,12 +100,12 @@ class History:
 
     @cached_property
     def _positions(self) -> Floats:
-        """Where on the axis each update is."""
+        """The position of each update on the axis."""
         axis = self.axis
         return np.array([row.get(axis) or 0 for row in self.updates], dtype=np.float64)
 
     def rate(self, name: str) -> Curve:
-        """A number of the `time` part over the axis (`steps_per_s`)."""
+        """A number of the `time` part, such as `steps_per_s`, over the axis."""
         points = [(row, row.get("time", {}).get(name)) for row in self.updates]
         return self._curve([(row, value) for row, value in points if is_number(value) and value > 0])
 
@@ -110,7 +113,7 @@ class History:
         return self._curve([(row, row.get(name)) for row in self.evals])
 
     def metric_names(self) -> list[str]:
-        """Every metric that an update reported as a number, in order of appearance."""
+        """All metrics that have at least one finite value, in order of appearance."""
         return [name for name, (_, values) in self._columns.items() if any(map(math.isfinite, values))]
 
     def stage_seconds(self) -> dict[str, dict[str, float]]:
@@ -125,7 +128,7 @@ class History:
         return out
 
     def idle_shares(self) -> dict[str, float]:
-        """The share of its time that each worker spent waiting, over the whole run (`waiting_share`)."""
+        """The share of time that each worker waited over the whole run (`waiting_share`)."""
         wall = np.array([_number(row.get("time", {}).get("wall_s")) for row in self.updates])
         found: dict[str, tuple[list[int], list[float]]] = {}
         for number, row in enumerate(self.updates):
@@ -134,29 +137,30 @@ class History:
                     at, shares = found.setdefault(str(worker), ([], []))
                     at.append(number)
                     shares.append(share)
-        return {worker: waiting_share(wall, np.array(at), np.array(shares)) for worker, (at, shares) in found.items()}
+        return {w: waiting_share(wall, np.array(at, np.intp), np.array(shares)) for w, (at, shares) in found.items()}
 
-    def streams(self) -> dict[str, Any]:
-        """The last accounting of each stream."""
+    def streams(self) -> Row:
+        """The last account of each stream."""
         found = self.end.get("streams") or self.last.get("streams") or {}
         return dict(found) if isinstance(found, Mapping) else {}
 
     def wall_s(self) -> float | None:
+        """Wall time of the run in seconds, if its rows say it."""
         rows = [self.end] if self.end else self.updates[-1:] + self.evals[-1:]
         spent = [row.get("time", {}).get("wall_s") for row in rows]
         return max((float(s) for s in spent if is_number(s)), default=None)
 
-    def _curve(self, points: Sequence[tuple[Row, Any]]) -> Curve:
-        axis = self.axis  # it looks at every row
+    def _curve(self, points: Sequence[tuple[Row, object]]) -> Curve:
+        axis = self.axis  # once: the property looks at every row
         x = np.array([row.get(axis) or 0 for row, _ in points], dtype=np.float64)
         y = np.array([value if is_number(value) else np.nan for _, value in points], dtype=np.float64)
         return x, y
 
 
-def waiting_share(wall: Floats, rows: NDArray[Any], shares: Floats) -> float:
-    """The one share of waiting that reports and the board show: the mean of what rows say, each for as long as it stands for.
+def waiting_share(wall: Floats, rows: NDArray[np.intp], shares: Floats) -> float:
+    """The share of time that a worker waited, as reports and the board show it: the mean over rows, weighted by their duration.
 
-    `wall` are the wall times of all rows `[n]`, `rows` the numbers of those that tell of the worker, `shares` what they say.
+    `wall` holds the wall times of all rows `[n]`, `rows` the indices of those that mention the worker, `shares` their values.
 
     >>> waiting_share(np.array([1.0, 2.0, 10.0]), np.array([0, 1, 2]), np.array([1.0, 1.0, 0.0]))
     0.2
@@ -166,20 +170,21 @@ def waiting_share(wall: Floats, rows: NDArray[Any], shares: Floats) -> float:
     return float((shares * spans).sum() / spans.sum()) if spans.sum() > 0 else float(shares.mean())
 
 
-def is_number(value: Any) -> bool:
-    """A finite number, and not a bool."""
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a finite number, and not a bool."""
+    # compared with the largest float, since `math.isfinite` raises for an integer beyond it
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _number(value: Any) -> float:
-    """The number, or NaN."""
-    if type(value) is float:
+def _number(value: object) -> float:
+    """The number, or NaN for what is none."""
+    if type(value) is float:  # nearly always: a long run has millions
         return value
     return float(value) if is_number(value) else math.nan
 
 
 def load_history(path: Path | str) -> History:
-    """Read a run folder. Raises only where there is no run."""
+    """Read a run folder. Raises an error only if the folder holds no run."""
     folder = RunFolder.open(path)
     problems: list[str] = []
     history = History(folder, _read(folder.read_config, problems), _read(folder.read_run_info, problems), problems=problems)
@@ -194,23 +199,23 @@ def load_history(path: Path | str) -> History:
             history.end = read_end(row, str(history.events[-1].get("text", "")) if history.events else "")
         else:
             {"update": history.updates, "eval": history.evals, "event": history.events}[kind].append(row)
-            history.end = history.end if kind == "event" else {}
+            history.end = history.end if kind == "event" else {}  # an update behind an end: the run was resumed
     if folder.samples.is_symlink() or folder.samples.exists():
         history.samples, damage = read_rows(folder.samples)
         problems.extend(damage)
     return history
 
 
-def _read(reader: Any, problems: list[str]) -> dict[str, Any]:
+def _read(reader: Callable[[], Row], problems: list[str]) -> Row:
     try:
-        return dict(reader())
+        return reader()
     except ConfigError as error:
         problems.append(str(error))
         return {}
 
 
 def is_sound(row: Row) -> bool:
-    """Whether the parts that a report walks through have their shapes."""
+    """Whether the parts of a row that reports read have the right types."""
     time = row.get("time", {})
     tables = [row.get("metrics", {}), row.get("streams", {}), time]
     tables += [time.get(part, {}) for part in ("stages", "idle", "ranks", "system")] if isinstance(time, dict) else []
@@ -226,21 +231,21 @@ def is_sound(row: Row) -> bool:
     )
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
 def share_axis(runs: Sequence[History]) -> None:
-    """Draw all of them over one axis: steps if each counts them, else updates. No picture has two kinds of numbers below it."""
+    """Give all runs one axis: steps if each run counts them, else updates."""
     if len({run.axis for run in runs}) > 1:
         for run in runs:
             run.drawn_over = "version"
-            run.__dict__.pop("_positions", None)  # what was computed for another axis
+            run.__dict__.pop("_positions", None)  # drop the cached property: it was computed for another axis
 
 
 def newest_per_seed(runs: Sequence[History]) -> list[History]:
-    """Each seed once, by its newest run: a second run of the same seed is no second observation."""
-    kept: dict[Any, History] = {}
+    """The newest run of each seed: a second run of the same seed is no second observation."""
+    kept: dict[object, History] = {}
     for run in sorted(runs, key=lambda run: (str(run.info.get("created", "")), run.name)):
         seed = run.info.get("seed", run.config.get("seed"))
         kept[run.name if seed is None else ("seed", str(seed))] = run
@@ -248,9 +253,9 @@ def newest_per_seed(runs: Sequence[History]) -> list[History]:
 
 
 def across(curves: Sequence[Curve], num_points: int = 200) -> tuple[Floats, Floats, Floats, Floats]:
-    """Positions, mean, low and high of several curves: the mean over runs with its 95 % t-interval, on a common grid.
+    """The mean of several curves with its 95 % t-interval, on a common grid: positions, mean, low and high.
 
-    The grid ends where the shortest curve ends, so that every position has every run.
+    The grid ends where the shortest curve ends, so that every run counts at every position.
     """
     known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in curves]
     known = [(x, y) for x, y in known if len(x)]

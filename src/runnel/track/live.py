@@ -1,7 +1,7 @@
-"""The view of a running run: a picture that redraws itself in a terminal and in a notebook, a line every few seconds in a log.
+"""The live view of a run: a picture that redraws itself in a terminal or a notebook, or a line every few seconds in a log.
 
-All work is done on the caller's thread, and only when a redraw is due: at hundreds of updates a second, each pays a clock
-read and a few assignments.
+All work is done on the caller's thread, and only when a redraw is due. So at hundreds of updates a second, an update costs one
+reading of the clock and a few assignments.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.user_code import brief
@@ -22,14 +22,23 @@ if TYPE_CHECKING:
 REDRAW_S = 0.125
 PLAIN_S = 5.0
 NOTEBOOK_S = 0.5
-"""Each picture in a notebook is a message to the browser."""
-SHARE = 0.01
-"""The view may cost this share of the run's time: a slow terminal is drawn to less often."""
+"""Seconds between pictures in a notebook, where each is a message to the browser."""
+MAX_COST = 0.01
+"""The view may cost this share of the run's time. A slow terminal is therefore redrawn less often."""
 ASCII = str.maketrans("━▁▂▃▄▅▆▇█▏▎▍▌▋▊▉●–∞", "=.,:;-=+#|||||||*-8")
+"""Replacements for terminals that show ASCII only."""
+
+
+class _Display(Protocol):
+    """Shows the picture: rich's `Live`, or the cell of a notebook."""
+
+    def refresh(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at what this process prints: a terminal or a notebook, not a file or a pipe."""
+    """Whether this process prints to a terminal or a notebook, and not to a file or a pipe."""
     from rich.console import Console as RichConsole
 
     console = RichConsole()
@@ -37,12 +46,13 @@ def is_watched() -> bool:
 
 
 def _is_screen(console: Console) -> bool:
-    """Whether a picture can be drawn again and again."""
+    """Whether the terminal can redraw: no dumb terminal, and no log of a CI service."""
     return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
 
 
 class LiveView:
-    """Shows rows as they come. `total` is in `unit` (steps, tokens, updates); `close` leaves the last picture on the screen."""
+    """Shows rows as they arrive. `total` is in `unit` (steps, tokens, updates). `close` leaves the last picture on the
+    screen."""
 
     def __init__(
         self,
@@ -62,31 +72,32 @@ class LiveView:
         self.picture = Picture(title=title, total=total, unit=unit)
         self.animated = self._console.is_jupyter or _is_screen(self._console)
         self._redraw_s = NOTEBOOK_S if self._console.is_jupyter else REDRAW_S
-        self._live: Any = self._start_live() if self.animated else None
+        self._display: _Display | None = self._start_display() if self.animated else None
         self._closed = False
 
     def row(self, row: Row) -> None:
-        """Take a row; redraw if it is time. An evaluation and the end are shown at once; a log shows messages at once too."""
-        self.picture.take(row)
+        """Add a row; redraw if it is due. An evaluation and the end are shown at once. A log shows messages at once, too."""
+        self.picture.add(row)
         if self.animated and row.get("kind") in ("eval", "end"):
             self._due = self._clock.now()
         elif not self.animated:
-            self._say(row)
+            self._print_message(row)
         self._draw_if_due()
 
     def tick(self, text: str = "") -> None:
-        """Say what is happening between two rows, such as `evaluating 37/100`."""
+        """Show what happens between two rows, such as `evaluating 37/100`."""
         self.picture.note = text
         self._draw_if_due()
 
     def close(self) -> None:
-        """Draw once more and give the terminal back."""
+        """Draw the last picture and stop."""
         if self._closed:
             return
         self._closed = True
         if self.animated:
             self._draw(self._clock.now())
-            self._live.stop()
+            if self._display is not None:
+                self._display.stop()
         elif self.picture.update or self.picture.status:
             self._measure(self._clock.now())
             self._print(one_line(self.picture))
@@ -98,7 +109,7 @@ class LiveView:
         if self.animated:
             self._draw(now)
             cost = self._clock.now() - now
-            self._due = now + max(self._redraw_s, cost / SHARE)
+            self._due = now + max(self._redraw_s, cost / MAX_COST)
         elif self.picture.update:
             self._measure(now)
             self._print(one_line(self.picture))
@@ -106,13 +117,14 @@ class LiveView:
 
     def _draw(self, now: float) -> None:
         self._measure(now)
-        self._live.refresh()
+        if self._display is not None:
+            self._display.refresh()
 
     def _measure(self, now: float) -> None:
-        """Time so far; what is left the run says itself."""
+        """Set the elapsed time. The time left comes from the run's rows."""
         self.picture.elapsed_s = now - self._start
 
-    def _start_live(self) -> Any:
+    def _start_display(self) -> _Display:
         if self._console.is_jupyter:
             return _Cell(self.picture)
         from rich.live import Live
@@ -121,7 +133,8 @@ class LiveView:
         live.start()
         return live
 
-    def _say(self, row: Row) -> None:
+    def _print_message(self, row: Row) -> None:
+        """Print an evaluation or an event as a line of a log."""
         if row.get("kind") == "eval":
             at = row.get("steps") or row.get("version") or 0
             self._print(f"{self.picture.title}  evaluation at {at:,}: {describe_eval(row)}")
@@ -134,8 +147,8 @@ class LiveView:
 
 
 class _Cell:
-    """The picture in the output of a notebook's cell: a few lines that are written anew, not one below the other. Plain text,
-    which every front end shows and a saved notebook keeps."""
+    """The picture in the output of a notebook's cell: a few lines that replace the ones before. It is plain text, which every
+    front end shows and a saved notebook keeps."""
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
@@ -145,14 +158,14 @@ class _Cell:
         self._output.update(self._data(), raw=True)
 
     def stop(self) -> None:
-        """The last picture stays."""
+        """No-op: the last picture stays in the cell."""
 
     def _data(self) -> dict[str, str]:
         return {"text/plain": "\n".join(few_lines(self._picture))}
 
 
 class _Drawing:
-    """The picture as rich draws it: spans become segments directly, without layout."""
+    """Hands the picture to rich. Spans become segments directly; rich's layout would cost most of the time."""
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture

@@ -1,7 +1,7 @@
-"""What a run takes of its machine: cores, memory and GPUs, read from /proc and from NVIDIA's library.
+"""Measures what a run uses of its machine: cores, memory and GPUs, from /proc and NVIDIA's library.
 
-It is looked at every few seconds by the process that keeps the ledger. Elsewhere than on Linux there is no /proc, and rows go
-without it.
+The process that keeps the ledger measures every few seconds. Systems other than Linux have no /proc; there, rows lack these
+numbers.
 """
 
 from __future__ import annotations
@@ -10,20 +10,41 @@ import ctypes
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 GB = 1e9
 LOOK_EVERY_S = 2.0
-"""Seconds of wall time between two looks."""
+"""Seconds of wall time between two measurements."""
 _PPID, _UTIME, _STIME = 1, 11, 12
-"""Fields of /proc/PID/stat, counted behind the name in brackets."""
+"""Fields of /proc/PID/stat, counted from the end of the name in brackets (the name may hold spaces)."""
+
+
+class GpuLoad(TypedDict, total=False):
+    """One GPU. A number that its driver does not report is left out."""
+
+    name: str
+    utilisation: float
+    memory_gb: float
+    total_gb: float
+
+
+class MachineLoad(TypedDict):
+    """The load of a run (`cores`, `memory_gb`) and of its machine."""
+
+    cores: float
+    machine_cores: float
+    num_cores: int
+    memory_gb: float
+    machine_memory_gb: float
+    total_memory_gb: float
+    gpus: list[GpuLoad]
 
 
 class Load:
-    """The load of this process and all that it started, and of the machine. The first look only begins to count.
+    """Measures the load of this process with all its descendants, and of the machine. The first call only starts the count.
 
-    Cores in use are means since the look before. Memory that processes share (streams, libraries) counts once: what each has
-    for itself, and the largest part that one shares.
+    Cores in use are means since the last call. Memory that processes share (streams, libraries) counts once: the sum is each
+    process's private memory plus the largest shared part of any of them.
     """
 
     def __init__(self, *, proc: Path = Path("/proc"), root: int | None = None) -> None:
@@ -35,12 +56,12 @@ class Load:
         self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
         self._gpus = Gpus()
 
-    def look(self) -> dict[str, Any] | None:
-        """The load since the last look; None at the first one, and where there is no /proc."""
+    def look(self) -> MachineLoad | None:
+        """The load since the last call; None at the first call, and if there is no /proc."""
         now = time.monotonic()
         try:
             busy, times = self._busy_ticks(), self._process_ticks()
-            memory = self._memory()
+            ours, machines, total = self._memory()
         except (OSError, ValueError, IndexError):
             return None
         span, first = (now - self._when) * self._ticks, self._when == 0.0
@@ -49,17 +70,24 @@ class Load:
         self._ours, self._machine, self._when = times, busy, now
         if first:
             return None
-        found = {"cores": max(cores, 0.0), "machine_cores": max(machine, 0.0), "num_cores": os.cpu_count() or 1}
-        rounded = {name: round(value, 3) for name, value in (found | memory).items()}
-        return {**rounded, "gpus": self._gpus.look()}
+        return MachineLoad(
+            cores=round(max(cores, 0.0), 3),
+            machine_cores=round(max(machine, 0.0), 3),
+            num_cores=os.cpu_count() or 1,
+            memory_gb=round(ours / GB, 3),
+            machine_memory_gb=round(machines / GB, 3),
+            total_memory_gb=round(total / GB, 3),
+            gpus=self._gpus.look(),
+        )
 
     def _busy_ticks(self) -> int:
-        """Of all cores: user, nice, system, interrupts, stolen; not idle, not waiting for a disk."""
+        """Ticks of all cores in user, nice, system, interrupt and stolen time; without idle time and waiting for a disk."""
         fields = [int(n) for n in (self._proc / "stat").read_bytes().partition(b"\n")[0].split()[1:9]]
         return sum(fields) - fields[3] - fields[4]
 
     def _process_ticks(self) -> dict[int, int]:
-        """Ticks of each of our processes so far. Only those that are new since the last look can have become ours."""
+        """Ticks so far of each process of the run. A process that was foreign at the last call stays foreign: only new ones are
+        read, since reading thousands of files every two seconds would cost."""
         there = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
         self._foreign &= there
         stats = {pid: stat for pid in sorted(there - self._foreign) if (stat := self._stat(pid))}
@@ -71,13 +99,14 @@ class Load:
         return {pid: int(stats[pid][_UTIME]) + int(stats[pid][_STIME]) for pid in ours}
 
     def _stat(self, pid: int) -> list[bytes]:
-        """Fields behind the name; none if the process is gone meanwhile."""
+        """The fields behind the name; none if the process has ended meanwhile."""
         try:
             return (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             return []
 
-    def _memory(self) -> dict[str, float]:
+    def _memory(self) -> tuple[int, int, int]:
+        """Bytes in use by the run, in use on the machine, and in the machine."""
         own = shared = 0
         for pid in self._ours or {self._root: 0}:
             try:
@@ -88,11 +117,7 @@ class Load:
         lines = (self._proc / "meminfo").read_bytes().split(b"\n")
         machine = {line.split(b":")[0]: int(line.split()[1]) * 1024 for line in lines[:5] if line}
         total = machine[b"MemTotal"]
-        return {
-            "memory_gb": (own + shared) * self._page / GB,
-            "machine_memory_gb": (total - machine.get(b"MemAvailable", total)) / GB,
-            "total_memory_gb": total / GB,
-        }
+        return (own + shared) * self._page, total - machine.get(b"MemAvailable", total), total
 
 
 class _Utilisation(ctypes.Structure):
@@ -104,9 +129,9 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """The GPUs of this machine, asked through NVIDIA's management library (NVML), which comes with the driver.
+    """The GPUs of this machine, from NVIDIA's management library (NVML), which comes with the driver.
 
-    Asking torch instead would make a CUDA context, and so take memory, in a process that computes nothing.
+    To ask torch instead would make a CUDA context, which takes GPU memory, in a process that computes nothing.
     """
 
     def __init__(self) -> None:
@@ -130,16 +155,16 @@ class Gpus:
                 self._handles.append(handle)
                 self._names.append(name.value.decode(errors="replace"))
 
-    def look(self) -> list[dict[str, Any]]:
-        """One row a GPU; a number that it does not tell is left out."""
-        return [self._row(name, handle) for name, handle in zip(self._names, self._handles, strict=True)]
+    def look(self) -> list[GpuLoad]:
+        """The load of each GPU now."""
+        return [self._load(name, handle) for name, handle in zip(self._names, self._handles, strict=True)]
 
-    def _row(self, name: str, handle: ctypes.c_void_p) -> dict[str, Any]:
-        row: dict[str, Any] = {"name": name}
+    def _load(self, name: str, handle: ctypes.c_void_p) -> GpuLoad:
+        load: GpuLoad = {"name": name}
         assert self._library is not None, "it has handles"
         rates, memory = _Utilisation(), _Memory()
         if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0:
-            row["utilisation"] = rates.gpu / 100
+            load["utilisation"] = rates.gpu / 100
         if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
-            row |= {"memory_gb": round(memory.used / GB, 3), "total_gb": round(memory.total / GB, 3)}
-        return row
+            load["memory_gb"], load["total_gb"] = round(memory.used / GB, 3), round(memory.total / GB, 3)
+        return load

@@ -1,9 +1,9 @@
-"""Who holds a run's folder: whoever writes there takes its lock, and whoever only reads never does.
+"""The lock of a run's folder: a process that writes into the folder takes it; a process that only reads never does.
 
-To ask for a lock is to take it, and a run that starts at that moment would be refused. So readers look at the kernel's list
-of locks. That list is of this machine (and of this container) alone. Therefore the holder also writes into `.lock` where it
-is, and empties the file when it is done: a name that is left there, of a place that cannot be seen from here, means that
-nobody here can know.
+A process can ask whether a lock is free only by taking it, and a run that starts at that moment would be refused. So readers
+look at the kernel's list of locks. That list covers only this machine (and this container). Therefore the holder also writes
+into `.lock` where it runs, and empties the file at its end. If the file names a place that is not visible from here, the state
+is unknown.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from runnel.core.errors import ConfigError
 from runnel.core.trace import whereabouts
@@ -24,10 +24,11 @@ from runnel.track.files import NotRegularError, open_append, read_regular
 
 LOCK = ".lock"
 MOST_BYTES = 4096
+"""Largest size of the lock file that is read: a foreign folder may hold anything under its name."""
 
 
 class Lock(NamedTuple):
-    """A file that a process holds a lock on."""
+    """A lock that a process holds: the file (inode and device) and the process id."""
 
     inode: int
     device: tuple[int, int]
@@ -36,15 +37,16 @@ class Lock(NamedTuple):
 
 @dataclass(frozen=True)
 class Holder:
-    """Whether a process works in a folder: one of this machine (`here`), `nobody`, or one of `host`, if it still lives."""
+    """Who holds the lock of a folder."""
 
     state: Literal["here", "nobody", "unknown"]
+    """here: a process of this machine. unknown: a process of `host` took it, and may still live."""
     host: str = ""
 
 
 @contextmanager
 def locked(folder: Path, field: str, fix: str) -> Iterator[None]:
-    """While the block lasts, this process alone has the lock of `folder`; where another has it, a `ConfigError` says `fix`."""
+    """Hold the lock of `folder`. If another process has it, raise a `ConfigError` with the fix `fix`."""
     try:
         file = open_append(folder / LOCK)
     except NotRegularError as error:
@@ -60,7 +62,7 @@ def locked(folder: Path, field: str, fix: str) -> Iterator[None]:
         except OSError as error:
             why = f"its file system gives no locks ({error.strerror}); use a folder on another one"
             raise ConfigError(field, str(folder), why) from error
-        with suppress(OSError):  # a full disk: the lock holds all the same
+        with suppress(OSError):  # the disk may be full; the lock itself holds all the same
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), json.dumps({**whereabouts(), "place": _place(), "machine": _machine()}).encode())
         try:
@@ -71,7 +73,7 @@ def locked(folder: Path, field: str, fix: str) -> Iterator[None]:
 
 
 def locked_files() -> set[Lock] | None:
-    """What processes of this machine hold a lock on; None where the system does not tell."""
+    """The locks that processes of this machine hold; None if the system does not list them."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
@@ -79,37 +81,38 @@ def locked_files() -> set[Lock] | None:
     found = set()
     for line in lines:
         fields = line.split()
-        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].count(":") == 2:  # who waits has an arrow there
+        # a process that waits for a lock has an arrow in place of FLOCK
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].count(":") == 2:
             major, minor, inode = fields[5].split(":")
             found.add(Lock(int(inode), (int(major, 16), int(minor, 16)), int(fields[4])))
     return found
 
 
 def holder_of(folder: Path, held: Collection[Lock] | None) -> Holder:
-    """Who holds `folder`, by `held` (`locked_files()`). Takes no lock, and writes nothing."""
+    """Who holds `folder`, according to `held` (from `locked_files()`). Takes no lock and writes nothing."""
     path = folder / LOCK
     try:
         found = os.stat(path)
     except OSError:
         return Holder("nobody")
-    said = _said(path)
-    pid, host = said.get("pid"), str(said.get("host") or "")
+    noted = _read_note(path)
+    pid, host = noted.get("pid"), str(noted.get("host") or "")
     device = (os.major(found.st_dev), os.minor(found.st_dev))
     for lock in held or ():
-        # some file systems (btrfs, overlays) show another device there than to their users
-        if lock.inode == found.st_ino and (lock.device == device or not said or lock.pid == pid):
+        # some file systems (btrfs, overlays) report another device in the list than to `stat`: then the pid must agree
+        if lock.inode == found.st_ino and (lock.device == device or not noted or lock.pid == pid):
             return Holder("here", host)
-    if not said:
+    if not noted:
         return Holder("nobody")
-    if said.get("place") != _place():
-        return Holder("nobody") if _before_reboot(said) else Holder("unknown", host)
+    if noted.get("place") != _place():
+        return Holder("nobody") if _before_reboot(noted) else Holder("unknown", host)
     if held is None and isinstance(pid, int):
         return Holder("here" if _lives(pid) else "nobody", host)
     return Holder("nobody")
 
 
-def _said(path: Path) -> dict[str, Any]:
-    """What the holder has written; empty after a clean end, and for what is no file of ours."""
+def _read_note(path: Path) -> dict[str, object]:
+    """What the holder wrote about itself; empty after a clean end, and for a file that is not ours."""
     try:
         data = json.loads(read_regular(path, most=MOST_BYTES))
     except (OSError, ValueError):
@@ -118,7 +121,7 @@ def _said(path: Path) -> dict[str, Any]:
 
 
 def _place() -> str:
-    """Processes of one place see each other's locks: one boot of one machine, one container."""
+    """A name of this boot of this machine and this container: processes with the same place see each other's locks."""
     try:
         names = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -133,11 +136,11 @@ def _machine() -> str:
         return ""
 
 
-def _before_reboot(said: dict[str, Any]) -> bool:
-    """Whether the holder was on this very machine, which was started again since."""
+def _before_reboot(noted: Mapping[str, object]) -> bool:
+    """Whether the holder ran on this machine before it was rebooted: then it cannot live any more."""
     here = whereabouts()
-    same = bool(_machine()) and said.get("machine") == _machine() and said.get("host") == here["host"]
-    return same and said.get("boot") != here["boot"]
+    same = bool(_machine()) and noted.get("machine") == _machine() and noted.get("host") == here["host"]
+    return same and noted.get("boot") != here["boot"]
 
 
 def _lives(pid: int) -> bool:
@@ -145,6 +148,6 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # it is somebody else's, so it lives
         return True
     return True

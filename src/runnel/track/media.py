@@ -1,7 +1,7 @@
-"""Videos of episodes: encoding frames, and the folder `episodes/` of a run with its index.
+"""Videos of episodes: encodes frames, and keeps the folder `episodes/` of a run with its index.
 
-The process that plays encodes and sends the file as an event; the one that keeps the ledger writes it. So it does not matter
-where the evaluator runs.
+The process that plays encodes the video and sends the file as an event. The process that keeps the ledger writes it. So it does
+not matter on which machine the evaluator runs.
 """
 
 from __future__ import annotations
@@ -10,32 +10,36 @@ import base64
 import importlib.util
 import json
 import tempfile
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
+from runnel.track.files import replace_file
 from runnel.track.folder import Row, read_rows
+
+if TYPE_CHECKING:
+    from av.container import OutputContainer
+    from av.video.stream import VideoStream
 
 CODECS = (
     ("libx264", "mp4", {"preset": "veryfast", "crf": "23"}),
     ("libvpx-vp9", "webm", {"crf": "32", "b:v": "0", "cpu-used": "6"}),
 )
-"""Encoder, file and settings, the one that browsers like best first."""
+"""Encoder, suffix of the file and settings. The first one plays in the most browsers."""
 
 
-def check_encoder(field: str, value: Any) -> None:
-    """Raise a `ConfigError` of `field` where videos cannot be made."""
+def check_encoder(field: str, value: object) -> None:
+    """Raise a `ConfigError` of `field` if videos cannot be made."""
     if importlib.util.find_spec("av") is None:
         raise ConfigError(field, value, "videos need PyAV: pip install 'runnel[video]'; or use 0")
     _codec(field, value)
 
 
-def _codec(field: str = "record.videos", value: Any = 1) -> tuple[str, str, dict[str, str]]:
+def _codec(field: str = "record.videos", value: object = 1) -> tuple[str, str, dict[str, str]]:
     import av
 
     for name, suffix, options in CODECS:
@@ -48,49 +52,54 @@ def _codec(field: str = "record.videos", value: Any = 1) -> tuple[str, str, dict
 
 
 class VideoWriter:
-    """Encodes frames as they come: H.264 in mp4 that starts to play before it is loaded, or VP9 in webm where that is missing.
+    """Encodes frames as they come: as H.264 in mp4, or as VP9 in webm if there is no H.264 encoder.
 
-    Sides are made even, as the encoder wants it, by repeating the last row or column.
+    Encoders need sides of even length, so the last row or column is repeated where a side is odd.
     """
 
     def __init__(self, fps: float) -> None:
         self._name, self.suffix, self._options = _codec()
         self._fps = Fraction(fps).limit_denominator(1000)
         self._file = tempfile.NamedTemporaryFile(suffix=f".{self.suffix}")  # noqa: SIM115  (closed by close())
-        self._container: Any = None
-        self._stream: Any = None
+        self._container: OutputContainer | None = None
+        self._stream: VideoStream | None = None
         self.width = self.height = 0
 
     def add(self, frame: NDArray[np.uint8]) -> None:
-        """One frame, uint8 `[H, W, 3]`; all of a video have the size of the first."""
+        """Add a frame, uint8 `[H, W, 3]`. All frames of a video have the size of the first."""
         import av
 
         height, width = frame.shape[0], frame.shape[1]
         even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-        if self._container is None:
-            self._open(even.shape[1], even.shape[0])
+        if self._container is None or self._stream is None:
+            self._container, self._stream = self._open(even.shape[1], even.shape[0])
         picture = av.VideoFrame.from_ndarray(even, format="rgb24")
         self._container.mux(self._stream.encode(picture))
 
-    def _open(self, width: int, height: int) -> None:
+    def _open(self, width: int, height: int) -> tuple[OutputContainer, VideoStream]:
         import av
 
         self.width, self.height = width, height
+        # faststart puts the index first: a browser starts to play before it has the whole file
         start = {"movflags": "faststart"} if self.suffix == "mp4" else {}
-        self._container = av.open(self._file.name, "w", format=self.suffix, options=start)
-        self._stream = self._container.add_stream(self._name, rate=self._fps, options=self._options)
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
-        self._stream.codec_context.thread_count = 1
+        container = av.open(self._file.name, "w", format=self.suffix, options=start)
+        stream = container.add_stream(self._name, rate=self._fps, options=self._options)
+        assert isinstance(stream, av.VideoStream)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.thread_count = 1  # the cores belong to training
+        return container, stream
 
     def finish(self) -> bytes:
-        """The whole file."""
+        """End the video and return the content of its file."""
+        assert self._container is not None
+        assert self._stream is not None
         self._container.mux(self._stream.encode())
         self._container.close()
         self._container = None
         return Path(self._file.name).read_bytes()
 
     def close(self) -> None:
-        """Let go of it, finished or not."""
+        """Release the encoder and the temporary file, whether the video is finished or not."""
         if self._container is not None:
             self._container.close()
             self._container = None
@@ -98,9 +107,10 @@ class VideoWriter:
 
 
 class EpisodeFiles:
-    """`episodes/`: one file a recorded episode, and `index.jsonl` with a line for each that is there, oldest first.
+    """The folder `episodes/`: one file for each recorded episode, and `index.jsonl` with a line for each, oldest first.
 
-    Beyond `keep` videos the oldest go, but not those of the first version that was recorded: the beginning stays to compare.
+    Beyond `keep` videos the oldest are removed. Those of the first recorded version stay, so that later ones can be compared
+    with them.
     """
 
     def __init__(self, folder: Path, *, keep: int = 50) -> None:
@@ -108,13 +118,13 @@ class EpisodeFiles:
         self.index = folder / "index.jsonl"
 
     def rows(self) -> list[Row]:
-        """Episodes whose file is there."""
+        """The rows of the index whose file exists."""
         if not self.index.is_file():
             return []
         return [row for row in read_rows(self.index)[0] if "file" in row and (self.folder / str(row["file"])).is_file()]
 
-    def add(self, event: Mapping[str, Any], *, version: int, steps: int, again: bool = False) -> Row:
-        """Write the video of an event. What was recorded of this version before is replaced, or with `again` kept beside."""
+    def add(self, event: Row, *, version: int, steps: int, again: bool = False) -> Row:
+        """Write the video of an event. An earlier video of this version and episode is replaced, or with `again` kept."""
         self._make_folder()
         number, rows = int(event["episode"]), self.rows()
         if again:
@@ -135,18 +145,19 @@ class EpisodeFiles:
             raise ConfigError("out", str(self.folder), fix) from error
 
     def cut(self, version: int) -> None:
-        """Take back what was recorded after `version`: the run goes on from there."""
+        """Remove what was recorded after `version`, from which the run goes on."""
         if self.index.is_file():
             self._keep([row for row in self.rows() if row["version"] <= version])
 
     def _keep(self, rows: list[Row]) -> None:
-        """The index first: what it names is there at any moment but that of a kill, and `rows` looks."""
+        """Write the index with the rows to keep, then delete all other videos.
+
+        In this order a kill in between leaves a video that no row names, and not a row whose video is gone.
+        """
         first = [r for r in rows if r["version"] == rows[0]["version"]]
         room = self.keep - len(first)
         kept = rows[-self.keep :] if room <= 0 else first + rows[len(first) :][-room:]
-        new = self.index.with_name("index.jsonl.new")
-        new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        new.replace(self.index)
+        replace_file(self.index, "".join(json.dumps(row) + "\n" for row in kept).encode())
         named = {row["file"] for row in kept}
         for path in self.folder.glob("v*-*.*"):
             if path.name not in named:

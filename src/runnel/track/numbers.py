@@ -1,4 +1,4 @@
-"""Numbers as people read them, for the live view, the plots and the report."""
+"""Formats numbers for people: in the live view, the plots and the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EIGHTHS = "▏▎▍▌▋▊▉"
 
 
 def short(value: float | None) -> str:
-    """Four significant digits, without noise.
+    """A number with four significant digits.
 
     >>> short(487.26), short(-0.01234), short(12345678), short(0.0000123), short(3), short(0.95), short(None)
     ('487.3', '-0.01234', '12.35M', '1.23e-05', '3', '0.95', '–')
@@ -34,7 +34,7 @@ def short(value: float | None) -> str:
 
 
 def seeds_words(scores: Sequence[float]) -> tuple[str, str]:
-    """The mean of one score a seed, and what is to be said of it: the same in the terminal, in a report and of a study.
+    """The mean of scores (one for each seed), and a remark about its interval. The terminal, reports and studies all use this.
 
     >>> seeds_words([481.0, 482.0, 483.0])
     ('482', 'mean over 3 seeds, 95 % interval 479.5 to 484.5 (fewer than 5: a rough guess)')
@@ -79,7 +79,7 @@ def seconds(value: float | None) -> str:
 
 
 def labels(ticks: Sequence[float]) -> list[str]:
-    """Numbers along an axis, with as many digits as tell them apart.
+    """The labels of an axis, with enough digits to tell them apart.
 
     >>> labels([0.0, 250000.0, 500000.0]), labels([0.99998, 0.99999, 1.0, 1.00001])
     (['0', '250k', '500k'], ['0.99998', '0.99999', '1', '1.00001'])
@@ -92,7 +92,7 @@ def labels(ticks: Sequence[float]) -> list[str]:
 
 
 def middle(text: str, most: int) -> str:
-    """At most `most` characters: names that begin alike differ at their ends, so the cut is in the middle.
+    """At most `most` characters. The cut is in the middle: names that begin alike differ at their ends.
 
     >>> middle("ppo CartPole-v1 lr 0.001", 16), middle("short", 16)
     ('ppo Cart…r 0.001', 'short')
@@ -116,7 +116,7 @@ def num_bytes(value: int) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as `width` little columns (means of equal pieces).
+    """The values as `width` small columns, each the mean of one of `width` equal ranges.
 
     >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8), sparkline([0, 0, 7, 7], 2), sparkline([5, 5], 2)
     ('▁▂▃▄▅▆▇█', '▁█', '▄▄')
@@ -134,7 +134,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A horizontal bar of `share` of `width`, to an eighth of a column.
+    """A horizontal bar that fills `share` of `width`, exact to an eighth of a column.
 
     >>> bar(0.5, 4), bar(0.28125, 4), bar(2.0, 2)
     ('██', '█▏', '██')

@@ -1,16 +1,17 @@
-"""How long a run still takes. The run itself says so in its rows (`time.left_s`), so every view of it shows the same time."""
+"""Estimates how long a run still takes. The run writes it into its rows (`time.left_s`), so every view shows the same time."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW_S = 60.0
-"""The pace is that of so many last seconds; where one update takes longer, that of the last update."""
+"""The pace is measured over the last seconds, this many; if one update takes longer, over the last update."""
 APART_S = 1.0
+"""Points are kept this many seconds apart, so that memory stays small at hundreds of updates a second."""
 
 
 class Pace:
-    """Time left by how fast progress (from 0 to 1) was of late; evaluations and checkpoints are part of it.
+    """The time left, from how fast progress (0 to 1) was lately. Evaluations and checkpoints count as part of the pace.
 
     >>> pace = Pace()
     >>> pace.left_s(0.0, 0.0), pace.left_s(10.0, 0.1), pace.left_s(100.0, 0.6)
@@ -21,7 +22,7 @@ class Pace:
         self._points: deque[tuple[float, float]] = deque()
 
     def left_s(self, now: float, progress: float) -> float | None:
-        """Seconds that are left at `now`; None while nobody can tell."""
+        """Seconds left at `now`; None if there was no progress to measure yet."""
         points = self._points
         while len(points) > 1 and now - points[1][0] >= WINDOW_S:
             points.popleft()

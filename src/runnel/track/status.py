@@ -1,40 +1,52 @@
-"""How a run stands, in one word. The board, `runnel ps`, reports, cards, sinks and `rl.Run.status` all take it from here.
+"""The status of a run, in one word. The board, `runnel ps`, reports, cards, sinks and `rl.Run.status` all take it from here.
 
-A run's last row (kind `end`) has the word that its process ended with. A run without such a row is `running` or `killed`: then
-nobody could write its end.
+The last row of a run (kind `end`) holds the status that its process ended with. A run without such a row still runs, or it was
+killed before it could write one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
+
+from runnel.track.folder import Row
 
 STATUSES = {
     "running": "a process trains it now",
     "solved": "an evaluation reached `eval.stop_return`, so it ended before its budget was spent",
     "finished": "it has spent its whole budget",
     "stopped": "it was asked to end: by Ctrl-C, SIGTERM, `runnel stop`, the board or a callback; `runnel resume` goes on",
-    "collapsed": "it was told to end at a collapse (`--stop-on collapse`), and did",
+    "collapsed": "it ended itself at a collapse (`--stop-on collapse`)",
     "failed": "an error ended it; its report and its page on the board say which",
-    "unknown": "it was started on another machine, and nothing was heard of it for a while; only that machine can see it",
-    "killed": "its process is gone and left no word; `runnel resume` goes on from its newest checkpoint",
+    "unknown": "it was started on another machine and has written nothing for a while; only that machine can see its process",
+    "killed": "its process is gone and wrote no end; `runnel resume` goes on from its newest checkpoint",
 }
 FRESH_S = 30.0
-"""A run without an end that no process of this machine holds may be trained on another one: it is while its metrics grow."""
-_BEFORE = {"interrupted": "stopped"}
+"""Seconds. No process of this machine holds a run that is trained on another machine. It counts as running while its metrics
+are not older than this."""
 _SOLVED = "evaluation reached "
 
 
-def make_end(status: str) -> dict[str, Any]:
-    """What an `end` row says of how the run ended. `status` is one of `STATUSES`, or `interrupted`: stopped from outside."""
-    return {"status": _BEFORE.get(status, status), "interrupted": status == "interrupted"}
+class RunEnd(TypedDict):
+    """How a run ended, as its `end` row says it."""
+
+    status: str
+    """One of `STATUSES`."""
+    interrupted: bool
+    """Whether somebody stopped it from outside."""
 
 
-def read_end(row: Mapping[str, Any], said: str = "") -> dict[str, Any]:
-    """An `end` row with today's words; `said` is the text of the last event before it.
+def make_end(status: str) -> RunEnd:
+    """The fields of an `end` row. `status` is one of `STATUSES`, or `interrupted`: stopped from outside."""
+    interrupted = status == "interrupted"
+    return {"status": "stopped" if interrupted else status, "interrupted": interrupted}
 
-    Runs of older versions wrote `interrupted` for what was stopped from outside, and `stopped` also for what was solved.
+
+def read_end(row: Row, last_event: str = "") -> Row:
+    """Convert an `end` row to today's words. `last_event` is the text of the last event before it.
+
+    Older versions wrote `interrupted` for a run that was stopped from outside, and `stopped` for one that was solved, too.
 
     >>> read_end({"status": "interrupted"})["status"]
     'stopped'
@@ -45,29 +57,36 @@ def read_end(row: Mapping[str, Any], said: str = "") -> dict[str, Any]:
     if "interrupted" in row or not status:
         return dict(row)
     new = make_end(status)
-    if status == "stopped" and said.startswith(_SOLVED):
+    if status == "stopped" and last_event.startswith(_SOLVED):
         new["status"] = "solved"
     return {**row, **new}
 
 
-def has_ended(end: Mapping[str, Any]) -> bool:
-    """Whether a run came to an end of its own, by its budget, its goal, its callback or a collapse; not one that failed or that
-    somebody stopped. `end` is from `read_end`."""
+def has_ended(end: Row) -> bool:
+    """Whether a run ended by itself: by its budget, its goal, its callback or a collapse. A run that failed or that somebody
+    stopped did not. `end` is from `read_end`."""
     status = end.get("status")
     return status in ("solved", "finished", "collapsed") or (status == "stopped" and not end.get("interrupted"))
 
 
-def failure_of(end: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Why a run failed: the last error that it told; empty for a run that did not fail."""
+def failure_of(end: Row, events: Sequence[Row]) -> str:
+    """Why a run failed: the text of its last error event. Empty for a run that did not fail."""
     if end.get("status") != "failed":
         return ""
     return next((str(row.get("text", "")) for row in reversed(events) if row.get("level") == "error"), "")
 
 
-def status_of(end: Mapping[str, Any], *, held: bool, changed: float, elsewhere: bool = False) -> str:
-    """The word for a run: its `end` row (empty if there is none), whether a process of this machine holds it, when its metrics
-    were last written (seconds since 1970), and whether another machine has begun it (`Holder.state` is `unknown`)."""
-    if held:
+def status_of(end: Row, *, held: bool, changed: float, elsewhere: bool = False) -> str:
+    """The status of a run.
+
+    `end` is its `end` row (empty if there is none), `held` says whether a process of this machine holds its lock, `changed` is
+    when its metrics were last written (seconds since 1970), `elsewhere` says whether another machine started it (`Holder.state`
+    is `unknown`).
+    """
+    if held:  # first: a run that was resumed still has the end of its earlier part
         return "running"
-    word = str(end.get("status") or "")
-    return word or ("running" if time.time() - changed < FRESH_S else "unknown" if elsewhere else "killed")
+    if end.get("status"):
+        return str(end["status"])
+    if time.time() - changed < FRESH_S:
+        return "running"
+    return "unknown" if elsewhere else "killed"

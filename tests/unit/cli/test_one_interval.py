@@ -17,7 +17,7 @@ from runnel.eval.statistics import t_quantile
 from runnel.recipes import ppo
 from runnel.report.card import write_card
 from runnel.report.collect import collect
-from runnel.report.verdicts import judge
+from runnel.report.verdicts import make_verdicts
 from runnel.run.api import Run
 from runnel.track.numbers import short
 
@@ -75,7 +75,7 @@ def test_terminal_and_report_of_one_call_say_the_same(tmp_path, capsys, monkeypa
 
 def test_so_do_a_comparison_a_card_and_a_study(tmp_path, capsys, words):
     runs = made_group(tmp_path, SCORES, vector={"backend": "serial"})
-    judged, mean = judge(collect([tmp_path])), expected(SCORES)
+    judged, mean = make_verdicts(collect([tmp_path])), expected(SCORES)
     for table in judged.tables:
         for row in table.rows:
             for name, cell in zip(table.head, row, strict=True):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from runnel.core.action_codec import env_action, env_action_rows, flat_mask, join_masks, read_mask
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import ActionSpec
-from runnel.envs.spaces import action_converter, action_spec, env_spec, flatten_obs
+from runnel.envs.spaces import action_spec, env_spec, flatten_obs
+from runnel.envs.vector.serial import action_rows
 
 NESTED = spaces.Dict(
     {
@@ -33,7 +34,9 @@ def test_multi_discrete_is_one_array_of_integers() -> None:
     assert (spec.kind, spec.shape, spec.dtype) == ("multi", (3,), torch.int64)
     assert (spec.size, spec.noise_size, spec.mask_size) == (9, 3, 9)
     assert [part.start for part in spec.parts] == [0, 1, -2]
-    rows = action_converter(spaces.MultiDiscrete([2, 3, 4], start=[0, 1, -2]))(torch.tensor([[1, 0, 3], [0, 2, 0]]))
+    rows = action_rows(action_spec(spaces.MultiDiscrete([2, 3, 4], start=[0, 1, -2])))(
+        torch.tensor([[1, 0, 3], [0, 2, 0]]).numpy()
+    )
     assert [row.tolist() for row in rows] == [[1, 1, 1], [0, 3, -2]]
 
 
@@ -41,7 +44,7 @@ def test_multi_binary_is_pairs() -> None:
     space = spaces.MultiBinary((2, 2))
     spec = action_spec(space)
     assert (spec.shape, spec.size, spec.mask_size, spec.dtype) == ((4,), 8, 8, torch.int64)
-    (row,) = action_converter(space)(torch.tensor([[1, 0, 0, 1]]))
+    (row,) = action_rows(action_spec(space))(torch.tensor([[1, 0, 0, 1]]).numpy())
     assert row.tolist() == [[1, 0], [0, 1]]
     assert row.dtype == np.int8
     assert space.contains(row)
@@ -52,7 +55,7 @@ def test_a_nested_action_is_stored_flat_and_rebuilt() -> None:
     assert (spec.shape, spec.dtype) == ((8,), torch.float32)
     assert (spec.size, spec.noise_size, spec.mask_size) == (2 + 3 + 4 + 6 + 1, 8, 3 + 4 + 6)
     stored = torch.tensor([[0.25, -7.0, 2.0, 1.0, 0.0, 1.0, 3.0, 4.6], [0.0] * 8])
-    first, second = action_converter(NESTED)(stored)
+    first, second = action_rows(spec)(stored.numpy())
     assert list(first) == ["aim", "buttons", "tools", "whole"]
     assert isinstance(first["aim"], tuple)
     assert first["aim"][0].tolist() == [[0.25], [-1.0]]
@@ -122,7 +125,7 @@ def test_any_composite_space_accepts_what_it_gets(space: spaces.Space[Any], seed
     spec = action_spec(space)
     actions = random_actions(spec, 4, np.random.default_rng(seed))
     assert actions.shape[1:] == spec.shape
-    for action in action_converter(space)(torch.from_numpy(actions)):
+    for action in action_rows(spec)(actions):
         assert space.contains(action), (space, action)
     assert spec == action_spec(space)
     assert hash(spec) == hash(action_spec(space))

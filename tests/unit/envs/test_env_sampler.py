@@ -18,8 +18,8 @@ from runnel.envs.vector import episode_seed
 ROUTES = (AgentRoute("other", "x", "y"), AgentRoute(".*", "policy", "trajectories"))
 
 
-def build(target="CartPole-v1", *, ring=1, steps=16, envs=3, capacity=8, kwargs=None, required=None, seed=5, noise_size=1):
-    vectors = [make_vector(target, envs, seed=seed, index0=i * envs, kwargs=kwargs) for i in range(ring)]
+def build(target="CartPole-v1", *, groups=1, steps=16, envs=3, capacity=8, kwargs=None, required=None, seed=5, noise_size=1):
+    vectors = [make_vector(target, envs, seed=seed, index0=i * envs, kwargs=kwargs) for i in range(groups)]
     sampler = VecEnvSampler(vectors, routes=ROUTES, noise_size=noise_size, seed=seed, name="actor0")
     spec = trajectory_stream(vectors[0].spec, num_steps=steps, num_envs=envs, capacity=capacity)
     writer = FakeWriter(spec, required) if required else FakeWriter(spec)
@@ -149,7 +149,7 @@ def test_a_change_of_version_inside_a_segment_is_recorded_per_step():
 
 
 def test_waiting_for_a_reply_lets_the_other_lanes_go_on():
-    sampler, writer = build(ring=3, steps=5, capacity=3)
+    sampler, writer = build(groups=3, steps=5, capacity=3)
     client = FakeClient(delay=2)
     ends = ({"policy": client}, {"trajectories": writer})
     assert sampler.step(*ends) == 3
@@ -163,7 +163,7 @@ def test_waiting_for_a_reply_lets_the_other_lanes_go_on():
 def test_a_policy_beside_the_sampler_gives_the_same_segments():
     found = []
     for direct in (False, True):
-        sampler, writer = build(ring=2, steps=20)
+        sampler, writer = build(groups=2, steps=20)
         drive(sampler, writer, FakeClient(published=3, direct=direct), 4)
         found.append(writer.committed)
     equal(*found)
@@ -195,7 +195,7 @@ def test_recurrent_state_travels_and_is_zero_where_an_episode_begins(direct):
 
 
 def test_lanes_take_their_turn_when_room_is_scarce():
-    sampler, writer = build(ring=2, steps=4, capacity=1, target=Counter, kwargs={"length": 1000})
+    sampler, writer = build(groups=2, steps=4, capacity=1, target=Counter, kwargs={"length": 1000})
     drive(sampler, writer, FakeClient(), 4)
     starts = [int(x["obs"][0, 0, 0]) for _, x in writer.committed]
     assert starts[:4] == [0, 0, 4, 4]
@@ -204,7 +204,7 @@ def test_lanes_take_their_turn_when_room_is_scarce():
 def test_segments_do_not_depend_on_how_late_replies_come():
     runs = []
     for delay in (0, 1, 3):
-        sampler, writer = build(ring=2, steps=7, envs=2)
+        sampler, writer = build(groups=2, steps=7, envs=2)
         drive(sampler, writer, FakeClient(delay=delay), 6)
         runs.append(writer.committed[:6])
     equal(runs[0], runs[1])
@@ -214,12 +214,12 @@ def test_segments_do_not_depend_on_how_late_replies_come():
 @pytest.mark.parametrize("target", ["CartPole-v1", DictGoal, MaskedBandit, "tensor:CartPole-v1"])
 @pytest.mark.parametrize("calls", [0, 1, 9, 30])
 def test_a_restored_sampler_goes_on_bit_for_bit_in_the_middle_of_a_segment(target, calls):
-    sampler, writer = build(target, ring=2, steps=11)
+    sampler, writer = build(target, groups=2, steps=11)
     client = FakeClient(delay=1)
     for _ in range(calls):
         sampler.step({"policy": client}, {"trajectories": writer})
     state, twin_writer, twin_client = sampler.snapshot(), writer.twin(), client.twin()
-    twin, _ = build(target, ring=2, steps=11, seed=1234 if calls else 5)  # before the first step there is only the seed
+    twin, _ = build(target, groups=2, steps=11, seed=1234 if calls else 5)  # before the first step there is only the seed
     twin.restore(state, {"trajectories": twin_writer})
     writer.committed.clear()
     drive(sampler, writer, client, 6)
@@ -251,8 +251,8 @@ def test_bad_numbers_stop_before_the_commit(fault, field, step):
 
 def test_a_bad_final_observation_is_found_too():
     sampler, writer = build(BadEnv, envs=2, steps=6, kwargs={"fault": "nan_obs", "at": 3})
-    for seat in sampler._groups[0].vector._seats:
-        seat.env.max_steps = 3
+    for copy in sampler._groups[0].vector._copies:
+        copy.env.max_steps = 3
     with pytest.raises(NonFiniteError) as raised:
         drive(sampler, writer, FakeClient(), 1)
     assert (raised.value.tensor, raised.value.step) == ("obs", 6)

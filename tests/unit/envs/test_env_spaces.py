@@ -9,9 +9,10 @@ from gymnasium import spaces
 from runnel.core.errors import ConfigError
 from runnel.envs.known import KNOWN
 from runnel.envs.registry import make_env, make_vector, obs_flattener, probe_env
-from runnel.envs.spaces import action_converter, env_spec, flatten_obs, obs_leaves
+from runnel.envs.spaces import action_spec, env_spec, flatten_obs, obs_leaves
 from runnel.envs.toy import DictGoal, MaskedBandit, PointMass
 from runnel.envs.vector.cpu_base import obs_writer
+from runnel.envs.vector.serial import action_rows
 
 HAS_ATARI = importlib.util.find_spec("ale_py") is not None
 
@@ -72,17 +73,17 @@ def test_writer_writes_what_flatten_says():
 
 
 def test_discrete_actions_get_their_start():
-    assert action_converter(spaces.Discrete(3, start=-1))(torch.tensor([0, 2])) == [-1, 1]
+    assert action_rows(action_spec(spaces.Discrete(3, start=-1)))(torch.tensor([0, 2]).numpy()) == [-1, 1]
     assert env_spec(spaces.Discrete(2), spaces.Discrete(3, start=-1)).action.start == -1
 
 
 def test_box_actions_are_clipped_in_dtype_and_shape():
     space = spaces.Box(np.array([[-1.0], [0.0]]), np.array([[1.0], [2.0]]), dtype=np.float64)
-    first, second = action_converter(space)(torch.tensor([[[-3.0], [0.5]], [[0.25], [9.0]]]))
+    first, second = action_rows(action_spec(space))(torch.tensor([[[-3.0], [0.5]], [[0.25], [9.0]]]).numpy())
     assert (first.tolist(), second.tolist()) == ([[-1.0], [0.5]], [[0.25], [2.0]])
     assert first.dtype == np.float64
     assert space.contains(second)
-    whole = action_converter(spaces.Box(0, 5, (1,), np.int32))(torch.tensor([[1.6]]))[0]
+    whole = action_rows(action_spec(spaces.Box(0, 5, (1,), np.int32)))(torch.tensor([[1.6]]).numpy())[0]
     assert whole.tolist() == [2]
     assert whole.dtype == np.int32
 

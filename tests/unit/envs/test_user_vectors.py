@@ -114,7 +114,7 @@ def test_every_decision_sees_the_mask_of_its_own_observation(target: Any) -> Non
     assert ends >= 12
 
 
-def test_a_restored_late_reset_vector_keeps_the_masks_of_its_nursery() -> None:
+def test_a_restored_late_reset_vector_keeps_the_masks_of_its_pool() -> None:
     vector, twin = make_vector(LateReset, 3, seed=0), make_vector(LateReset, 3, seed=9)
     vector.reset()
     actions = torch.zeros(3, dtype=torch.int64)

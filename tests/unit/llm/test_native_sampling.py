@@ -254,7 +254,7 @@ def test_prompts_in_shapes_of_a_few_sizes_give_the_same_completions(chunk, monke
     expected = generate(engine_of(model, num_slots=4), asked)
     monkeypatch.setattr(cache_kernels, "prefill_attention", block_attention)
     engine = engine_of(model, num_slots=4, prefill_tokens=chunk)
-    engine._runner._prefill = engine._runner._prefill_recorded
+    engine._runner._prefill = engine._runner._prefill_graphed
     for a, b in zip(expected, generate(engine, asked), strict=True):
         assert a.rows["tokens"].tolist() == b.rows["tokens"].tolist()
         torch.testing.assert_close(a.rows["logprob"], b.rows["logprob"], atol=1e-5, rtol=0)
@@ -286,5 +286,5 @@ def test_given_tokens_in_a_recorded_shape_that_is_longer_than_a_slot(max_length,
     row = torch.tensor(prompts(1, low=max_length, high=max_length + 1)[0])
     plain, engine = (engine_of(model, num_slots=2, max_length=max_length) for _ in range(2))
     monkeypatch.setattr(cache_kernels, "prefill_attention", block_attention)
-    engine._runner._prefill = engine._runner._prefill_recorded
+    engine._runner._prefill = engine._runner._prefill_graphed
     torch.testing.assert_close(engine.logprobs(row[:3], row[3:]), plain.logprobs(row[:3], row[3:]), atol=1e-5, rtol=0)

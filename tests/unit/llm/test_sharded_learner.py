@@ -151,10 +151,10 @@ def give(ranks: Any, pid: int, fd: int) -> Any:
     """Publish a version that no rank has the whole of; bytes of the largest growth."""
     model, channel = model_of(ranks, 3), channel_of(pid, fd)
     if ranks.rank == 0:
-        channel.open(1, model.pieces())
+        channel.open(1, model.param_shards())
     ranks.gather([1.0])
     with Peak() as peak:
-        channel.write(1, model.pieces())
+        channel.write(1, model.param_shards())
     ranks.gather([1.0])
     return peak.bytes
 
@@ -165,7 +165,7 @@ def take(ranks: Any, pid: int, fd: int) -> Any:
     params = channel.views(1)
     with Peak() as peak:
         model.start_from(params)
-    return peak.bytes, sum(float(piece.value.double().sum()) for piece in model.pieces().values())
+    return peak.bytes, sum(float(piece.value.double().sum()) for piece in model.param_shards().values())
 
 
 def test_weights_go_from_two_ranks_to_three_without_a_full_copy_on_any() -> None:
@@ -191,13 +191,13 @@ def follow(ranks: Any) -> Any:
     average = model.frozen_copy(moves=True)
     assert model.root is not None
     assert average.root is not None, "from here on it has values"
-    start = numbers(average.pieces())
+    start = numbers(average.param_shards())
     with torch.no_grad():
         for parameter in model.root.parameters():
             parameter.add_(0.2)
     for _ in range(50):
         average.move_towards(model, 0.01)
-    return start, numbers(model.pieces()), numbers(average.pieces())
+    return start, numbers(model.param_shards()), numbers(average.param_shards())
 
 
 def test_a_moving_average_in_half_precision_is_the_one_that_numpy_makes() -> None:

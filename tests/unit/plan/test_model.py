@@ -10,9 +10,9 @@ import pytest
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
 from runnel.plan.costs import Costs, LinearCost
-from runnel.plan.model import Placement, as_simulation, predict
+from runnel.plan.model import Placement, predict
 from runnel.plan.search import Cluster, NodeKind, best_of_each, on_accelerators, placements, search, train_flags
-from runnel.plan.simulate import NetworkConfig, simulate
+from runnel.plan.simulate import NetworkConfig, SimConfig, simulate
 from runnel.run import registry
 
 SYNC, ONE, WINDOW = StalenessConfig(), StalenessConfig(mode="one_step"), StalenessConfig(mode="window", max_lag=2)
@@ -104,7 +104,18 @@ def test_model_and_simulation_agree(inference: str, actors: int, staleness: Stal
         cores=actors,
         network=NetworkConfig(),
     )
-    played = simulate(as_simulation(p, updates=4), Costs())
+    same = SimConfig(
+        actors=p.actors,
+        inference=p.inference,
+        servers=p.servers,
+        num_env_groups=p.num_env_groups,
+        batch_segments=p.batch_segments,
+        updates=4,
+        jitter=0.0,
+        staleness=p.staleness,
+        network=NetworkConfig(),
+    )
+    played = simulate(same, Costs())
     assert predict(Costs(), p).units_per_s == pytest.approx(played.steps_per_s, rel=0.15)
 
 

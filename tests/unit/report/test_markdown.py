@@ -5,13 +5,13 @@ from judged_runs import judged
 from made_runs import made_group
 
 from runnel.core.errors import ConfigError
-from runnel.report.markdown import fence, judgement_markdown, md, write_markdown
+from runnel.report.markdown import fence, md, verdicts_markdown, write_markdown
 
 EVIL = "a|b <img src=x onerror=alert(1)> [x](http://y) `c` @me $z$ ![i](u)"
 
 
 def test_the_markdown_of_a_comparison(tmp_path):
-    text = judgement_markdown(judged(tmp_path))
+    text = verdicts_markdown(judged(tmp_path))
     assert text.startswith("### Comparison over seeds\n\n- b is better than a\\_1: IQM of return 6.5 against 2.5")
     assert "| a\\_1 | 1 | 4 | 2.5 (" in text
     assert "| b | ▁" in text

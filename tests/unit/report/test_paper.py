@@ -9,7 +9,7 @@ from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import Interval
 from runnel.report.collect import collect
 from runnel.report.paper import _best, latex, write_paper
-from runnel.report.verdicts import judge
+from runnel.report.verdicts import make_verdicts
 
 
 def test_the_table_of_a_paper_is_whole_and_escaped(tmp_path):
@@ -36,7 +36,7 @@ def test_several_tasks_have_a_table_of_their_own(tmp_path):
     for task in ("CartPole-v1", "Pendulum-v1"):
         made_group(tmp_path / "a", [-100.0, -110.0], task=task)
         made_group(tmp_path / "b", [-50.0, -55.0], task=task)
-    write_paper(judge(collect([tmp_path / "a", tmp_path / "b"])), tmp_path / "paper")
+    write_paper(make_verdicts(collect([tmp_path / "a", tmp_path / "b"])), tmp_path / "paper")
     table = (tmp_path / "paper" / "tasks.tex").read_text()
     assert r"CartPole-v1 & \textbf{$-$105} {\scriptsize [$-$168.5, $-$41.47]} & \textbf{$-$52.5}" in table
     assert "Normalised score on 2 tasks" in (tmp_path / "paper" / "table.tex").read_text()

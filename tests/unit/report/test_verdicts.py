@@ -10,7 +10,7 @@ from runnel.cli.main import main
 from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import aggregate
 from runnel.report.collect import collect
-from runnel.report.verdicts import judge, score_of
+from runnel.report.verdicts import make_verdicts, score_of
 from runnel.report.write import write_comparison
 from runnel.track.evals import append_eval, make_eval_row
 from runnel.track.history import load_history
@@ -21,7 +21,7 @@ def cells(table):
 
 
 def judged(*arguments, **settings):
-    return judge(collect(arguments), **settings)
+    return make_verdicts(collect(arguments), **settings)
 
 
 def test_one_task_keeps_its_returns_and_is_decided(tmp_path):
@@ -42,8 +42,8 @@ def test_one_task_keeps_its_returns_and_is_decided(tmp_path):
     assert [row[2] for row in cells(tasks)] == [4, 4]
     assert [row[4] for row in cells(scores)] == [10.0, 20.0, 30.0, 40.0, 100.0, 110.0, 120.0, 130.0]
     assert found.notices == [
-        "dqn has 4 seeds, fewer than 5: a rough guess; those of a bootstrap (IQM, differences, bands) are too narrow.",
-        "ppo has 4 seeds, fewer than 5: a rough guess; those of a bootstrap (IQM, differences, bands) are too narrow.",
+        "dqn has 4 seeds, fewer than 5: a rough guess; bootstrap intervals (IQM, differences, bands) are too narrow.",
+        "ppo has 4 seeds, fewer than 5: a rough guess; bootstrap intervals (IQM, differences, bands) are too narrow.",
     ]
 
 
@@ -71,7 +71,7 @@ def test_one_seed_is_said_plainly(tmp_path):
     made_run(tmp_path / "b", 4.0)
     found = judged(tmp_path / "a", tmp_path / "b")
     assert "the data cannot tell: with one seed" in found.sentences[0]
-    assert found.notices[0] == "a has one seed only: it has no interval, and decides nothing. Run at least 4."
+    assert found.notices[0] == "a has only one seed: it has no interval, and nothing can be decided. Run at least 4."
     assert found.tables[0].rows[0][3] == 5.0  # a number, not an interval of no width
 
 

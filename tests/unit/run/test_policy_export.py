@@ -224,5 +224,8 @@ def test_an_exported_policy_plays_its_environment(exported: Any) -> None:
     obs, _ = env.reset(seed=0)
     for _ in range(5):
         (action,) = session.run(None, {"obs": obs[None]})
-        obs, *_ = env.step(action[0])
+        assert action.shape == (1,)
+        assert env.action_space.contains(action[0])
+        obs, reward, *_ = env.step(action[0])
+        assert reward == 1.0
     env.close()

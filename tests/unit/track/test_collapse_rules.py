@@ -10,7 +10,7 @@ import pytest
 
 from runnel.core.config import flat, to_data
 from runnel.run import registry
-from runnel.track.collapse import Finding, Watcher, told
+from runnel.track.collapse import Finding, Watcher, open_collapses
 from runnel.track.collapse_rules import RULES, CollapseRule
 
 ROOT = Path(__file__).parents[3]
@@ -322,7 +322,7 @@ def test_what_is_told_of_a_run_is_what_is_not_over() -> None:
         return {"kind": "event", "what": "collapse", "collapse": kind, **more}
 
     rows = [{"what": "note"}, event("a", text="1"), event("b", text="2"), event("a", over=True), event("c", text="3")]
-    assert [row["text"] for row in told(rows)] == ["2", "3"]
+    assert [row["text"] for row in open_collapses(rows)] == ["2", "3"]
 
 
 # --------------------------------------------------------------------------------------------------------------------- docs

@@ -67,9 +67,9 @@ def drawn(picture: Picture, width: int = 80, height: int = 24) -> list[str]:
 def full_picture() -> Picture:
     picture = Picture(title="ppo CartPole-v1 seed 1", total=2000, unit="steps")
     for version in range(1, 11):
-        picture.take(update(version))
-    picture.take({"kind": "eval", "steps": 1000, "mean": 487.26, "low": 480.0, "high": 494.5, "num": 100})
-    picture.take({"kind": "event", "level": "warning", "text": "something\x1b[2J odd"})
+        picture.add(update(version))
+    picture.add({"kind": "eval", "steps": 1000, "mean": 487.26, "low": 480.0, "high": 494.5, "num": 100})
+    picture.add({"kind": "event", "level": "warning", "text": "something\x1b[2J odd"})
     picture.note, picture.left_s = "evaluating 37/100", 83.0
     return picture
 
@@ -102,13 +102,13 @@ def test_a_collapse_stays_on_the_screen_until_it_is_over():
     picture = full_picture()
     event = {"kind": "event", "level": "warning", "what": "collapse", "collapse": "no entropy", "since": 4}
     text = "collapse since version 4 (no entropy): " + "words " * 20 + "lower ppo.lr (now 10)"
-    picture.take({**event, "text": text})
+    picture.add({**event, "text": text})
     for number in range(5):
-        picture.take({"kind": "event", "level": "info", "text": f"message {number}"})
+        picture.add({"kind": "event", "level": "info", "text": f"message {number}"})
     shown = [line.strip(" ●") for line in drawn(picture, height=40)]
     assert text in " ".join(shown), "none of it is cut off"
     assert all(len(line) <= 80 for line in drawn(picture, height=40))
-    picture.take({**event, "text": "over", "over": True})
+    picture.add({**event, "text": "over", "over": True})
     assert "collapse since" not in "\n".join(drawn(picture, height=40))
 
 
@@ -128,10 +128,10 @@ def language_update(version: int, **metrics: float) -> dict:
 
 def test_the_picture_of_a_language_model_says_how_old_and_how_far_off_its_samples_are():
     picture = Picture(title="grpo reverse", total=20, unit="updates")
-    picture.take(language_update(9, **{"mismatch/kl": 2.5e-6, "mismatch/max_ratio": 1.01}))
+    picture.add(language_update(9, **{"mismatch/kl": 2.5e-6, "mismatch/max_ratio": 1.01}))
     assert "versions inside 3   ess 0.998   mismatch 2.50e-06" in "\n".join(drawn(picture))
     assert "at version" not in "\n".join(drawn(picture))
-    picture.take(language_update(10))
+    picture.add(language_update(10))
     lines = drawn(picture)
     text = "\n".join(lines)
     for part in (
@@ -143,7 +143,7 @@ def test_the_picture_of_a_language_model_says_how_old_and_how_far_off_its_sample
     ):
         assert part in text, part
     assert "canary" not in text
-    picture.take(language_update(11, **{"mismatch/canary_kl": 1.5e-13, "mismatch/canary_version": 10.0}))
+    picture.add(language_update(11, **{"mismatch/canary_kl": 1.5e-13, "mismatch/canary_version": 10.0}))
     assert "canary       mismatch 1.50e-13   checked at version 10" in "\n".join(drawn(picture))
     assert max(map(len, lines)) <= 80
     assert sum("ess" in line.split() for line in lines) == 1, "shown once, not among what is learned too"
@@ -178,7 +178,7 @@ def test_a_picture_without_any_row_can_be_drawn():
 
 def test_tokens_and_updates_count_in_their_own_unit():
     picture = Picture(title="grpo", total=50, unit="updates")
-    picture.take({"kind": "update", "version": 20, "tokens": 9, "metrics": {"reward": 0.5}, "time": {"tokens_per_s": 4000.0}})
+    picture.add({"kind": "update", "version": 20, "tokens": 9, "metrics": {"reward": 0.5}, "time": {"tokens_per_s": 4000.0}})
     assert picture.progress == 0.4
     assert "20 of 50 updates" in one_line(picture)
     assert "4,000 tokens/s  reward 0.5" in one_line(picture)

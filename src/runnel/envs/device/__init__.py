@@ -1,6 +1,6 @@
-"""Environments whose state is arrays: stepped all at once, on the host or on a device without leaving it.
+"""Environments whose state is arrays: all copies step at once, in numpy on the CPU or as tensors on a device.
 
-`base.py` says what such an environment is, one file each holds ours, `vector.py` puts it behind the vector contract, and
+`base.py` defines such an environment, and each of ours has a file. `vector.py` puts one behind the vector contract, and
 `sampler.py` plays whole segments of it.
 """
 

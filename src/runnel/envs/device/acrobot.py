@@ -17,7 +17,7 @@ Four = tuple[Array, Array, Array, Array]
 
 class Acrobot(ArrayEnv):
     """Gymnasium's Acrobot-v1 (Sutton 1996, with the equations of Sutton and Barto's book): a double pendulum, driven at its
-    elbow, whose tip has to rise one link above the base. All lengths and masses are 1; one Runge-Kutta step of 0.2 s.
+    elbow. Its tip has to rise one link above the base. All lengths and masses are 1; one Runge-Kutta step of 0.2 s.
 
     State: both angles (0: hanging down; the second relative to the first) and their speeds, `[B]` each.
     """

@@ -1,23 +1,25 @@
-"""Arithmetic that reads the same on numpy arrays and on tensors, for environments that are written once and run on both.
+"""Arithmetic for numpy arrays and for tensors, so that an environment is written once and runs on both.
 
-At 8 environments a numpy call costs a third of a torch call; on a device every operation is a kernel, so sums of products
-are one call there. An `Array` is either; one expression never mixes them.
+At 8 environments a numpy call costs a third of a torch call. On a device every operation is a kernel, so a sum of products is
+one call there. An `Array` is a numpy array or a tensor; one expression never mixes them.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 Array = Any
 """A numpy array or a tensor."""
 
 
-def module_of(x: Array) -> Any:
-    """`torch` for a tensor, else `numpy`: both know sin, cos, clip, where, remainder, empty_like."""
+def module_of(x: Array) -> ModuleType:
+    """`torch` for a tensor, else `numpy`. Both have sin, cos, clip, where, remainder, empty_like."""
     return torch if isinstance(x, Tensor) else np
 
 
@@ -25,16 +27,17 @@ def plus(a: Array, b: Array, scale: float, *, out: Array | None = None) -> Array
     """`a + scale * b`, of one shape; one kernel on a device."""
     if isinstance(a, Tensor):
         return torch.add(a, b, alpha=scale, out=out)
+    # the product is new memory (or `out`), so the sum can go into it: one array less to allocate
     x = np.multiply(b, _number(scale), out)
     return np.add(x, a, x)
 
 
 def plus_product(a: Array, b: Array, c: Array, scale: float) -> Array:
-    """`a + scale * b * c`, where `a` may have no dimensions; one kernel on a device."""
+    """`a + scale * b * c`, where `a` may be a single number; one kernel on a device."""
     if isinstance(b, Tensor):
         return torch.addcmul(a, b, c, value=scale)
     x = np.multiply(b, c)
-    if scale == -1.0:
+    if scale == -1.0:  # one numpy call less
         return np.subtract(a, x, x)
     np.multiply(x, _number(scale), x)
     return np.add(x, a, x)
@@ -49,14 +52,14 @@ _NUMBERS: dict[float, Array] = {}
 
 
 def _number(x: float) -> Array:
-    """`x` as an array without dimensions: numpy takes that in half the time of a Python number."""
+    """`x` as an array without dimensions: numpy needs half as long for it as for a Python number."""
     if x not in _NUMBERS:
         _NUMBERS[x] = np.array(x, np.float32)
     return _NUMBERS[x]
 
 
 def columns(*xs: Array) -> Array:
-    """`[B]` arrays side by side, `[B, n]`. In numpy each column lies in one piece, so the next step reads it fast."""
+    """Stack arrays `[B]` as columns of `[B, n]`. In numpy each column is contiguous, so that the next step reads it fast."""
     if isinstance(xs[0], Tensor):
         return torch.stack(xs, dim=1)
     out = np.empty((len(xs), len(xs[0])), np.float32)
@@ -66,30 +69,30 @@ def columns(*xs: Array) -> Array:
 
 
 class Constants:
-    """Named constant arrays, copied once to every device they are asked for."""
+    """Named constant arrays, copied once to each device where they are used."""
 
-    def __init__(self, **arrays: Any) -> None:
-        self._host = {k: np.asarray(v) for k, v in arrays.items()}
+    def __init__(self, **arrays: ArrayLike) -> None:
+        self._numpy = {k: np.asarray(v) for k, v in arrays.items()}
         self._on: dict[torch.device, dict[str, Array]] = {}
 
     def beside(self, x: Array) -> dict[str, Array]:
-        """The constants where `x` lives, in its kind."""
+        """The constants as numpy arrays or as tensors on a device, whichever `x` is."""
         if not isinstance(x, Tensor):
-            return self._host
+            return self._numpy
         if x.device not in self._on:
-            self._on[x.device] = {k: torch.from_numpy(v.copy()).to(x.device) for k, v in self._host.items()}
+            self._on[x.device] = {k: torch.from_numpy(v.copy()).to(x.device) for k, v in self._numpy.items()}
         return self._on[x.device]
 
 
 class Filled:
-    """A vector of one value, made once for each length and device: a constant reward."""
+    """A constant vector (a constant reward), made once for each length and device."""
 
     def __init__(self, value: float) -> None:
         self._value = value
-        self._made: dict[tuple[Any, int], Array] = {}
+        self._made: dict[tuple[torch.device | None, int], Array] = {}
 
     def like(self, x: Array) -> Array:
-        """`[B]` for `x` `[B]`. Nobody may write to it."""
+        """The constant for `x` `[B]`. It is shared: nobody may write to it. `[B]`"""
         key = (x.device if isinstance(x, Tensor) else None, len(x))
         if key not in self._made:
             self._made[key] = module_of(x).full_like(x, self._value)

@@ -1,4 +1,4 @@
-"""What a tensor environment is: three pure functions on a batch of states, on any device."""
+"""A tensor environment: three pure functions on a batch of states, on any device."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Leaves = dict[str, Array]
 
 @runtime_checkable
 class TensorEnv(Protocol):
-    """An environment as pure functions. A state is a `Batch` of leaves `[B, ...]`; nothing here may wait for the device.
+    """An environment as pure functions. A state is a `Batch` of leaves `[B, ...]`. No function may wait for the device.
 
-    Arrays that a function returns are read once and may be shared (a constant reward); arrays it is given are never
-    written to.
+    The caller reads a returned array once and does not write to it, so it may be shared (a constant reward). A function never
+    writes to its arguments.
     """
 
     name: str
     spec: EnvSpec
     max_steps: int
-    """Episodes are truncated at this length; 0 for never."""
+    """Episodes are truncated at this length; 0: never."""
 
     def initial(self, num: int, generator: torch.Generator) -> Batch:
         """`num` first states, drawn from `generator`, on its device."""
         ...
 
     def transition(self, state: Leaves, action: Array) -> tuple[Leaves, Array, Array]:
-        """Next state, reward `[B]` and terminated `[B]` (bool). Actions come from a network: not clipped."""
+        """Next state, reward `[B]` and terminated `[B]` (bool). Actions of a network are not clipped to their bounds."""
         ...
 
     def observe(self, state: Leaves) -> Leaves:
-        """The observation leaves of a state, under the keys of `spec.obs`; may be leaves of the state themselves."""
+        """The observation leaves of a state, under the keys of `spec.obs`. They may be leaves of the state itself."""
         ...
 
 
 class ArrayEnv:
-    """Base of environments whose `transition` and `observe` also take numpy arrays: on the host they run on those."""
+    """Marks environments whose `transition` and `observe` also take numpy arrays. On the CPU they run on those."""

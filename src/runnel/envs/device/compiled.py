@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Whole segments of small environments with a small policy in one compiled call (Numba): the CPU's form of the GPU lane.
+"""Plays whole segments of a small environment with a small policy in one compiled call (Numba), on the CPU.
 
-For environments whose observation is their state and whose action is discrete. `PLAYS` has a function for each, whose compiled
-form can be kept on disk (one that takes a transition as an argument would be compiled anew in every process).
+The observation of the environment must be its state, and its action discrete. `PLAYS` has one function for each environment,
+because Numba can cache it on disk. A function that took the transition as an argument would be compiled in every process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from runnel.envs.device import cartpole as cartpole_file
 from runnel.envs.device.cartpole import CartPole
-from runnel.kernels.jit import forget_older, njit
+from runnel.kernels.jit import forget_older
 from runnel.kernels.small.numba import rows
-from runnel.kernels.small.numba.rows import OPTIONS, pick, score_row, split
+from runnel.kernels.small.numba.rows import jit, jit_inline, pick, score_row, split
 
 forget_older(__file__, rows.__file__, cartpole_file.__file__)
 
@@ -28,9 +28,9 @@ _INERTIA = np.float32(_C.half_length * 4.0 / 3.0 / _C.gravity)
 _TAU, _X_LIMIT, _ANGLE_LIMIT = np.float32(_C.tau), np.float32(_C.x_limit), np.float32(_C.angle_limit)
 
 
-@njit(**OPTIONS)
+@jit
 def cartpole(now, action, following):
-    """`CartPole.transition` for one row: writes the next state; reward and whether it fell."""
+    """`CartPole.transition` for one row. Writes the next state; returns the reward and whether the pole fell."""
     sin, cos, spin = np.sin(now[2]), np.cos(now[2]), now[3]
     push = (_FORCE if action == 1 else -_FORCE) + _SHARE * spin * spin * sin
     fall = sin - _PER_GRAVITY * cos * push
@@ -42,13 +42,13 @@ def cartpole(now, action, following):
     return np.float32(1.0), abs(following[0]) > _X_LIMIT or abs(following[2]) > _ANGLE_LIMIT
 
 
-@njit(inline="always", **OPTIONS)
+@jit_inline
 def play(step, vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows):
-    """Steps `first` on of a segment, until it is full or the pool of first states runs low; returns the step that is next.
+    """Play a segment from step `first` on, until it is full or the pool of first states runs low. Returns the next step.
 
-    `memory` is obs `[T + 1, B, I]`, action, logprob, reward, terminated, truncated `[T, B]`; `ends` final observations and
-    their index; `log` environment, return and length of each episode; `marks` the clock, the limit, and how much of pool, ends
-    and log is used (they are moved on).
+    `memory`: obs `[T + 1, B, I]`, action, logprob, reward, terminated, truncated `[T, B]`. `ends`: final observations and their
+    index. `log`: environment, return and length of each episode. `marks`: the clock, the time limit, and the used parts of
+    pool, ends and log, which this function updates.
     """
     _, w1, w2, wa, _, b1, b2, ba, _ = split(vector, sizes)
     obs, action, logprob, reward, terminated, truncated = memory
@@ -56,7 +56,7 @@ def play(step, vector, sizes, relu, first, pool, marks, deadline, total, noise, 
     h1, h2, scores = rows
     num_steps, num_envs = action.shape
     for t in range(first, num_steps):
-        if pool.shape[0] - marks[2] < num_envs:
+        if pool.shape[0] - marks[2] < num_envs:  # all environments could end in this step; the caller draws more states
             return t
         marks[0] += 1
         for n in range(num_envs):
@@ -78,7 +78,7 @@ def play(step, vector, sizes, relu, first, pool, marks, deadline, total, noise, 
     return num_steps
 
 
-@njit(**OPTIONS)
+@jit
 def play_cartpole(vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows):
     """`play` of CartPole."""
     return play(cartpole, vector, sizes, relu, first, pool, marks, deadline, total, noise, memory, ends, log, rows)

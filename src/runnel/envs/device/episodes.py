@@ -1,54 +1,49 @@
-"""Records of finished episodes, with a bound: 65,536 environments must not make 100,000 Python objects a segment.
+"""Records of finished episodes, with a bound: 65,536 environments must not make 100,000 Python objects for each segment.
 
-Up to a number of episodes between two readings is given exactly; of more, that many evenly chosen ones.
+Up to a number of episodes between two readings, all are returned; of more, that many evenly chosen ones.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.envs.vector.contract import Episode
 
 MAX_RECORDS = 256
 SEGMENT_RECORDS = 100
-"""Of a whole segment, which has thousands: as many as a run's mean return is taken over (`run/ledger.py`)."""
+"""Bound for a whole segment, which has thousands: a run's mean return is over as many (`run/ledger.py`)."""
 STEP_RECORDS = 4096
-"""Of single steps on a device: an evaluation, which has up to 1,024 environments and must not miss one."""
+"""Bound for single steps on a device: an evaluation has up to 1,024 environments and must not miss an episode."""
 _FIRST_ROWS, _FIRST_STEPS = 1024, 64
 
-Rows = NDArray[Any]
 
-
-class HostLog:
-    """Episodes in growing numpy columns: environment, return, length."""
+class NumpyLog:
+    """Episodes in numpy columns that grow by doubling: environment, return, length."""
 
     def __init__(self) -> None:
         self._columns = np.zeros((3, _FIRST_ROWS))
         self._count = 0
 
-    def add(self, rows: Rows, totals: Rows, lengths: Rows) -> None:
+    def add(self, rows: Array, totals: Array, lengths: Array) -> None:
         for column, x in zip(self.room(len(rows)), (rows, totals, lengths), strict=True):
             column[: len(rows)] = x
         self.keep(len(rows))
 
-    def room(self, num: int) -> Rows:
-        """Memory for `num` more episodes: environment, return, length. Say how many were written with `keep`. `[3, >= num]`"""
+    def room(self, num: int) -> Array:
+        """Memory for `num` more episodes: environment, return, length. Call `keep` after writing. `[3, >= num]`"""
         while self._count + num > self._columns.shape[1]:
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
         return self._columns[:, self._count :]
 
     def keep(self, num: int) -> None:
-        """So many episodes were written into `room`."""
+        """Keep the first `num` episodes that were written into `room`."""
         self._count += num
 
     def take(self, index0: int) -> list[Episode]:
-        """What was added since the last call, at most `MAX_RECORDS`."""
+        """Episodes that were added since the last call, at most `MAX_RECORDS`."""
         count, self._count = self._count, 0
         return records(self._columns[:, evenly(count)], index0)
 
@@ -63,8 +58,8 @@ class HostLog:
         self.add(*np.asarray(state["columns"]))
 
 
-class DeviceLog:
-    """Steps with what ended in them, in memory on a device that grows by doubling; nothing waits before `take`."""
+class TorchLog:
+    """All steps with their ends, in memory on a device that grows by doubling. Only `take` waits for the device."""
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self._over = torch.zeros(_FIRST_STEPS, num_envs, dtype=torch.bool, device=device)
@@ -81,7 +76,7 @@ class DeviceLog:
         self._count += 1
 
     def take(self, index0: int) -> list[Episode]:
-        """What ended since the last call, at most `STEP_RECORDS`; this waits for the device."""
+        """Episodes that ended since the last call, at most `STEP_RECORDS`. Waits for the device."""
         count, self._count = self._count, 0
         times, rows = self._over[:count].nonzero(as_tuple=True)
         chosen = torch.from_numpy(evenly(len(times), STEP_RECORDS)).to(times.device)
@@ -101,24 +96,25 @@ class DeviceLog:
             self.add(over[t], numbers[0, t], numbers[1, t])
 
 
-def evenly(count: int, most: int = MAX_RECORDS) -> Rows:
-    """Which of `count` episodes to give."""
+def evenly(count: int, most: int = MAX_RECORDS) -> Array:
+    """Indices of at most `most` of `count` episodes, evenly spaced."""
     return np.arange(count) if count <= most else np.arange(most) * count // most
 
 
-def records(columns: Any, index0: int) -> list[Episode]:
+def records(columns: Array | Tensor, index0: int) -> list[Episode]:
     """Episodes from columns `[3, n]`: environment, return, length."""
     env, total, length = columns.tolist()
     return [Episode(int(e) + index0, t, int(n)) for e, t, n in zip(env, total, length, strict=True)]
 
 
 def ended_episodes(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """At most `SEGMENT_RECORDS` of the episodes that ended in a segment, without a wait for the device.
+    """At most `SEGMENT_RECORDS` of the episodes that ended in a segment, without waiting for the device.
 
-    `reward` and `over` (bool) are `[T, B]`; `total` and `length` `[B]` say what its environments brought along. Gives
-    `[3, SEGMENT_RECORDS]` (environment, return, length), in order of time, and how many of them count, `[]`.
+    `reward` and `over` (bool) are `[T, B]`. `total` and `length` `[B]` are return and length before the segment. Returns
+    `[3, SEGMENT_RECORDS]` (environment, return, length) in order of time, and the number of valid columns, `[]`.
     """
     num_steps, num_envs = over.shape
+    # shapes may not depend on data in a CUDA graph, so `nonzero` is out: the k-th end is found in the running count of ends
     rank = over.flatten().cumsum(0, dtype=torch.int32)
     count = rank[-1].long()
     numbers = torch.arange(SEGMENT_RECORDS, device=over.device)
@@ -133,7 +129,7 @@ def ended_episodes(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) 
 
 
 def carried(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Return and length so far of the episodes that go on after a segment; arguments as in `ended_episodes`. `[B], [B]`"""
+    """Return and length so far of the episodes that go on after a segment. Arguments as in `ended_episodes`. `[B], [B]`"""
     sums, steps = _since_the_last_end(reward, over, torch.full_like(length, len(over)))
     fresh = over.any(dim=0)
     return torch.where(fresh, sums, sums + total), torch.where(fresh, steps - 1, steps - 1 + length)

@@ -20,8 +20,8 @@ class FourRooms(ArrayEnv):
     """Find the goal in four rooms (after Sutton, Precup and Singh 1999): a walled square of `size` x `size` cells, split by a
     wall along its middle row and one along its middle column, with a door in the middle of each half wall.
 
-    Start and goal are two different free cells. A step costs 0.01, the goal pays 1 and ends the episode; walking into a wall
-    stays. Observation: row and column of the agent and of the goal, scaled to [-1, 1], and whether each of the four
+    Start and goal are two different free cells. A step costs 0.01; the goal pays 1 and ends the episode. A step into a wall
+    has no effect. Observation: row and column of the agent and of the goal, scaled to [-1, 1], and whether each of the four
     neighbours is a wall. `runnel.envs.toy:PlainFourRooms` is the same world as a plain Gymnasium environment.
     """
 
@@ -41,6 +41,7 @@ class FourRooms(ArrayEnv):
         after = np.stack([number[tuple(place.T)] for place in beside], axis=1)
         after = np.where(blocked, np.arange(len(cells))[:, None], after)
         scaled = (cells * 2.0 / (size - 1) - 1.0).astype(np.float32)
+        # the world as tables over free cells: a step and an observation are lookups, without a branch
         self._num_cells = len(cells)
         self._constants = Constants(
             after=after,
@@ -52,6 +53,7 @@ class FourRooms(ArrayEnv):
     def initial(self, num: int, generator: torch.Generator) -> Batch:
         n = self._num_cells
         u = torch.rand(2, num, generator=generator, device=generator.device)
+        # u * n may round up to n; the goal is 1 to n - 1 cells further, so it is never the start
         agent = (u[0] * n).long().clamp_(max=n - 1)
         further = (u[1] * (n - 1)).long().clamp_(max=n - 2) + 1
         return Batch(agent=agent, goal=(agent + further) % n)

@@ -1,45 +1,44 @@
-"""Stepping a tensor environment on the host, in numpy: the same contract as `engines.py`, a third of its cost at 8 rows.
+"""Steps a tensor environment on the CPU, in numpy. Same contract as `torch_engine.py`, at a third of its cost for 8 rows.
 
-Here the ends of episodes are known at once, so final observations are sparse and only rows that ended are reset.
+On the CPU the ends of episodes are known at once. So final observations are sparse, and only rows that ended are reset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from runnel.core.contracts.inference import RowPolicy
 from runnel.core.records import Batch
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.envs.device.base import Leaves, TensorEnv
 from runnel.envs.device.cartpole import CartPole
-from runnel.envs.device.episodes import HostLog
+from runnel.envs.device.episodes import NumpyLog
 from runnel.envs.device.torch_engine import NEVER, Act, Played
 from runnel.envs.vector.contract import Episode, StepOut
 
-Rows = NDArray[Any]
+Rows = Array
 _FRESH = 256
-"""First states drawn at a time, at least."""
+"""Least number of first states that are drawn together."""
 _COMPILED = (CartPole,)
-"""Environments that `compiled.py` has (importing it takes a second); not those that derive from them."""
+"""Environments in `compiled.py` (not imported here: that takes a second). Subclasses are excluded: they may step otherwise."""
 _COMPILED_ROWS = 256
-"""Above so many, steps of all environments at once are as fast."""
+"""Above this number of environments, numpy steps all of them as fast."""
 
 
-class HostEngine:
-    """`num_envs` copies of an `ArrayEnv` in host memory."""
+class NumpyEngine:
+    """`num_envs` copies of an `ArrayEnv` in CPU memory."""
 
     dense = False
 
     def __init__(self, env: TensorEnv, num_envs: int, generator: torch.Generator) -> None:
         self._env, self._num_envs, self._generator = env, num_envs, generator
         self._limit = env.max_steps or NEVER
-        self._log = HostLog()
+        self._log = NumpyLog()
         self._clock, self._next = 0, 0
         self._state: Leaves = {}
         self._fresh: Leaves = {}
@@ -53,7 +52,7 @@ class HostEngine:
         self.begin()
 
     def begin(self) -> None:
-        """Every environment starts an episode."""
+        """Begin an episode in every environment."""
         self._state = _columnwise(self._env.initial(self._num_envs, self._generator))
         self._fresh, self._used = {}, 0
         self._clock, self._next = 0, self._limit
@@ -79,13 +78,14 @@ class HostEngine:
             views.obs[key][...] = x
 
     def _advance(self, action: Rows, reward: Rows, terminated: Rows, truncated: Rows) -> tuple[Leaves, Rows | None]:
-        """One step into the given memory; the state before resets, and which rows ended (None: none did)."""
+        """Step into the given memory. Returns the state before resets and the rows that ended (None: no row)."""
         self._refill()
         following, earned, ended = self._env.transition(self._state, action)
         self._clock += 1
         self._total += earned
         reward[...] = earned
         terminated[...] = ended
+        # `_next` is the earliest time limit of all rows: until then no comparison of arrays is needed
         if self._clock < self._next:
             truncated.fill(False)
         else:
@@ -94,7 +94,7 @@ class HostEngine:
         return following, np.flatnonzero(ended) if np.count_nonzero(ended) else None
 
     def _reset(self, following: Leaves, rows: Rows) -> Leaves:
-        """Log the episodes of `rows`, and begin new ones in `following`; gives the observations they ended with."""
+        """Log the episodes of `rows` and begin new ones in `following`. Returns the final observations."""
         final = self._env.observe({k: x[rows] for k, x in following.items()})
         self._log.add(rows, self._total[rows], self._clock + self._limit - self._deadline[rows])
         self._total[rows] = 0.0
@@ -103,12 +103,13 @@ class HostEngine:
             self._next = int(self._deadline.min())
         start, self._used = self._used, self._used + len(rows)
         for key, x in self._fresh.items():
+            # a copy, because the environment may have returned shared memory; "K" keeps columns contiguous
             following[key] = following[key].copy(order="K")
             following[key][rows] = x[start : self._used]
         return final
 
     def _refill(self) -> None:
-        """Before each step there are first states for all environments."""
+        """Draw first states unless there are enough for all environments. Called before each step."""
         if not self._fresh or self._used + self._num_envs > len(next(iter(self._fresh.values()))):
             num = max(_FRESH, 4 * self._num_envs)
             self._fresh = {k: x.numpy() for k, x in self._env.initial(num, self._generator).items()}
@@ -116,13 +117,13 @@ class HostEngine:
 
     # -------------------------------------------------------------------------------------------------------- a segment
     def play_compiled(self, arrays: Batch, policy: RowPolicy, noise: Tensor) -> Played:
-        """`play` in one call of compiled code, for an environment and a policy that are there in such a form."""
+        """`play` by compiled code, for an environment in `PLAYS` and a policy as a `RowPolicy`."""
         from runnel.envs.device.compiled import PLAYS
 
         plan, play = self._plan(arrays, noise), PLAYS[type(self._env)]
         ((leaf, obs),) = plan.obs.items()
         self.show(plan.rows[0])
-        memory = (obs, *(plan.host[k] for k in ("action", "logprob")), plan.reward, plan.terminated, plan.truncated)
+        memory = (obs, *(plan.arrays[k] for k in ("action", "logprob")), plan.reward, plan.terminated, plan.truncated)
         scratch = tuple(np.empty(n, np.float32) for n in policy.sizes[1:4])
         num_steps, num_final, t = len(plan.reward), 0, 0
         while t < num_steps:
@@ -139,7 +140,7 @@ class HostEngine:
         return Played(num_final, None, plan.total())
 
     def play(self, arrays: Batch, act: Act, noise: Tensor) -> Played:
-        """Fill the arrays of a trajectory segment; `noise` is `[T, B, n]`, the same memory at every call."""
+        """Fill the arrays of a segment. `noise` is `[T, B, n]`, the same memory at every call."""
         plan = self._plan(arrays, noise)
         reward, terminated, truncated = plan.reward, plan.terminated, plan.truncated
         self.show(plan.rows[0])
@@ -183,7 +184,7 @@ class HostEngine:
 
 
 class _Views:
-    """The numpy form of a vector's output memory."""
+    """Numpy views of a vector's output memory."""
 
     def __init__(self, out: StepOut) -> None:
         self.reward, self.terminated, self.truncated = out.reward.numpy(), out.terminated.numpy(), out.truncated.numpy()
@@ -192,33 +193,33 @@ class _Views:
 
 
 class _Plan:
-    """Views of one segment's memory, made once: requests by step, and numpy forms of what is written."""
+    """Views of one segment's memory, made once: a request for each step, and numpy views of the arrays to write."""
 
     def __init__(self, arrays: Batch, noise: Tensor, keys: list[str]) -> None:
         steps = [dict(zip(keys, leaves, strict=True)) for leaves in zip(*(arrays[k].unbind(0) for k in keys), strict=True)]
         self.rows = [Batch({**obs, "noise": u}) for obs, u in zip(steps, noise.unbind(0), strict=False)]
-        host = {k: x.numpy() for k, x in arrays.items()}
-        self.obs = {k: host[k] for k in keys}
-        self.final = {k: host["final_" + k] for k in keys}
-        self.final_index = host["final_index"]
-        self.reward, self.terminated, self.truncated = host["rewards/env"], host["terminated"], host["truncated"]
-        self.host, self.noise = host, noise.numpy()
+        found = {k: x.numpy() for k, x in arrays.items()}
+        self.obs = {k: found[k] for k in keys}
+        self.final = {k: found["final_" + k] for k in keys}
+        self.final_index = found["final_index"]
+        self.reward, self.terminated, self.truncated = found["rewards/env"], found["terminated"], found["truncated"]
+        self.arrays, self.noise = found, noise.numpy()
         self._answer: list[tuple[str, Rows]] | None = None
 
     def answer(self, rows: Batch) -> list[tuple[str, Rows]]:
-        """Where the fields of a policy's answer go, as far as the stream has them."""
+        """Arrays for those fields of a policy's reply that the stream has."""
         if self._answer is None:
-            self._answer = [(k, self.host[k]) for k in rows if k in self.host]
+            self._answer = [(k, self.arrays[k]) for k in rows if k in self.arrays]
         return self._answer
 
     def total(self) -> Tensor:
-        """The sum of everything that must be finite."""
+        """Sum of all observations and rewards: finite only if all of them are."""
         floats = [x for x in (self.reward, *self.obs.values()) if x.dtype == np.float32]
         return torch.tensor(sum(float(x.sum()) for x in floats))
 
 
-def _columnwise(leaves: Mapping[str, Any]) -> Leaves:
-    """Copies in which every column lies in one piece."""
+def _columnwise(leaves: Mapping[str, ArrayLike]) -> Leaves:
+    """Copies with contiguous columns."""
     return {k: np.array(x, order="F") for k, x in leaves.items()}
 
 

@@ -13,7 +13,7 @@ from runnel.envs.device.base import ArrayEnv, Leaves
 
 
 class Pendulum(ArrayEnv):
-    """Gymnasium's Pendulum-v1: swing up and hold, torque within 2; an angle of 0 points up.
+    """Gymnasium's Pendulum-v1: swing up and hold, with a torque in [-2, 2]. The angle 0 points up.
 
     reward = -(angle^2 + speed^2 / 10 + torque^2 / 1000)
     speed' = clip(speed + (3 g / 2l sin(angle) + 3 torque / m l^2) dt, -8, 8),  angle' = angle + speed' dt

@@ -1,9 +1,9 @@
-"""The sampler of a lane that stays on one device: a whole segment of a tensor environment in one call.
+"""Plays whole segments of a tensor environment without leaving its device.
 
-Consumes a policy that lives in this process and produces `[T, B]` segments (sample stream). It waits for room on the stream
-(unblocked by the reader) and for a policy version (unblocked by the trainer). On a CUDA device the segment is a graph, one for
-each slot, and the host runs ahead of the device: what a segment tells the host (its episodes, whether all was finite) is read
-when the next one has been started.
+Consumes a policy in the same process and produces `[T, B]` segments (sample stream). It waits for room on the stream (unblocked
+by the reader) and for a policy version (unblocked by the trainer). On a CUDA device a segment is one CUDA graph for each slot,
+and the CPU runs ahead of the device: it reads the report of a segment (its episodes, whether all was finite) after it has
+started the next one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.envs.device.episodes import records
 from runnel.envs.device.torch_engine import Act, Played
 from runnel.envs.device.vector import TensorVector
@@ -37,7 +36,7 @@ _SMALLEST_NOISE = 2.0**-25
 
 @dataclass
 class _Report:
-    """What a finished segment says to the host, on its way there."""
+    """The report of a segment, on its way from the device to the CPU."""
 
     rows: Tensor | None
     count: Tensor | None
@@ -52,9 +51,9 @@ class _Report:
 class DeviceSampler:
     """Plays a `TensorVector` with a policy in the same process (`InferenceClient.local`). One segment a step.
 
-    Noise (`[T, B, noise_size]`, uniform) comes from a generator on the device. Final observations are kept of truncated
-    episodes alone where the vector is not in host memory (see `DeviceEngine`). A policy elsewhere, and a recurrent one (whose
-    `state` travels with requests), is asked step by step by a `VecEnvSampler`.
+    Noise (`[T, B, noise_size]`, uniform) comes from a generator on the device. On a device, only truncated episodes have final
+    observations (see `TorchEngine`). A policy in another process, or a recurrent one (its `state` travels with requests), is
+    asked step by step by a `VecEnvSampler`.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class DeviceSampler:
             [vector], routes=routes, noise_size=noise_size, seed=seed, name=name, state=state, gamma=gamma
         )
         self._returns = None if gamma is None else CarriedReturns(vector.num_envs, gamma=gamma, device=vector.device)
-        self._asks = bool(state)
+        self._one_by_one = bool(state)
         self._generator = torch.Generator(device=vector.device)
         self._generator.manual_seed(make_seed(seed, name, "noise"))
         self._noise = torch.zeros(0)
@@ -85,13 +84,13 @@ class DeviceSampler:
         self._waits = "nothing"
         self._num_steps = 0
         self._reports: list[_Report] = []
-        self._events: list[dict[str, Any]] = []
+        self._events: list[WorkerEvent] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
         client, writer = clients[self._route.inference], writers[self._route.samples]
         if not self._started:
-            self._asks = self._asks or client.local() is None
-        if self._asks:
+            self._one_by_one = self._one_by_one or client.local() is None
+        if self._one_by_one:
             return self._by_step.step(clients, writers)
         if self._slot is None:
             self._slot = writer.reserve()
@@ -111,16 +110,14 @@ class DeviceSampler:
         return num_steps
 
     def _player(self, client: InferenceClient) -> CudaGraphed[Played]:
-        """What plays a segment; made anew when the policy has moved."""
+        """The function that plays a segment, made again when the policy object changes."""
         act = client.local()
         assert act is not None, "the policy has left this process"
         if self._play is None or act != self._act:
             generators = [self._generator, self.vector.generator]
-            self._act, self._play = (
-                act,
-                CudaGraphed(
-                    lambda arrays: self._segment(arrays, act, client.row_policy()), generators=generators, name="a segment"
-                ),
+            self._act = act
+            self._play = CudaGraphed(
+                lambda arrays: self._segment(arrays, act, client.row_policy()), generators=generators, name="a segment"
             )
         return self._play
 
@@ -138,7 +135,8 @@ class DeviceSampler:
         self._reports.append(_report(played, self.vector.device))
 
     def _segment(self, arrays: Batch, act: Act, rows: RowPolicy | None) -> Played:
-        """The work of a segment, on the device alone. The noise is kept in fixed memory, so that requests can be made once."""
+        """Play a segment on the device. The noise is in fixed memory, so that requests can be made once."""
+        # a uniform number of exactly 0 would be a log of 0 in the policy
         self._noise.uniform_(generator=self._generator).clamp_(min=_SMALLEST_NOISE)
         if self._returns is None:
             return self.vector.play(arrays, act, self._noise, rows)
@@ -156,9 +154,9 @@ class DeviceSampler:
             )
         self._noise = torch.zeros(spec.sizes["T"], self.vector.num_envs, self._noise_size, device=self.vector.device)
 
-    # --------------------------------------------------------------------------------------------------- for the host
+    # --------------------------------------------------------------------------------------------------- reports
     def _read(self, *, keep: int) -> None:
-        """Turn all but the newest `keep` reports into events."""
+        """Turn all but the `keep` newest reports into events."""
         while len(self._reports) > keep:
             report = self._reports.pop(0)
             report.wait()
@@ -172,17 +170,17 @@ class DeviceSampler:
                 self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
 
     def waits_for(self) -> str:
-        return self._by_step.waits_for() if self._asks else self._waits
+        return self._by_step.waits_for() if self._one_by_one else self._waits
 
-    def events(self) -> list[dict[str, Any]]:
-        if self._asks:
+    def events(self) -> list[WorkerEvent]:
+        if self._one_by_one:
             return self._by_step.events()
         events, self._events = self._events, []
         return events
 
     def snapshot(self) -> State:
-        """Reads what segments still had to tell; those events are part of it."""
-        if self._asks:
+        """Waits for the reports of all segments; their events are part of the snapshot."""
+        if self._one_by_one:
             return {"by_step": self._by_step.snapshot()}
         self._read(keep=0)
         return {
@@ -197,8 +195,8 @@ class DeviceSampler:
         }
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
-        self._asks = state["by_step"] is not None
-        if self._asks:
+        self._one_by_one = state["by_step"] is not None
+        if self._one_by_one:
             return self._by_step.restore(state["by_step"], writers)
         self._started, self._num_steps = state["started"], state["num_steps"]
         if self._started:
@@ -214,16 +212,17 @@ class DeviceSampler:
 
 
 def _report(played: Played, device: torch.device) -> _Report:
-    """Start the way of a segment's numbers to the host."""
+    """Start the copy of a segment's numbers to the CPU."""
     rows, count = played.records if played.records is not None else (None, None)
     if device.type != "cuda":
         return _Report(rows, count, played.total, None)
-    sent = [None if x is None else _to_host(x) for x in (rows, count, played.total)]
+    # to pinned memory and without waiting; the event says when the copies have arrived
+    sent = [None if x is None else _to_cpu(x) for x in (rows, count, played.total)]
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     assert sent[2] is not None
     return _Report(sent[0], sent[1], sent[2], arrived)
 
 
-def _to_host(x: Tensor) -> Tensor:
+def _to_cpu(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)

@@ -1,6 +1,7 @@
-"""Stepping a tensor environment on a device: resets, time limits and episode records around its three functions.
+"""Steps a tensor environment on a device: adds resets, time limits and episode records to its three functions.
 
-Nothing here waits for the device or decides in Python what a tensor holds, so a whole segment can be captured in a CUDA graph.
+Nothing here waits for the device, and no Python branch depends on the content of a tensor. So a CUDA graph can record a whole
+segment.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from torch import Tensor
 from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.envs.device.base import TensorEnv
-from runnel.envs.device.episodes import DeviceLog, carried, ended_episodes
+from runnel.envs.device.episodes import TorchLog, carried, ended_episodes
 from runnel.envs.vector.contract import Episode, StepOut
 
 Act = Callable[[Batch], Batch]
-"""Rows (observation leaves `[B, ...]`, `noise` `[B, n]`) to an answer (`action`, `logprob`, ...)."""
+"""From request rows (observation leaves `[B, ...]`, `noise` `[B, n]`) to a reply (`action`, `logprob`, ...)."""
 NEVER = 1 << 30
 
 
 @dataclass
 class Played:
-    """What a segment says of itself: rows of final observations, records of episodes (`ended_episodes`; None where they went
-    to the log already), and a number that is finite if all observations and rewards are."""
+    """The result of a segment: the number of final observations, records of episodes (of `ended_episodes`; None where they are
+    in the log), and a number that is finite if all observations and rewards are."""
 
     num_final: int
     records: tuple[Tensor, Tensor] | None
     total: Tensor
 
 
-class DeviceEngine:
+class TorchEngine:
     """`num_envs` copies of `env` as tensors on the device of `generator`.
 
-    A step by itself gives dense final observations. A segment keeps those of truncated episodes alone: what a terminated
-    episode ended with is never bootstrapped from. An environment is truncated at most once in `max_steps` steps, so one row
-    for each environment is enough; where nothing was truncated, it repeats the last observation of the segment.
+    A single step gives dense final observations. A segment keeps those of truncated episodes only, because nobody bootstraps
+    from the end of a terminated episode. An environment is truncated at most once in `max_steps` steps, so one row for each
+    environment is enough. Where no episode was truncated, the row repeats the last observation of the segment.
     """
 
     dense = True
@@ -48,13 +49,13 @@ class DeviceEngine:
         self._state = env.initial(num_envs, generator).map(torch.clone)
         self._total = torch.zeros(num_envs, dtype=torch.float64, device=generator.device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=generator.device)
-        self._log = DeviceLog(num_envs, generator.device)
+        self._log = TorchLog(num_envs, generator.device)
         shown = env.observe(self._state)
         self._same = {leaf: key for key, x in shown.items() for leaf, y in self._state.items() if x is y}
         self._derived = [key for key in shown if key not in self._same.values()]
 
     def begin(self) -> None:
-        """Every environment starts an episode."""
+        """Begin an episode in every environment."""
         _copy(self._state, self._env.initial(self._num_envs, self._generator))
         self._total.zero_()
         self._length.zero_()
@@ -74,6 +75,7 @@ class DeviceEngine:
         over = out.terminated | out.truncated
         _copy(out.final_obs, self._env.observe(following))
         self._log.add(over, self._total, self._length)
+        # a first state for every row, used or not: a number of rows that ended would have to come from the device
         fresh = self._env.initial(self._num_envs, self._generator)
         _copy(self._state, {k: torch.where(_beside(over, x), fresh[k], x) for k, x in following.items()})
         self._total.masked_fill_(over, 0.0)
@@ -82,10 +84,10 @@ class DeviceEngine:
 
     # -------------------------------------------------------------------------------------------------------- a segment
     def play(self, arrays: Batch, act: Act, noise: Tensor) -> Played:
-        """Fill the arrays of a trajectory segment; `noise` is `[T, B, n]`.
+        """Fill the arrays of a segment; `noise` is `[T, B, n]`.
 
-        The environment writes each observation where the policy reads it; what comes step by step as new tensors (answers,
-        rewards, ends) is gathered once, at the end.
+        The environment writes each observation where the policy reads it. Replies, rewards and ends are new tensors at each
+        step; they are stacked once at the end, which is one kernel instead of T.
         """
         num_steps, truncated = len(noise), arrays["truncated"]
         fresh = self._env.initial(num_steps * self._num_envs, self._generator)
@@ -93,10 +95,10 @@ class DeviceEngine:
         obs = {key: arrays[key] for key in self._env.spec.obs}
         self.show(Batch({key: x[0] for key, x in obs.items()}))
         state, deadline, over = self._state, self._limit - self._length, torch.empty_like(truncated)
-        answers, followings, rewards, ends = [], [], [], []
+        replies, followings, rewards, ends = [], [], [], []
         for t in range(num_steps):
-            answers.append(act(Batch({**{key: x[t] for key, x in obs.items()}, "noise": noise[t]})))
-            following, reward, terminated = self._env.transition(state, answers[-1]["action"])
+            replies.append(act(Batch({**{key: x[t] for key, x in obs.items()}, "noise": noise[t]})))
+            following, reward, terminated = self._env.transition(state, replies[-1]["action"])
             torch.eq(deadline, t + 1, out=truncated[t])
             torch.logical_or(terminated, truncated[t], out=over[t])
             state = self._go_on(t, over[t], following, fresh, obs)
@@ -106,14 +108,14 @@ class DeviceEngine:
             ends.append(terminated)
         torch.stack(rewards, out=arrays["rewards/env"])
         torch.stack(ends, out=arrays["terminated"])
-        for key in (k for k in answers[0] if k in arrays):
-            torch.stack([answer[key] for answer in answers], out=arrays[key])
+        for key in (k for k in replies[0] if k in arrays):
+            torch.stack([reply[key] for reply in replies], out=arrays[key])
         num_final = self._finals(arrays, followings, state)
         _copy(self._state, state)
         return Played(num_final, self._record(arrays["rewards/env"], over), _total(arrays, obs))
 
     def _go_on(self, t: int, over: Tensor, following: Mapping[str, Tensor], fresh: Batch, obs: Mapping[str, Tensor]) -> Batch:
-        """The state after resets; a leaf that is an observation is written where the next decision reads it."""
+        """The state after resets. A leaf that is an observation is written where the next request reads it."""
         state = Batch()
         for leaf, x in following.items():
             if leaf in self._same:
@@ -128,13 +130,13 @@ class DeviceEngine:
         return state
 
     def _finals(self, arrays: Batch, followings: list[dict[str, Tensor]], state: Batch) -> int:
-        """Write final observations and their places in `[T * B]`; returns their number."""
+        """Write final observations and their places in `[T * B]`. Returns their number."""
         if not self._env.max_steps:
             return 0
         num_steps, num_envs = len(followings), self._num_envs
         place = torch.arange(num_steps * num_envs, device=self._length.device)
         stacked = {k: torch.stack([f[k] for f in followings]) for k in followings[0]}
-        if num_steps > self._limit:
+        if num_steps > self._limit:  # a row may be truncated twice in a segment: keep all observations
             num, found = num_steps * num_envs, {k: x.flatten(0, 1) for k, x in stacked.items()}
         else:
             num, rows = num_envs, place[:num_envs]
@@ -147,7 +149,7 @@ class DeviceEngine:
         return num
 
     def _record(self, reward: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
-        """Records of the episodes that ended; moves return and length on to those that have not."""
+        """Records of the episodes that ended. Updates return and length of the episodes that go on."""
         records = ended_episodes(reward, over, self._total, self._length)
         total, length = carried(reward, over, self._total, self._length)
         self._total.copy_(total)
@@ -156,7 +158,7 @@ class DeviceEngine:
 
     # ---------------------------------------------------------------------------------------------------------- records
     def episodes(self, index0: int) -> list[Episode]:
-        """Episodes that ended in single steps since the last call; this waits for the device."""
+        """Episodes that ended in single steps since the last call. Waits for the device."""
         return self._log.take(index0)
 
     def save(self) -> State:
@@ -177,12 +179,12 @@ def _copy(into: Batch, source: Mapping[str, Tensor]) -> None:
 
 
 def _beside(flag: Tensor, x: Tensor) -> Tensor:
-    """`flag` `[B]` with as many dimensions as `x` `[B, ...]`."""
+    """`flag` `[B]` as `[B, 1, ...]`, with as many dimensions as `x` `[B, ...]`."""
     return flag.view(-1, *([1] * (x.dim() - 1)))
 
 
 def _total(arrays: Batch, obs: Mapping[str, Tensor]) -> Tensor:
-    """The sum of everything that must be finite."""
+    """Sum of all observations and rewards: finite only if all of them are."""
     total = arrays["rewards/env"].sum()
     for x in obs.values():
         if x.is_floating_point():

@@ -1,4 +1,4 @@
-"""TensorVector: a tensor environment behind the vector contract."""
+"""A tensor environment behind the vector contract."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.state import State
 from runnel.envs.device.base import ArrayEnv, TensorEnv
-from runnel.envs.device.numpy_engine import HostEngine
-from runnel.envs.device.torch_engine import Act, DeviceEngine, Played
+from runnel.envs.device.numpy_engine import NumpyEngine
+from runnel.envs.device.torch_engine import Act, Played, TorchEngine
 from runnel.envs.vector.contract import Episode, Fault, StepOut
 
 
 class TensorVector:
     """`num_envs` copies of a `TensorEnv` on `device`.
 
-    On the host, an environment that also takes numpy arrays is stepped in those, with sparse final observations. Elsewhere
-    everything is tensors, no call but `episodes` waits for the device, and final observations are dense.
+    On the CPU, an `ArrayEnv` is stepped in numpy, with sparse final observations. Otherwise everything is tensors, only
+    `episodes` waits for the device, and final observations are dense.
     """
 
     def __init__(self, env: TensorEnv, num_envs: int, *, seed: int, index0: int = 0, device: str = "cpu") -> None:
@@ -29,8 +29,8 @@ class TensorVector:
         check_tensor_env(env, self.device)
         self.generator = torch.Generator(device=self.device)
         self._seed_generator()
-        on_host = self.device.type == "cpu" and isinstance(env, ArrayEnv)
-        self._engine = (HostEngine if on_host else DeviceEngine)(env, num_envs, self.generator)
+        in_numpy = self.device.type == "cpu" and isinstance(env, ArrayEnv)
+        self._engine = (NumpyEngine if in_numpy else TorchEngine)(env, num_envs, self.generator)
         obs, final = (
             Batch({k: torch.zeros(num_envs, *x.shape, dtype=x.dtype, device=self.device) for k, x in env.spec.obs.items()})
             for _ in range(2)
@@ -67,16 +67,16 @@ class TensorVector:
         return self.out
 
     def play(self, arrays: Batch, act: Act, noise: Tensor, rows: RowPolicy | None = None) -> Played:
-        """Fill the arrays of a whole `[T, B]` segment with the policy `act` (or its form `rows`) and `noise` `[T, B, n]`.
+        """Fill the arrays of a whole `[T, B]` segment with the policy `act` (or the same as `rows`) and `noise` `[T, B, n]`.
 
-        `out` is not kept up to date; `episodes` does not know of what `Played.records` holds.
+        `out` is not updated. `episodes` does not return what is in `Played.records`.
         """
-        if rows is not None and isinstance(self._engine, HostEngine) and self._engine.compiles:
+        if rows is not None and isinstance(self._engine, NumpyEngine) and self._engine.compiles:
             return self._engine.play_compiled(arrays, rows, noise)
         return self._engine.play(arrays, act, noise)
 
     def episodes(self) -> list[Episode]:
-        """Episodes that ended since the last call, a bounded number of them (`episodes.py`)."""
+        """Episodes that ended since the last call, at most a fixed number (`episodes.py`)."""
         return self._engine.episodes(self.index0)
 
     def faults(self) -> list[Fault]:

@@ -1,9 +1,9 @@
-"""Vectors that come as batches: a library of its own steps all environments at once and gives arrays `[B, ...]`."""
+"""Base of vectors whose library steps all environments at once and returns arrays `[B, ...]`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +13,25 @@ from runnel.core.checks import check_rewards
 from runnel.core.errors import DataError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import EnvSpec
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.envs.bounds import Bounds, due_rows
-from runnel.envs.spaces import MASK, Array, ObsLeaf, mask_in_obs, obs_leaves
+from runnel.envs.spaces import MASK, Action, Info, Obs, ObsLeaf, mask_in_obs, obs_leaves
 from runnel.envs.vector.contract import Episode, Fault
-from runnel.envs.vector.cpu_base import HostVector
+from runnel.envs.vector.cpu_base import CpuVector
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 Rows = NDArray[np.int64]
 
 
-class BatchVector(HostVector):
+class BatchVector(CpuVector):
     """Turns batches into a `StepOut`: observations by leaf, masks, final observations, episode records."""
 
     def __init__(
         self,
         spec: EnvSpec,
-        space: Any,
+        space: gym.Space,
         num_envs: int,
         *,
         seed: int,
@@ -37,19 +40,19 @@ class BatchVector(HostVector):
         bounded: bool = False,
         check: str = "",
     ) -> None:
-        """`bounded`: whether it is held to the bounds of its observation space; a library's own may leave them."""
+        """`bounded`: check observations against the bounds of their space; some libraries' own environments leave them."""
         super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, check=check)
         self._leaves: list[ObsLeaf] = obs_leaves(space)
         self._bounds = Bounds(self._leaves if bounded else [])
         self._mask_in_obs = mask_in_obs(space)
         self._total, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         plain = spec.action.kind == "discrete" and spec.action.start == 0
-        self._env_actions: Callable[[Any], Any] = (lambda actions: actions) if plain else env_action(spec.action)
+        self._env_actions: Callable[[Array], Action] = (lambda actions: actions) if plain else env_action(spec.action)
         self._cut = False
-        """Whether the next step only ends what a resume could not bring back."""
+        """Whether the next step only truncates the episodes that a resume could not restore."""
 
-    def _begin(self, obs: Any, info: Any) -> None:
-        """All episodes begin."""
+    def _begin(self, obs: Obs, info: Info) -> None:
+        """Begin all episodes, with observations `obs`."""
         self._total.fill(0.0)
         self._length.fill(0)
         self._reward.fill(0.0)
@@ -57,16 +60,16 @@ class BatchVector(HostVector):
         self._show(obs, info)
         self._check_bounds(self._obs, slice(None))
 
-    def _show(self, obs: Any, info: Any) -> None:
-        """Write a batch of observations, held against their space, and the masks that go with them."""
+    def _show(self, obs: Obs, info: Info) -> None:
+        """Check a batch of observations against its space and write it, with its masks."""
         self._write(self._obs, obs, self.num_envs)
         if self._mask is not None:
             self._mask[:] = read_masks(obs[MASK] if self._mask_in_obs else info[MASK], self.spec.action, self.num_envs)
         if self._bounds and (rows := due_rows(self._clock, self.num_envs)) is not None:
             self._check_bounds(self._obs, rows)
 
-    def _write(self, into: Mapping[str, Array], obs: Any, num_rows: int) -> None:
-        """The first `num_rows` rows of `into`, by leaf."""
+    def _write(self, into: Mapping[str, Array], obs: Obs, num_rows: int) -> None:
+        """Write `num_rows` observations into the first rows of `into`, by leaf."""
         for leaf in self._leaves:
             raw = leaf.checked(leaf.pick(obs), (num_rows,))
             into[leaf.key][:num_rows] = raw if leaf.encode is None else leaf.encode(raw)
@@ -75,13 +78,13 @@ class BatchVector(HostVector):
         if (found := self._bounds.outside(arrays, rows)) is not None:
             raise DataError(f"{found[1]} [its row {found[0]}]")
 
-    def _failure(self, error: Exception, env: Any = None) -> DataError:
-        """An error with the name of the environment, and when it was; `env` is the user's own vector."""
+    def _failure(self, error: Exception, env: gym.Env = None) -> DataError:
+        """The error with the name of the environment and the step; `env` is the user's own vector."""
         where = f"environment {self.name!r} (one of {self.num_envs} from index {self.index0} on, step {self._clock})"
-        return self._told(where, error, env)
+        return self._error(where, error, env)
 
-    def _outcome(self, reward: Any, terminated: Any, truncated: Any) -> Rows:
-        """Record rewards and flags; returns the rows whose episodes ended."""
+    def _outcome(self, reward: Array, terminated: Array, truncated: Array) -> Rows:
+        """Record rewards and flags. Returns the rows whose episodes ended."""
         check_rewards(reward, self.num_envs)
         self._reward[:], self._terminated[:], self._truncated[:] = reward, terminated, truncated
         self._total += reward
@@ -90,8 +93,8 @@ class BatchVector(HostVector):
         self.out.final_rows = rows.tolist()
         return rows
 
-    def _end(self, rows: Rows, final: Any, info: Any) -> None:
-        """Episodes of `rows` ended with the batch of observations `final`, one for each of them; `info` is of all rows."""
+    def _end(self, rows: Rows, final: Obs, info: Info) -> None:
+        """End the episodes of `rows`. `final` has one observation for each of them; `info` is of all rows."""
         self._write(self._final, final, len(rows))
         self._check_bounds(self._final, slice(len(rows)))
         if self._mask is not None:
@@ -100,7 +103,7 @@ class BatchVector(HostVector):
             self._ended.append(Episode(self.index0 + row, float(self._total[row]), int(self._length[row])))
         self._total[rows], self._length[rows] = 0.0, 0
 
-    def _end_masks(self, rows: Rows, final: Any, info: Any) -> None:
+    def _end_masks(self, rows: Rows, final: Obs, info: Info) -> None:
         masks = None
         if self._mask_in_obs:
             masks = flat_mask(final[MASK], self.spec.action)
@@ -112,14 +115,14 @@ class BatchVector(HostVector):
 
     # ---------------------------------------------------------------------------- what cannot be brought back on resume
     def _save_batch(self) -> State:
-        return {**self._save_host(), "total": self._total.copy(), "length": self._length.copy()}
+        return {**self._save_outputs(), "total": self._total.copy(), "length": self._length.copy()}
 
     def _load_batch(self, state: State) -> None:
-        self._load_host(state)
+        self._load_outputs(state)
         self._total[:], self._length[:] = state["total"], state["length"]
 
     def _begin_anew(self, why: str) -> int:
-        """Episodes cannot go on: the next step cuts them all. Counted; returns the seed to start again with."""
+        """Make the next step truncate all episodes, and count a fault. Returns the seed for the new episodes."""
         self._cut = True
         fault: Fault = {"kind": "env_restarted", "env": self.index0, "episode": -1, "step": self._clock, "seed": self._seed}
         fault["num_envs"] = self.num_envs
@@ -127,8 +130,8 @@ class BatchVector(HostVector):
         self._faults.append(fault)
         return make_seed(self._seed, "resume", self.index0, self._clock)
 
-    def _cut_all(self, obs: Any, info: Any) -> None:
-        """A step that steps nothing: old episodes end at their last observation, new ones begin with `obs`."""
+    def _cut_all(self, obs: Obs, info: Info) -> None:
+        """A step without actions: old episodes end at their last observation, new ones begin with `obs`."""
         self._cut = False
         self._clear_flags()
         for row in range(self.num_envs):
@@ -138,8 +141,8 @@ class BatchVector(HostVector):
         self._show(obs, info)
 
 
-def take(obs: Any, rows: Rows) -> Any:
-    """Some rows of a batch of observations, in the same structure."""
+def take(obs: Obs, rows: Rows) -> Obs:
+    """Some rows of a batch of observations, nested as it is."""
     if isinstance(obs, dict):
         return {k: take(x, rows) for k, x in obs.items()}
     if isinstance(obs, tuple):
@@ -148,8 +151,8 @@ def take(obs: Any, rows: Rows) -> Any:
     return _stacked(list(picked)) if picked.dtype == object else picked
 
 
-def _stacked(each: list[Any]) -> Any:
-    """Observations one by one (as Gymnasium keeps final ones) as a batch of them, nested as they are."""
+def _stacked(each: list[Obs]) -> Obs:
+    """A batch of single observations, nested as they are. Gymnasium keeps final observations in an array of objects."""
     if isinstance(each[0], dict):
         return {k: _stacked([obs[k] for obs in each]) for k in each[0]}
     if isinstance(each[0], tuple):

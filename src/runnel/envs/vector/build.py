@@ -1,8 +1,8 @@
-"""From a `VectorConfig` to a vector: which back ends an environment has, and how each is made."""
+"""Makes the vector that a `VectorConfig` describes, and refuses a back end that the environment does not have."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import EnvSpec
@@ -15,33 +15,46 @@ from runnel.envs.vector.processes import ProcessVector, num_cores
 from runnel.envs.vector.serial import SerialVector
 from runnel.envs.vector.source import EnvSource
 
+if TYPE_CHECKING:
+    import gymnasium as gym
+
 
 def build_vector(source: EnvSource, num_envs: int, config: VectorConfig, *, seed: int, index0: int = 0) -> VectorEnv:
-    """The vector that `config` describes; `auto` is chosen first."""
+    """The vector that `config` describes, after `auto` has been resolved."""
     config.check()
     config = choose(source, num_envs, config, cores=num_cores()).config
-    place: dict[str, Any] = {"seed": seed, "index0": index0}
     if source.kind == "atari":
         from runnel.envs.atari import ArcadeVector
 
         _only(source, config, "gymnasium")
-        return ArcadeVector(source.name, num_envs, threads=config.threads, kwargs=source.kwargs, **place)
+        return ArcadeVector(source.name, num_envs, seed=seed, index0=index0, threads=config.threads, kwargs=source.kwargs)
     if source.kind == "envpool":
         from runnel.envs.vector.envpool import PoolVector
 
         _only(source, config, "envpool")
-        return PoolVector(source.name, num_envs, threads=config.threads or num_cores(), kwargs=source.kwargs, **place)
+        threads = config.threads or num_cores()
+        return PoolVector(source.name, num_envs, seed=seed, index0=index0, threads=threads, kwargs=source.kwargs)
     if config.backend == "envpool":
         raise ConfigError("vector.backend", "envpool", f"name EnvPool's own environment: envpool:{source.name}")
     if source.needs_vec:
         _only(source, config, "gymnasium")
     if config.backend == "gymnasium":
-        return _gymnasium(source, num_envs, config, **place)
-    place |= {"name": source.name, "check": source.check, "restart": config.on_error == "restart"}
+        return _gymnasium(source, num_envs, config, seed=seed, index0=index0)
+    restart = config.on_error == "restart"
     if config.backend == "processes":
-        limits: dict[str, Any] = {"num_workers": config.num_workers, "step_timeout_s": config.step_timeout_s}
-        return ProcessVector(source.make, num_envs, spec=source.spec, **limits, **place)
-    return SerialVector(source.make, num_envs, **place)
+        return ProcessVector(
+            source.make,
+            num_envs,
+            spec=source.spec,
+            seed=seed,
+            index0=index0,
+            name=source.name,
+            num_workers=config.num_workers,
+            restart=restart,
+            step_timeout_s=config.step_timeout_s,
+            check=source.check,
+        )
+    return SerialVector(source.make, num_envs, seed=seed, index0=index0, name=source.name, restart=restart, check=source.check)
 
 
 def _only(source: EnvSource, config: VectorConfig, backend: str) -> None:
@@ -63,8 +76,8 @@ def _gymnasium(source: EnvSource, num_envs: int, config: VectorConfig, *, seed: 
     return GymVector(resets, seed=seed, index0=index0, name=source.name, has_mask=source.spec.has_mask, check=source.check)
 
 
-def _check_layout(source: EnvSource, vec: Any) -> None:
-    """A network made for one environment must fit the vector of it."""
+def _check_layout(source: EnvSource, vec: gym.vector.VectorEnv) -> None:
+    """Refuse a vector with other spaces than one environment: a network for one must fit the other."""
     found = env_spec(vec.single_observation_space, vec.single_action_space, has_mask=source.spec.has_mask)
     vec.close()
     if not same_layout(found, source.spec):
@@ -77,6 +90,6 @@ def _check_layout(source: EnvSource, vec: Any) -> None:
 
 
 def same_layout(a: EnvSpec, b: EnvSpec) -> bool:
-    """Whether two implementations look the same to a network."""
+    """Whether two environments have the same leaves, actions and masks."""
     shapes = [{k: (x.shape, x.dtype) for k, x in spec.obs.items()} for spec in (a, b)]
     return shapes[0] == shapes[1] and a.action == b.action and a.has_mask == b.has_mask

@@ -1,9 +1,9 @@
-"""The back end where `auto` leaves it open: a function of the config, of what the environment is, and of the number of cores.
+"""Resolves the back end `auto`, from the config, the environment and the number of cores.
 
-Nothing is measured here. A stopwatch gives another answer on another day, and a vector of Gymnasium's own is another
-implementation with random numbers of its own: the same command and seed would then give other numbers. `serial` and `processes`
-play the same episodes bit for bit, and so does any number of processes or threads, so only between those may the cores decide.
-`runnel bench --backends` measures (`measure.py`), and says which setting to give.
+Nothing is measured here. A measurement differs from day to day, and Gymnasium's own vector is another implementation with other
+random numbers, so the same command and seed would give other results. `serial` and `processes` play the same episodes bit for
+bit, with any number of processes or threads, so only between those may the number of cores decide. `runnel bench --backends`
+measures (`measure.py`) and recommends a setting.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ STEP_US = {
     "gymnasium.envs.mujoco": 150,
     "ale_py": 500,
 }
-"""Microseconds of a step by package, as they were measured once on one core of 2.8 GHz. They are only right within a factor of
-three; what follows from them is the same everywhere."""
+"""Microseconds of a step by package, measured once on a core of 2.8 GHz. They are right within a factor of three. The table is
+the same on every machine, so that every machine makes the same choice."""
 WAKE_US, WAKE_EACH_US = 100, 20
-"""Microseconds that a step in other processes takes beside the steps themselves: waking and waiting, and more for each."""
+"""Overhead in microseconds of a step in other processes (waking and waiting), and the addition for each process."""
 WORTH = 1.5
-"""Processes are used where they should be this many times as fast."""
+"""Processes are used if by the table they are this many times as fast."""
 OWN_VECTORS = {"CartPole-v0": 64, "CartPole-v1": 64}
-"""Environments whose vector in Gymnasium is used from this many on: 64 step there eight times as fast as in series."""
+"""Gymnasium's own vector of these environments is used from this number on: 64 CartPoles step eight times as fast in it."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A resolved `VectorConfig` (never `auto`), and the line that says why."""
+    """A resolved `VectorConfig` (never `auto`), and one line with the reason."""
 
     config: VectorConfig
     text: str
 
 
 def choose(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: int, plain: bool = False) -> Choice:
-    """`config` without `auto`. `plain`: the simplest that can step `source`, however slow."""
+    """Resolve `auto` in `config`. `plain`: choose the simplest back end that can step `source`, however slow it is."""
     found, why = _choose(source, num_envs, config, cores=cores, plain=plain)
     for name in ("num_workers", "threads", "step_timeout_s"):
         if (value := getattr(config, name)) and not getattr(found, name):
@@ -75,13 +75,14 @@ def _choose(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: in
 
 
 def _own_vector_pays(source: EnvSource, num_envs: int, config: VectorConfig) -> bool:
-    """Arguments of the constructor may mean other things to the vector, and it knows nothing of frames and restarts."""
+    """Whether Gymnasium's own vector is used. Not with arguments, which may mean something else to it, nor with stacks or
+    restarts."""
     able = config.on_error == "stop" and not config.frame_stack and not source.kwargs
     return able and source.make_vec is not None and num_envs >= OWN_VECTORS.get(source.name, num_envs + 1)
 
 
 def _serial_or_processes(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: int) -> tuple[VectorConfig, str]:
-    """By the table. The episodes are the same, so it does not matter to what is learned that the number of cores decides."""
+    """Choose by the table. Both play the same episodes, so the number of cores does not change what is learned."""
     step_us, workers = STEP_US.get(source.family), min(num_envs, cores)
     if step_us is None:
         return config.resolve("serial"), "serial, as nothing is known of its cost (`runnel bench --backends` measures it)"

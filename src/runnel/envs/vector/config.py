@@ -1,4 +1,5 @@
-"""How a vector of environments is stepped. A setting of speed: the episodes stay the same, save where a back end says so."""
+"""Settings of how a vector of environments is stepped. They change the speed; only `gymnasium` and `envpool` change
+episodes."""
 
 from __future__ import annotations
 
@@ -55,6 +56,6 @@ class VectorConfig:
             raise ConfigError("vector.on_error", "restart", f"{self.backend} steps all as one; use serial or processes")
 
     def resolve(self, backend: Backend, *, num_workers: int = 0, threads: int = 0) -> VectorConfig:
-        """The same with a back end, and without what that back end has no use for."""
+        """This config with `backend`, without the settings that `backend` does not use."""
         timeout_s = self.step_timeout_s if backend == "processes" else 0.0
         return replace(self, backend=backend, num_workers=num_workers, threads=threads, step_timeout_s=timeout_s)

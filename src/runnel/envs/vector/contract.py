@@ -1,28 +1,28 @@
-"""The vector contract: B environments that step together, whatever steps them.
+"""The vector contract: B environments that step together, on any back end.
 
-A vector steps B environments in lock-step with same-step autoreset: where an episode ends, `obs` is already the next
-episode's first observation, and the observation that ended it is in `final_obs`, with the mask there. The tensors of a
-`StepOut` are the same memory at every step, so that a sampler looks them up once.
+A vector steps B environments in lock-step with same-step autoreset. Where an episode ends, `obs` is already the first
+observation of the next episode, and `final_obs` has the last one of the old episode, with its mask. The tensors of a `StepOut`
+are the same memory at every step, so that a sampler looks them up once.
 
-A step has two halves. `send` starts it and may return before it is done; `recv` waits for it. Between the two, `out` belongs
-to the vector. So an actor that holds several vectors keeps their simulators busy while it asks its policy for the next one.
+A step has two halves: `send` starts it and may return early, `recv` waits for it. Between the two, `out` belongs to the vector.
+So an actor with several vectors keeps their simulators busy while it waits for its policy's actions for another one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.envs.spaces import MASK
 
 MAX_FAILURES = 5
-"""An environment that fails in more episodes than this, one after the other, is not made anew again: it will not help."""
+"""An environment that fails in more consecutive episodes than this is not replaced again: the run stops."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Episode:
 
 @dataclass
 class StepOut:
-    """What a step left behind: fixed memory, overwritten by the next step.
+    """The result of a step: fixed memory that the next step overwrites.
 
     `obs` leaves `[B, ...]` and `action_mask` `[B, A]` belong to the next decision; `reward` (float32), `terminated` and
     `truncated` (bool) are `[B]`. `final_rows` names the environments whose episode just ended, and `final_obs[key][f]`
@@ -53,9 +53,10 @@ class StepOut:
     action_mask: Tensor | None = None
 
 
-Fault = dict[str, Any]
-"""What went wrong and was survived: `kind`, `env`, `episode`, `step`, `seed`, `error`. Kinds: `env_failed` (it raised, died or
-hung), `env_lost` (its process ended with another's), `env_restarted` (a resume could not bring back `num_envs` of them)."""
+Fault = WorkerEvent
+"""A failure that the vector survived: `kind`, `env`, `episode`, `step`, `seed`, `error`. Kinds: `env_failed` (it raised, died
+or hung), `env_lost` (its process died because of another environment), `env_restarted` (a resume could not restore
+`num_envs`)."""
 
 
 @runtime_checkable
@@ -70,13 +71,13 @@ class VectorEnv(Protocol):
     out: StepOut
 
     def reset(self, seed: int | None = None) -> StepOut:
-        """Start every environment anew, at episode 0 of `seed` (None: of the seed it was made with)."""
+        """Start every environment at episode 0 of `seed` (None: the seed of the constructor)."""
         ...
 
     def send(self, actions: Tensor) -> None:
         """Start one step of every environment with network actions `[B, ...]` (counted from 0, not clipped).
 
-        The memory of `actions` may be used again when this returns.
+        The caller may overwrite `actions` when this returns.
         """
         ...
 
@@ -97,7 +98,7 @@ class VectorEnv(Protocol):
         ...
 
     def faults(self) -> list[Fault]:
-        """What went wrong since the last call and was survived."""
+        """Faults since the last call."""
         ...
 
     def snapshot(self) -> State: ...
@@ -108,7 +109,7 @@ class VectorEnv(Protocol):
 
 
 def allocate(spec: EnvSpec, num_envs: int) -> StepOut:
-    """The memory of a vector on the host."""
+    """Output memory of a vector, on the CPU."""
     obs, final = (
         Batch({k: torch.zeros(num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in spec.obs.items()}) for _ in range(2)
     )
@@ -120,7 +121,7 @@ def allocate(spec: EnvSpec, num_envs: int) -> StepOut:
 
 
 def mark_stack(spec: EnvSpec, num_frames: int) -> EnvSpec:
-    """The same spec, its images known as stacks of `num_frames` frames."""
+    """`spec` with its images marked as stacks of `num_frames` frames."""
     if not num_frames:
         return spec
     return replace(spec, obs={k: replace(x, stack=num_frames) if len(x.shape) == 3 else x for k, x in spec.obs.items()})

@@ -1,9 +1,9 @@
-"""What all vectors in host memory share: output memory, episode records, faults, and environments that need no second check.
+"""The common part of all vectors in CPU memory: output memory, episode records, faults, and trust in Gymnasium's environments.
 
-Gymnasium's classic environments begin each step with `action_space.contains(action)`, a fifth of CartPole's step. A vector has
-already held all actions against the space (`HostVector._check_actions`: type, shape and range), so for plain choices the
-question is answered once (`trusting`). That holds only where the action that the vector has checked is the one that arrives:
-with a wrapper in between that may change it, or in an environment that may ask its space about something else, the check stays.
+Gymnasium's classic environments begin each step with `action_space.contains(action)`, which takes a fifth of CartPole's step. A
+vector has already checked type, shape and range of all actions (`CpuVector._check_actions`), so for plain choices this second
+check is skipped (`trusting`). It stays wherever the action could be another one than the vector has checked: behind a wrapper
+that may change it, and in an environment that may ask its space about something else.
 """
 
 from __future__ import annotations
@@ -12,26 +12,30 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.errors import DataError, RunnelError
 from runnel.core.rng import seed_sequence
 from runnel.core.spaces import EnvSpec
-from runnel.core.state import State
+from runnel.core.state import Array, State
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
-from runnel.envs.spaces import MASK, Array, ObsLeaf
+from runnel.envs.spaces import MASK, Obs, ObsLeaf
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 from runnel.envs.vector.memory import check_memory
 
+if TYPE_CHECKING:
+    import gymnasium as gym
 
-def explained_by(check: str, method: Any, error: BaseException | None = None) -> str:
-    """Points at the `method` of an environment that broke the contract (none of its own lines raised `error`), and at the
-    command `check`, which explains how."""
+
+def explained_by(check: str, method: object, error: BaseException | None = None) -> str:
+    """The end of a message about an environment that broke the contract: the place of `method` and the command `check`.
+
+    Empty where `error` came from the environment's own lines, which the message shows already.
+    """
     if error is not None and not called_wrongly(error):
         return ""
     place = place_of(method)
@@ -40,12 +44,12 @@ def explained_by(check: str, method: Any, error: BaseException | None = None) ->
     return f"\n  {'; '.join(found)}" if found else ""
 
 
-def _step_of(env: Any) -> Any:
+def _step_of(env: gym.Env) -> object:
     return getattr(type(getattr(env, "unwrapped", env)), "step", None)
 
 
-class HostVector:
-    """The part of the contract that does not depend on what steps. A step is done when `send` returns, unless overridden."""
+class CpuVector:
+    """The part of the contract that is the same for all back ends. A step is done when `send` returns, unless overridden."""
 
     name: str
     out: StepOut
@@ -61,7 +65,7 @@ class HostVector:
         out: StepOut | None = None,
         check: str = "",
     ) -> None:
-        """`check` is the command that says what is wrong with such an environment."""
+        """`check` is the command that explains what is wrong with an environment. `out`: memory to use; None allocates it."""
         self.check = check
         check_memory(spec, num_envs, num_steps=0, num_segments=0)
         self.spec, self.num_envs, self.index0, self.name = spec, num_envs, index0, name
@@ -80,9 +84,8 @@ class HostVector:
     def send(self, actions: Tensor) -> None:
         raise NotImplementedError
 
-    def _check_actions(self, actions: NDArray[Any]) -> None:
-        """Refuse what is not one action a row, and a choice outside of its space, as Gymnasium would. Plain numbers are
-        compared faster than arrays, up to thousands of them."""
+    def _check_actions(self, actions: Array) -> None:
+        """Refuse all but one action for each row, and a choice outside its space, as Gymnasium would."""
         if actions.size != self._action_size or len(actions) != self.num_envs:
             raise DataError(
                 f"{self.num_envs} environments {self.name!r} were given actions of shape {actions.shape}, not "
@@ -92,7 +95,7 @@ class HostVector:
             return
         if actions.dtype.kind not in "iu":
             raise DataError(f"environment {self.name!r} was given actions as {actions.dtype}; a choice is an integer")
-        chosen = actions.tolist()
+        chosen = actions.tolist()  # Python's min and max beat numpy's up to thousands of rows
         if min(chosen) < 0 or max(chosen) >= self._num_actions:
             row = next(i for i, a in enumerate(chosen) if not 0 <= a < self._num_actions)
             raise DataError(
@@ -100,9 +103,8 @@ class HostVector:
                 f"space: there are {self._num_actions} actions, counted from 0"
             )
 
-    def _told(self, where: str, error: BaseException, env: Any, after: str = "") -> DataError:
-        """What went wrong in an environment: where, what, and the lines of its own code. Where it breaks the contract, the
-        command that explains it."""
+    def _error(self, where: str, error: BaseException, env: gym.Env, after: str = "") -> DataError:
+        """The error about an environment: where, what, the lines of its own code, and `explained_by`."""
         what = str(error) if isinstance(error, RunnelError) else f"raised {summary(error)}"
         return DataError(f"{where} {what}{after}{frames(error)}{explained_by(self.check, _step_of(env), error)}")
 
@@ -130,7 +132,7 @@ class HostVector:
         self.out.final_rows = []
 
     def _keep_last(self, row: int) -> None:
-        """Cut the episode of `row` where it is: reward 0, truncated, the last good observation as its final one."""
+        """Truncate the episode of `row` now, with reward 0 and the last good observation as its final one."""
         rows = self.out.final_rows
         assert rows is not None
         for key, final in self._final.items():
@@ -138,7 +140,7 @@ class HostVector:
         self._reward[row], self._terminated[row], self._truncated[row] = 0.0, False, True
         rows.append(row)
 
-    def _save_host(self) -> State:
+    def _save_outputs(self) -> State:
         return {
             "seed": self._seed,
             "clock": self._clock,
@@ -146,7 +148,7 @@ class HostVector:
             "ended": [[e.env, e.total, e.length] for e in self._ended],
         }
 
-    def _load_host(self, state: State) -> None:
+    def _load_outputs(self, state: State) -> None:
         self._seed, self._clock = state["seed"], state["clock"]
         self._ended = [Episode(int(e), float(r), int(n)) for e, r, n in state["ended"]]
         for key, x in out_arrays(self.out).items():
@@ -156,17 +158,17 @@ class HostVector:
 
 
 def out_arrays(out: StepOut) -> dict[str, Tensor]:
-    """What the next decision sees."""
+    """The arrays of the next decision: observation leaves and mask."""
     return {**out.obs, **({} if out.action_mask is None else {MASK: out.action_mask})}
 
 
-def of_gymnasium(env: Any) -> bool:
-    """Whether an environment, or a vector of them, is one that Gymnasium ships."""
+def of_gymnasium(env: gym.Env) -> bool:
+    """Whether an environment, or a vector of them, is part of Gymnasium itself."""
     return type(env.unwrapped).__module__.startswith("gymnasium.envs.")
 
 
-def trusting(env: Any) -> Any:
-    """`env`, whose own `Discrete` action space says yes to everything that its vector lets through."""
+def trusting(env: gym.Env) -> gym.Env:
+    """`env`, whose `Discrete` action space accepts every action without a look at it, where that is safe."""
     from gymnasium import spaces
 
     inner = env.unwrapped
@@ -176,8 +178,8 @@ def trusting(env: Any) -> Any:
     return env
 
 
-def _hands_on(env: Any) -> bool:
-    """Whether an action reaches the environment as it is: every wrapper around it is known to leave it alone."""
+def _hands_on(env: gym.Env) -> bool:
+    """Whether an action reaches the environment unchanged: every wrapper around it is known not to touch actions."""
     from gymnasium import wrappers
 
     while env is not env.unwrapped:
@@ -187,7 +189,7 @@ def _hands_on(env: Any) -> bool:
     return True
 
 
-def trusting_vector(vec: Any) -> Any:
+def trusting_vector(vec: gym.vector.VectorEnv) -> gym.vector.VectorEnv:
     """The same for a Gymnasium vector environment with one plain choice a row."""
     from gymnasium import spaces
 
@@ -198,26 +200,29 @@ def trusting_vector(vec: Any) -> Any:
     return vec
 
 
-def _open(space: Any) -> Any:
-    """A copy of `space` (its random generator too) that has been asked already."""
+def _open(space: gym.Space) -> gym.Space:
+    """A copy of `space`, with its random generator, that contains every action."""
     found, kind = copy.copy(space), space.__class__
+    # a subclass, so that `isinstance` and everything else of the space stay as they are
     found.__class__ = _open_class(kind)
     return found
 
 
 @cache
-def _open_class(kind: Any) -> Any:
+def _open_class(kind: type) -> type:
     return type(f"Open{kind.__name__}", (kind,), {"contains": lambda self, x: True})
 
 
-def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[[int, Any], None]:
-    """A function `(row, raw observation)` that writes one row of `buffers`, held against its space; one plain Box costs three
-    comparisons and one numpy assignment."""
+def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[[int, Obs], None]:
+    """A function `(row, raw observation)` that checks an observation against its space and writes it into a row of `buffers`.
+
+    For one plain Box this costs three comparisons and one numpy assignment.
+    """
     if len(leaves) == 1 and leaves[0].encode is None and not leaves[0].path:
         return _box_writer(leaves[0], buffers[leaves[0].key])
     parts = [(buffers[leaf.key], leaf.pick, leaf.checked, leaf.encode) for leaf in leaves]
 
-    def write(row: int, obs: Any) -> None:
+    def write(row: int, obs: Obs) -> None:
         for buffer, pick, checked, encode in parts:
             raw = checked(pick(obs))
             buffer[row] = raw if encode is None else encode(raw)
@@ -225,11 +230,11 @@ def obs_writer(leaves: list[ObsLeaf], buffers: Mapping[str, Array]) -> Callable[
     return write
 
 
-def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Any], None]:
+def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Obs], None]:
     kind, dtype, shape, checked = np.ndarray, leaf.dtype, leaf.shape, leaf.checked
 
-    def write(row: int, obs: Any) -> None:
-        # types of numpy are single objects, so `is` tells them apart; what it does not know is looked at more closely
+    def write(row: int, obs: Obs) -> None:
+        # numpy has one object for each plain type, so `is` suffices; everything else takes the slow check
         if obs.__class__ is kind and obs.dtype is dtype and obs.shape == shape:
             buffer[row] = obs
         else:
@@ -239,7 +244,7 @@ def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Any], None]:
 
 
 class EpisodeSeeds:
-    """`episode_seed` of one environment, with the block in use kept at hand."""
+    """`episode_seed` of one environment, which keeps the present block of seeds."""
 
     def __init__(self, env: int) -> None:
         self._env = env

@@ -1,47 +1,47 @@
-"""EnvPool behind the contract (`envpool:HalfCheetah-v4`): C++ environments on threads of their own.
+"""EnvPool (`envpool:HalfCheetah-v4`) behind the vector contract: C++ environments on threads of their own.
 
-`send` hands the actions to EnvPool's threads and returns at once; `recv` waits for them. EnvPool resets on the step after an
-end; here that step is made at once, for the rows that ended alone, so it never becomes a transition. EnvPool cannot save its
-state: on resume, episodes begin anew, which is counted.
+`send` gives the actions to EnvPool's threads and returns at once; `recv` waits for them. EnvPool resets on the step after an
+episode's end. That step is made here at once, for the rows that ended, so it never becomes a transition. EnvPool cannot save
+its state: after a resume all episodes begin anew, which is counted as a fault.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.action_codec import flat_mask
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_seed
-from runnel.core.state import State
+from runnel.core.state import Array, Settings, State
 from runnel.envs.fire import NO_FIRE, FireFirst
-from runnel.envs.spaces import MASK, env_spec
-from runnel.envs.vector.batch import BatchVector, take
+from runnel.envs.spaces import MASK, Action, Info, Obs, env_spec
+from runnel.envs.vector.batch import BatchVector, Rows, take
 from runnel.envs.vector.contract import StepOut, mark_stack
 from runnel.envs.wrappers import batch_of_one, first_row
 
 PREFIX = "envpool:"
+Pool = Any
+"""EnvPool's object of many environments, or its spec; the package has no types."""
 
 
-def make_pool(target: str, num_envs: int, *, seed: int, threads: int = 0, kwargs: Mapping[str, Any] | None = None) -> Any:
+def make_pool(target: str, num_envs: int, *, seed: int, threads: int = 0, kwargs: Settings | None = None) -> Pool:
     """EnvPool's environments of `target` (with or without the prefix)."""
     options = {"num_envs": num_envs, "num_threads": min(threads or num_envs, num_envs), "seed": seed, **(kwargs or {})}
     return _ask("make", target, kwargs, env_type="gymnasium", **options)
 
 
-def pool_config(target: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def pool_config(target: str, kwargs: Settings | None = None) -> Settings:
     """The settings of EnvPool's `target` under `kwargs`."""
     return dict(_ask("make_spec", target, kwargs, **(kwargs or {})).config._asdict())
 
 
-def _ask(function: str, target: str, kwargs: Mapping[str, Any] | None, **options: Any) -> Any:
-    """What a function of EnvPool makes of `target`; says what it does not know."""
+def _ask(function: str, target: str, kwargs: Settings | None, **options: object) -> Pool:
+    """Call a function of EnvPool for `target`; refuse a name or an argument that EnvPool does not know."""
     try:
         import envpool
     except ModuleNotFoundError as error:
@@ -50,22 +50,22 @@ def _ask(function: str, target: str, kwargs: Mapping[str, Any] | None, **options
     if name not in envpool.list_all_envs():
         raise ConfigError("env", target, "EnvPool has no such environment; see envpool.list_all_envs()")
     try:
-        with warnings.catch_warnings():  # bounds in double precision, of which Gymnasium would warn
+        with warnings.catch_warnings():  # Gymnasium warns that EnvPool's bounds are in double precision
             warnings.simplefilter("ignore")
             return getattr(envpool, function)(name, **options)
     except (TypeError, AssertionError, KeyError) as error:
         raise ConfigError("env_kwargs", dict(kwargs or {}), f"EnvPool's {name} does not take this: {error}") from error
 
 
-def fire_first(config: Mapping[str, Any], num_envs: int) -> FireFirst | None:
-    """FIRE after a lost life, for a game that has it. EnvPool presses it at its own resets alone, so in whole games once."""
+def fire_first(config: Settings, num_envs: int) -> FireFirst | None:
+    """Plays FIRE after a lost life, for a game with that action. EnvPool itself plays it only at its resets."""
     game, resets = config.get("task"), config.get("use_fire_reset", False)
     has_fire = config.get("full_action_space", False) or game not in NO_FIRE
     return FireFirst(num_envs) if resets and has_fire else None
 
 
-def spaces_of(pool: Any) -> tuple[Any, Any]:
-    """Its observation and action space, made when they are asked for, with the same warnings."""
+def spaces_of(pool: Pool) -> tuple[gym.Space, gym.Space]:
+    """Observation and action space of `pool`. EnvPool makes them when they are read, with the same warnings as above."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pool.observation_space, pool.action_space
@@ -82,7 +82,7 @@ class PoolVector(BatchVector):
         seed: int,
         index0: int = 0,
         threads: int = 0,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Settings | None = None,
     ) -> None:
         self._target, self._threads, self._kwargs = target, threads, dict(kwargs or {})
         self._size, self._first = num_envs, index0
@@ -95,12 +95,12 @@ class PoolVector(BatchVector):
         self._ids = np.arange(num_envs, dtype=np.int32)
         self._idle = np.zeros((num_envs, *action_space.shape), action_space.dtype)
 
-    def _make(self, seed: int) -> Any:
+    def _make(self, seed: int) -> Pool:
         pool_seed = make_seed(seed, "envpool", self._first)
         return make_pool(self._target, self._size, seed=pool_seed, threads=self._threads, kwargs=self._kwargs)
 
-    def _renew(self, seed: int) -> tuple[Any, Any]:
-        """Begin under `seed`; EnvPool takes one only when it is made."""
+    def _renew(self, seed: int) -> tuple[Obs, Info]:
+        """Begin all episodes under `seed`. EnvPool takes a seed only when it is made, so another seed needs another pool."""
         if not self._fresh or seed != self._seed:
             self._pool.close()
             self._pool = self._make(seed)
@@ -139,26 +139,28 @@ class PoolVector(BatchVector):
             raise self._failure(error) from error
         return self.out
 
-    def _take_in(self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+    def _take_in(self, obs: Obs, reward: Array, terminated: Array, truncated: Array, info: Info) -> None:
         if self._fire is not None:
             self._fire.see(info["lives"])
         rows = self._outcome(reward, terminated, truncated)
         if len(rows):
             self._end(rows, take(obs, rows), info)
-            young, _, _, _, told = self._pool.step(self._idle[: len(rows)], self._ids[rows])
+            # the step that resets: EnvPool ignores its actions, and it is made for the ended rows alone
+            first, _, _, _, first_info = self._pool.step(self._idle[: len(rows)], self._ids[rows])
             if self._fire is not None:
-                self._fire.begin(rows, told["lives"])
+                self._fire.begin(rows, first_info["lives"])
             self._show(obs, info)
-            self._show_young(young, rows)
+            self._show_first(first, rows)
         else:
             self._show(obs, info)
 
-    def _show_young(self, young: Any, rows: NDArray[np.int64]) -> None:
+    def _show_first(self, first: Obs, rows: Rows) -> None:
+        """Write the first observations of new episodes into `rows`."""
         for leaf in self._leaves:
-            raw = leaf.pick(young)
+            raw = leaf.pick(first)
             self._obs[leaf.key][rows] = raw if leaf.encode is None else leaf.encode(raw)
-        if self._mask is not None:  # EnvPool has masks in observations alone
-            self._mask[rows] = flat_mask(young[MASK], self.spec.action)
+        if self._mask is not None:  # EnvPool gives masks in observations only
+            self._mask[rows] = flat_mask(first[MASK], self.spec.action)
 
     def snapshot(self) -> State:
         return self._save_batch()
@@ -172,16 +174,16 @@ class PoolVector(BatchVector):
 
 
 class OnePool(gym.Env):  # type: ignore[misc]
-    """One environment of EnvPool as a plain environment; a seed makes the pool anew."""
+    """One environment of EnvPool as a Gymnasium environment. A reset with a seed makes a new pool."""
 
-    def __init__(self, target: str, kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, target: str, kwargs: Settings | None = None) -> None:
         self._target, self._kwargs = target, kwargs
         self._pool = make_pool(target, 1, seed=0, kwargs=kwargs)
         self.observation_space, self.action_space = spaces_of(self._pool)
         self.num_frames = int(self._pool.config.get("stack_num", 0))
         self._fire = fire_first(self._pool.config, 1)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         super().reset(seed=seed)
         if seed is not None:
             self._pool.close()
@@ -191,7 +193,7 @@ class OnePool(gym.Env):  # type: ignore[misc]
             self._fire.begin(slice(None), info["lives"])
         return first_row(obs), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[Obs, float, bool, bool, Info]:
         actions = batch_of_one(self.action_space, action)
         actions = actions if self._fire is None else self._fire.actions(actions)
         obs, reward, terminated, truncated, info = self._pool.step(actions)

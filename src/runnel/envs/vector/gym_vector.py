@@ -1,15 +1,18 @@
-"""Gymnasium's own vector environments behind the contract, whichever way they reset.
+"""Gymnasium's own vector environments behind the vector contract.
 
-Gymnasium knows three ways. SAME_STEP is ours: the final observation comes in `info`. DISABLED leaves resets to the caller, with
-a mask and seeds: the episodes are then those of `serial`, and a resume replays them. NEXT_STEP spends the step after an end on
-the reset and ignores its action; such a step must never be trained on, so rows that ended are renewed at once (`array_state`).
+Gymnasium has three ways to reset after an episode's end:
+
+- SAME_STEP: at once, as in our contract; the final observation comes in `info`.
+- DISABLED: the caller resets, with a mask and seeds. The episodes are then those of `serial`, and a resume replays them.
+- NEXT_STEP: the step after the end resets and ignores its action. Nobody may train on such a step, so rows that ended get the
+  state of environments that were just reset (`array_state.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,98 +22,108 @@ from runnel.core.action_codec import flat_mask
 from runnel.core.errors import DataError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
-from runnel.core.state import State
-from runnel.envs.spaces import MASK, action_spec, env_spec
+from runnel.core.state import Array, State
+from runnel.envs.spaces import MASK, Action, Info, Obs, action_spec, env_spec
 from runnel.envs.vector.array_state import ArrayState, check_arrays
 from runnel.envs.vector.batch import BatchVector, Rows, take
 from runnel.envs.vector.contract import StepOut, mark_stack
 from runnel.envs.vector.cpu_base import EpisodeSeeds, of_gymnasium, trusting_vector
 
-MakeVec = Callable[[int], Any]
-"""`make(num_envs)` gives a `gymnasium.vector.VectorEnv`."""
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+MakeVec = Callable[[int], "gym.vector.VectorEnv"]
+"""Makes a Gymnasium vector of a given number of environments."""
 Flags = NDArray[np.bool_]
-Convert = Callable[[NDArray[Any]], Any]
-_NURSERY = 64
+Convert = Callable[[Array], Action]
+"""Turns network actions `[B, ...]` into what the environment takes."""
+_POOL_SIZE = 64
 
 
 class Resets(Protocol):
-    """How a vector environment gets from an episode's end to the next one."""
+    """Begins the next episodes of a vector environment."""
 
-    vec: Any
+    vec: gym.vector.VectorEnv
 
-    def begin(self, seed: int) -> tuple[Any, Any]:
-        """Reset all; `(obs, info)`."""
+    def begin(self, seed: int) -> tuple[Obs, Info]:
+        """Reset all environments. Returns `(obs, info)`."""
         ...
 
-    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
-        """Episodes of `rows` ended (`truncated` `[B]` says which by a limit): their final observations, and `(obs, info)` of
-        all rows for the next decision."""
+    def renew(self, rows: Rows, truncated: Flags, obs: Obs, info: Info) -> tuple[Obs, Obs, Info]:
+        """Begin new episodes in `rows`, where a step ended with `obs` and `info` (`truncated` `[B]`: by a limit).
+
+        Returns the final observations of `rows`, and `obs` and `info` of all rows for the next decision.
+        """
         ...
 
-    def last_info(self, info: Any) -> Any:
-        """What a step's `info` says of the observations that ended episodes, for all rows."""
+    def last_info(self, info: Info) -> Info:
+        """The part of a step's `info` that belongs to final observations, for all rows."""
         ...
 
-    def after_step(self, actions: NDArray[Any]) -> None:
-        """What was played, as the network gave it."""
+    def after_step(self, actions: Array) -> None:
+        """Record the network actions of a step, for replays."""
         ...
 
     def save(self) -> State | None:
-        """What brings the environments back, or None where nothing can."""
+        """State from which `load` brings the environments back; None where that is impossible."""
         ...
 
-    def load(self, state: State, convert: Convert) -> Any:
-        """Undo `save`. Returns the observations it arrived at, where it played to get there; `convert` makes its actions."""
+    def load(self, state: State, convert: Convert) -> Obs | None:
+        """Undo `save`. If that needs a replay of actions (through `convert`), return the observations at its end, else None."""
         ...
 
 
 class SameStep:
-    """The environment resets itself at once, and puts what ended into `info["final_obs"]`."""
+    """The environment resets itself at once and puts final observations into `info["final_obs"]`."""
 
-    def __init__(self, vec: Any) -> None:
+    def __init__(self, vec: gym.vector.VectorEnv) -> None:
         self.vec = vec
 
-    def begin(self, seed: int) -> tuple[Any, Any]:
+    def begin(self, seed: int) -> tuple[Obs, Info]:
         obs, info = self.vec.reset(seed=seed)
         return obs, info
 
-    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
+    def renew(self, rows: Rows, truncated: Flags, obs: Obs, info: Info) -> tuple[Obs, Obs, Info]:
         if "final_obs" not in info:
             raise DataError("ended an episode in SAME_STEP mode, but gave no info['final_obs']")
         return take(info["final_obs"], rows), obs, info
 
-    def last_info(self, info: Any) -> Any:
-        return info.get("final_info", {})
+    def last_info(self, info: Info) -> Info:
+        last: Info = info.get("final_info", {})
+        return last
 
-    def after_step(self, actions: NDArray[Any]) -> None:
-        """Nothing is replayed."""
+    def after_step(self, actions: Array) -> None:
+        """No replay needs the actions."""
 
     def save(self) -> State | None:
         return {"state": self.vec.get_state()} if hasattr(self.vec, "get_state") else None
 
-    def load(self, state: State, convert: Convert) -> Any:
+    def load(self, state: State, convert: Convert) -> Obs | None:
         self.vec.reset(seed=0)
         self.vec.set_state(state["state"])
+        return None
 
 
 class ResetPool:
-    """The environment would reset one step late: rows that ended are filled from a second instance that was just reset."""
+    """The environment resets one step late. So rows that ended are filled from a pool: a second instance that was just
+    reset."""
 
     def __init__(self, make: MakeVec, num_envs: int, name: str, index0: int) -> None:
         self.vec = make(num_envs)
         check_arrays(self.vec, name)
         self._action = action_spec(self.vec.single_action_space)
-        self._young = make(max(_NURSERY, num_envs) + 1)
+        # one more than `vec` has: `ArrayState` tells the axis of environments by its length
+        self._pool = make(max(_POOL_SIZE, num_envs) + 1)
         self._index0, self._seed, self._block, self._used = index0, 0, -1, 0
-        self._obs: Any = None
-        self._info: Any = {}
+        self._obs: Obs = None
+        self._info: Info = {}
         self.vec.reset(seed=1)
-        self._young.reset(seed=2)
-        self._state = ArrayState(self.vec, self._young, name)
-        self._young.action_space.seed(0)
-        self._state.prove(np.asarray(self._young.action_space.sample()))
+        self._pool.reset(seed=2)
+        self._state = ArrayState(self.vec, self._pool, name)
+        self._pool.action_space.seed(0)
+        self._state.prove(np.asarray(self._pool.action_space.sample()))
 
-    def begin(self, seed: int) -> tuple[Any, Any]:
+    def begin(self, seed: int) -> tuple[Obs, Info]:
         self._seed, self._block = seed, -1
         self._refill()
         obs, info = self.vec.reset(seed=make_seed(seed, "first", self._index0))
@@ -118,14 +131,15 @@ class ResetPool:
 
     def _refill(self) -> None:
         self._block, self._used = self._block + 1, 0
-        self._obs, self._info = self._young.reset(seed=make_seed(self._seed, "nursery", self._index0, self._block))
+        # the word in the seed is older than the name of this class: another one would change every episode
+        self._obs, self._info = self._pool.reset(seed=make_seed(self._seed, "nursery", self._index0, self._block))
 
-    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
-        final, obs = take(obs, rows), np.array(obs)  # a copy: the environment may keep its own
+    def renew(self, rows: Rows, truncated: Flags, obs: Obs, info: Info) -> tuple[Obs, Obs, Info]:
+        final, obs = take(obs, rows), np.array(obs)  # a copy: the environment may write into its own array at the next step
         while len(rows):
-            if self._used == self._young.num_envs:
+            if self._used == self._pool.num_envs:
                 self._refill()
-            count = min(len(rows), self._young.num_envs - self._used)
+            count = min(len(rows), self._pool.num_envs - self._used)
             source = np.arange(self._used, self._used + count)
             self._state.move(rows[:count], source)
             obs[rows[:count]] = self._obs[source]
@@ -133,49 +147,50 @@ class ResetPool:
             rows, self._used = rows[count:], self._used + count
         return final, obs, info
 
-    def last_info(self, info: Any) -> Any:
+    def last_info(self, info: Info) -> Info:
         return info
 
-    def after_step(self, actions: NDArray[Any]) -> None:
-        """Nothing is replayed."""
+    def after_step(self, actions: Array) -> None:
+        """No replay needs the actions."""
 
     def save(self) -> State | None:
         return {**self._state.save(), "seed": self._seed, "block": self._block, "used": self._used}
 
-    def load(self, state: State, convert: Convert) -> Any:
+    def load(self, state: State, convert: Convert) -> Obs | None:
         self._seed, self._block = state["seed"], state["block"] - 1
         self._refill()
         self._used = state["used"]
         self.vec.reset(seed=0)
         self._state.load(state)
+        return None
 
 
 class Masked:
-    """The caller resets: rows that ended get `reset(seed=..., options={"reset_mask": ...})`, seeded as `serial` seeds them."""
+    """The caller resets rows that ended, by `reset(seed=..., options={"reset_mask": ...})`, with the seeds of `serial`."""
 
-    def __init__(self, vec: Any, name: str, index0: int) -> None:
+    def __init__(self, vec: gym.vector.VectorEnv, name: str, index0: int) -> None:
         self.vec, self._name, self._index0 = vec, name, index0
         self._action = action_spec(vec.single_action_space)
         b = vec.num_envs
         self._seeds = [EpisodeSeeds(index0 + i) for i in range(b)]
         self._seed, self._clock = 0, 0
         self._episode, self._start, self._used = (np.zeros(b, np.int64) for _ in range(3))
-        self._history: list[NDArray[Any]] = []
+        self._history: list[Array] = []
 
-    def begin(self, seed: int) -> tuple[Any, Any]:
+    def begin(self, seed: int) -> tuple[Obs, Info]:
         self._seed, self._clock, self._history = seed, 0, []
         self._episode.fill(-1)
         return self._reset(np.arange(self.vec.num_envs))
 
-    def _reset(self, rows: Rows) -> tuple[Any, Any]:
+    def _reset(self, rows: Rows) -> tuple[Obs, Info]:
         self._episode[rows] += 1
         self._start[rows] = self._clock
         for row in rows.tolist():
             self._used[row] = self._seeds[row](self._seed, int(self._episode[row]))
         return self._reset_to(rows, self._used[rows].tolist())
 
-    def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Any, Any]:
-        """Ask the environment; a full reset comes without a mask."""
+    def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Obs, Info]:
+        """Reset `rows` with `seeds`. A reset of all rows has no mask."""
         b = self.vec.num_envs
         every: list[int | None] = [None] * b
         for row, seed in zip(rows.tolist(), seeds, strict=True):
@@ -184,24 +199,25 @@ class Masked:
         obs, info = self.vec.reset(seed=every, options=options)
         return obs, info
 
-    def renew(self, rows: Rows, truncated: Flags, obs: Any, info: Any) -> tuple[Any, Any, Any]:
+    def renew(self, rows: Rows, truncated: Flags, obs: Obs, info: Info) -> tuple[Obs, Obs, Info]:
         final = take(obs, rows)
         over = self._over(rows, truncated, info)
         if not len(over):
             return final, obs, info
-        obs, young = self._reset(over)
-        return final, obs, with_masks(info, over, young, over, self._action)
+        obs, first = self._reset(over)
+        return final, obs, with_masks(info, over, first, over, self._action)
 
-    def last_info(self, info: Any) -> Any:
+    def last_info(self, info: Info) -> Info:
         return info
 
-    def _over(self, rows: Rows, truncated: Flags, info: Any) -> Rows:
+    def _over(self, rows: Rows, truncated: Flags, info: Info) -> Rows:
         """Those of `rows` that need a reset."""
         return rows
 
-    def after_step(self, actions: NDArray[Any]) -> None:
+    def after_step(self, actions: Array) -> None:
         self._clock += 1
         self._history.append(actions.copy())
+        # prune when half of the history is older than every open episode, so that its cost is spread over many steps
         if len(self._history) > 2 * (self._clock - int(self._start.min())) + 1024:
             del self._history[: len(self._history) - (self._clock - int(self._start.min()))]
 
@@ -211,8 +227,8 @@ class Masked:
         played = np.array(self._history[len(self._history) - length :])
         return {**counters, "seed": self._seed, "clock": self._clock, "actions": played}
 
-    def load(self, state: State, convert: Convert) -> Any:
-        """Play all environments again, each from its own reset on; before that they play anything."""
+    def load(self, state: State, convert: Convert) -> Obs | None:
+        """Replay all environments, each from its own reset on. What a row plays before its reset does not matter."""
         self._seed, self._clock = state["seed"], state["clock"]
         for name in ("episode", "start", "used"):
             getattr(self, f"_{name}")[:] = state[name]
@@ -243,20 +259,23 @@ class Masked:
             )
 
 
-def with_masks(info: Any, rows: Rows, young: Any, source: Rows, action: ActionSpec) -> Any:
-    """`info` of a step, in which `rows` have the masks of the episodes that begin there: rows `source` of `young`, the info of
-    their reset. The others have nothing new there (a reset of some rows leaves theirs at zero)."""
+def with_masks(info: Info, rows: Rows, first: Info, source: Rows, action: ActionSpec) -> Info:
+    """`info` of a step, with the masks of the episodes that begin in `rows`.
+
+    Those masks are rows `source` of `first`, the info of the reset. The other rows keep theirs: a reset of some rows gives
+    zeros for all others.
+    """
     if MASK not in info:
         return info
-    if MASK not in young:
+    if MASK not in first:
         raise DataError("began an episode without an action_mask; put one into the info of every reset, too")
     mask = np.array(flat_mask(info[MASK], action))
-    mask[rows] = flat_mask(young[MASK], action)[source]
+    mask[rows] = flat_mask(first[MASK], action)[source]
     return {**info, MASK: mask}
 
 
 def choose_resets(make: MakeVec, num_envs: int, *, name: str, index0: int) -> Resets:
-    """What fits the mode that the environment declares (`metadata["autoreset_mode"]`)."""
+    """The `Resets` for the mode that the environment declares (`metadata["autoreset_mode"]`)."""
     from gymnasium.vector import AutoresetMode
 
     vec = make(num_envs)
@@ -270,7 +289,7 @@ def choose_resets(make: MakeVec, num_envs: int, *, name: str, index0: int) -> Re
 
 
 class GymVector(BatchVector):
-    """A `gymnasium.vector.VectorEnv` as a vector of ours; `resets` says how its episodes begin."""
+    """A `gymnasium.vector.VectorEnv` behind the vector contract; `resets` begins its episodes."""
 
     def __init__(
         self,
@@ -283,7 +302,7 @@ class GymVector(BatchVector):
         stack: int = 0,
         check: str = "",
     ) -> None:
-        """`has_mask` None asks a reset whether masks come in `info`."""
+        """`has_mask` None: find out from the `info` of a reset."""
         vec = self._vec = trusting_vector(resets.vec)
         self._resets, self._new_seed = resets, seed
         has_mask = MASK in resets.begin(seed)[1] if has_mask is None else has_mask
@@ -313,7 +332,7 @@ class GymVector(BatchVector):
         except Exception as error:
             raise self._failure(error, self._vec) from error
 
-    def _step(self, played: NDArray[Any]) -> None:
+    def _step(self, played: Array) -> None:
         obs, reward, terminated, truncated, info = self._vec.step(self._env_actions(played))
         self._resets.after_step(played)
         self._check_mask(info)
@@ -324,12 +343,12 @@ class GymVector(BatchVector):
             self._end(rows, final, last)
         self._show(obs, info)
 
-    def _last_masks(self, info: Any) -> Any:
-        """The masks where episodes ended, as a copy: a reset that comes next may write into the same memory."""
+    def _last_masks(self, info: Info) -> Info:
+        """The masks where episodes ended, as a copy: the next reset may write into the same memory."""
         last = self._resets.last_info(info) if self._mask is not None else {}
         return {MASK: deepcopy(last[MASK])} if MASK in last else {}
 
-    def _check_mask(self, info: Any) -> None:
+    def _check_mask(self, info: Info) -> None:
         if self._mask is None and MASK in info:
             raise DataError("gave an action_mask, but none at its first reset; put one into every info")
 
@@ -345,7 +364,7 @@ class GymVector(BatchVector):
         if obs is not None:
             self._verify(obs)
 
-    def _verify(self, obs: Any) -> None:
+    def _verify(self, obs: Obs) -> None:
         for leaf in self._leaves:
             stored = self._obs[leaf.key]
             if not np.array_equal(leaf.read(obs).astype(stored.dtype), stored, equal_nan=stored.dtype == np.float32):

@@ -1,7 +1,7 @@
-"""How long a step takes on each back end, here and now, and which setting that speaks for: what `runnel bench --backends` says.
+"""Measures a step on each back end and recommends a setting, for `runnel bench --backends`.
 
-No run asks: what a stopwatch says differs from day to day (`choose.py`). `serial` and `processes` play the same episodes. A
-vector of Gymnasium's own is another implementation of the environment, with random numbers of its own.
+A run never measures, because the result would differ from day to day (`choose.py`). `serial` and `processes` play the same
+episodes. Gymnasium's own vector is another implementation of the environment, with other random numbers.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.action_codec import mask_parts
 from runnel.core.errors import RunnelError
 from runnel.core.spaces import ActionSpec
+from runnel.core.state import Array
 from runnel.envs.vector.build import build_vector
 from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
@@ -28,20 +27,19 @@ from runnel.envs.vector.processes import ProcessVector
 from runnel.envs.vector.serial import SerialVector
 from runnel.envs.vector.source import EnvSource
 
-Array = NDArray[Any]
 MEASURE_S = 0.1
 WORTH = {"serial": 1.0, "processes": 1.2, "gymnasium": 1.5, "envpool": 1.0}
-"""How many times faster than the simplest a back end must be to be worth a setting."""
+"""A back end is recommended if it is this many times as fast as the simplest one."""
 OWN_RANDOMNESS = "Gymnasium's own vector version: the same task, other code and other random numbers than serial"
 _CHEAP_S = 0.005
-"""An environment made faster than this is tried in numbers; of others, two must do, and what steps share counts too often."""
+"""An environment that is made faster than this is measured with 16 copies, else with two, which overstates shared costs."""
 _HOPELESS_S = 300e-6
-"""A step of all environments below this is not worth a process: waking one costs a third of it."""
+"""If a step of all environments takes less, processes are not tried: waking one costs a third of it."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to step: what it is called, its settings, and how long a step of all environments takes."""
+    """A back end to try: its name, its settings, and a function that measures a step of all environments in seconds."""
 
     label: str
     config: VectorConfig
@@ -49,7 +47,7 @@ class Candidate:
 
 
 def measure_backends(source: EnvSource, num_envs: int, config: VectorConfig, *, cores: int) -> Choice:
-    """What steps `num_envs` of `source` fastest here: the settings to give, and what was measured. Takes about a second."""
+    """Find the fastest back end for `num_envs` of `source` on this machine. Takes about a second."""
     if source.kind != "plain":
         return decide(source.name, num_envs, _thread_candidates(source, num_envs, config, cores))
     if source.needs_vec:
@@ -68,7 +66,7 @@ def measure_backends(source: EnvSource, num_envs: int, config: VectorConfig, *, 
 
 
 def decide(name: str, num_envs: int, candidates: list[Candidate], note: str = "") -> Choice:
-    """Measure all candidates, the simplest first, and take the fastest that is worth it."""
+    """Measure all candidates, the simplest first, and choose the fastest, weighted by `WORTH`."""
     times: list[tuple[float, Candidate]] = []
     problems: list[str] = []
     for candidate in candidates:
@@ -91,15 +89,17 @@ def _us(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of one step of a vector, and how many steps were made to find out."""
+    """Seconds of one step of a vector, and the number of steps that were measured."""
 
     step_s: float
     num_steps: int
 
 
 def time_step(vector: VectorEnv, *, budget_s: float | None = None) -> Timed:
-    """Seconds of one step with random actions: the mean of the fastest nine tenths of what fits into `budget_s` (MEASURE_S, and
-    at least 3 steps). Closes the vector."""
+    """Seconds of one step with random actions: the mean of the fastest nine tenths of the steps within `budget_s`.
+
+    `budget_s` None: `MEASURE_S`. At least 3 steps. Closes the vector.
+    """
     try:
         rng = np.random.default_rng(0)
         vector.reset(0)
@@ -117,7 +117,7 @@ def time_step(vector: VectorEnv, *, budget_s: float | None = None) -> Timed:
 
 
 def random_actions(vector: VectorEnv, rng: np.random.Generator) -> Tensor:
-    """Network actions `[B, ...]` that the masks of the moment allow."""
+    """Random network actions `[B, ...]` that the present masks allow."""
     spec, b, mask = vector.spec, vector.num_envs, vector.out.action_mask
     flags = None if mask is None else mask.numpy()
     if spec.action.kind != "multi":
@@ -139,7 +139,7 @@ def _draw(action: ActionSpec, b: int, mask: Array | None, rng: np.random.Generat
 
 
 def worker_counts(num_envs: int, cores: int, *, sleeps: bool) -> list[int]:
-    """Numbers of processes worth a try: one a core and half of that; more where environments wait rather than compute."""
+    """Numbers of processes to try: one for each core, half of that, and more where environments sleep."""
     counts = {min(num_envs, cores), min(num_envs, cores // 2)}
     if sleeps:
         counts.add(min(num_envs, 16 * cores))
@@ -147,7 +147,7 @@ def worker_counts(num_envs: int, cores: int, *, sleeps: bool) -> list[int]:
 
 
 def thread_counts(num_envs: int, cores: int) -> list[int]:
-    """Numbers of threads worth a try in a compiled back end."""
+    """Numbers of threads to try in a compiled back end."""
     return sorted({1, min(num_envs, cores), min(num_envs, max(1, cores // 2))})
 
 
@@ -156,7 +156,7 @@ def _may_use_vec(config: VectorConfig) -> bool:
 
 
 def _time_serial(source: EnvSource, num_envs: int) -> tuple[float, bool]:
-    """Seconds of a step of all environments, and whether they wait for something rather than compute."""
+    """Seconds of a step of all environments, and whether they sleep (voluntary context switches) rather than compute."""
     start = time.perf_counter()
     source.make().close()
     few = min(num_envs, 16 if time.perf_counter() - start < _CHEAP_S else 2)
@@ -172,7 +172,7 @@ def _timed(label: str, source: EnvSource, num_envs: int, config: VectorConfig) -
 
 
 def _process_candidate(source: EnvSource, num_envs: int, config: VectorConfig, serial_s: float) -> Candidate:
-    """Processes with one environment each are measured; what the others of a worker add is what they take in series."""
+    """Measure processes with one environment each. A worker's further environments add what they take in series."""
     workers = config.num_workers
 
     def measure() -> float:
@@ -183,7 +183,7 @@ def _process_candidate(source: EnvSource, num_envs: int, config: VectorConfig, s
 
 
 def _thread_candidates(source: EnvSource, num_envs: int, config: VectorConfig, cores: int) -> list[Candidate]:
-    """Atari with one number only: its resets take long."""
+    """Candidates of compiled back ends. Atari has one, because its resets take long."""
     if source.kind == "atari":
         chosen = config.resolve("gymnasium", threads=config.threads or min(num_envs, cores))
         return [_timed(f"ale-py's own vector with {chosen.threads} threads", source, num_envs, chosen)]

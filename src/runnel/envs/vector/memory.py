@@ -1,11 +1,6 @@
-"""Whether environments fit into memory, asked before they are made: too many end in a run that the system kills unasked."""
+"""Refuses more environments than memory has room for. Without this check the system would kill the run without a message."""
 
 from __future__ import annotations
-
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +11,7 @@ from runnel.core.spaces import EnvSpec
 
 _SHARE = 0.9
 PROCESS_BYTES = 20_000_000
-"""What a forked worker adds for itself; all else it shares with its parent."""
+"""Memory of a forked worker that it does not share with its parent."""
 
 
 def obs_bytes(spec: EnvSpec) -> int:
@@ -29,39 +24,20 @@ def obs_bytes(spec: EnvSpec) -> int:
     return sum(int(np.prod(leaf.shape)) * torch.empty(0, dtype=leaf.dtype).element_size() for leaf in spec.obs.values())
 
 
-def env_bytes(make: Callable[[], Any]) -> int:
-    """What one more environment takes, measured on the second (the first loads libraries)."""
-    first = make()
-    first.reset(seed=0)
-    before = _resident()
-    second = make()
-    second.reset(seed=0)
-    used = _resident() - before
-    first.close()
-    second.close()
-    return max(used, 0)
-
-
-def _resident() -> int:
-    path = Path("/proc/self/statm")
-    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.is_file() else 0
-
-
 def check_memory(
     spec: EnvSpec,
     num_envs: int,
     *,
     num_steps: int,
     num_segments: int = 2,
-    per_env: int = 0,
     num_workers: int = 0,
     free: int | None = None,
 ) -> int:
-    """Bytes that `num_envs` environments with `num_segments` segments of `num_steps` will take; refuses what does not fit.
+    """Bytes for `num_envs` environments with `num_segments` segments of `num_steps`. Refuses more than is free.
 
-    A segment holds `num_steps + 1` observations and up to as many final ones; `per_env` is what an environment itself takes.
+    A segment holds `num_steps + 1` observations and up to as many final ones. The environments' own memory is not counted.
     """
-    one = obs_bytes(spec) * (2 * num_segments * (num_steps + 1) + 2) + per_env
+    one = obs_bytes(spec) * (2 * num_segments * (num_steps + 1) + 2)
     fixed = num_workers * PROCESS_BYTES
     need, free = one * num_envs + fixed, free_memory() if free is None else free
     if need > _SHARE * free:

@@ -1,8 +1,9 @@
-"""Environments in child processes over shared memory: for simulators that take longer than a hundred microseconds a step.
+"""Environments in child processes over shared memory: for simulators that take more than a hundred microseconds a step.
 
-Each worker steps a run of rows with a `SerialVector`, so episodes are those of `serial`, bit for bit, and a checkpoint of one
-resumes in the other. Actions go in and everything else comes out in place; one byte each way a step wakes whoever waits.
-A worker that dies or hangs takes its rows with it: their episodes are cut, and all are made anew (`on_error="restart"`).
+Each worker steps consecutive rows with a `SerialVector`. So the episodes are those of `serial`, bit for bit, and a checkpoint
+of one resumes in the other. Actions and results are written in place; in a step, one byte each way wakes the process that
+waits. When a worker dies or hangs, the episodes of all its rows are truncated and its environments are made again
+(`on_error="restart"`).
 """
 
 from __future__ import annotations
@@ -13,25 +14,30 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import EnvSpec
-from runnel.core.state import State
+from runnel.core.state import Plain, State
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut
-from runnel.envs.vector.cpu_base import HostVector, episode_seed
+from runnel.envs.vector.cpu_base import CpuVector, episode_seed
 from runnel.envs.vector.memory import check_memory
 from runnel.envs.vector.shared import read_message, send_message, shared_arrays, shared_out, slice_out
 from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, EnvWorker, Job
 
+if TYPE_CHECKING:
+    import gymnasium as gym
+
 SPIN_S = 50e-6
+"""A process looks for its byte this long before it sleeps: waking up takes as long."""
 CLOSE_S = 5.0
 LOOKS = 8
-"""How often, within the time of a step, it is looked at which environment of a worker is at work."""
+"""How many times within `step_timeout_s` the parent looks which environment a worker is stepping."""
 
 
 def num_cores() -> int:
@@ -39,12 +45,12 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class ProcessVector(HostVector):
-    """`num_envs` environments made by `make` in `num_workers` processes, each with a run of rows of nearly equal length."""
+class ProcessVector(CpuVector):
+    """`num_envs` environments made by `make` in `num_workers` processes, each with about as many consecutive rows."""
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        make: Callable[[], gym.Env],
         num_envs: int,
         *,
         spec: EnvSpec,
@@ -76,7 +82,7 @@ class ProcessVector(HostVector):
         edges = [b * w // num_workers for w in range(num_workers + 1)]
         self._runs = [slice(lo, hi) for lo, hi in pairwise(edges)]
         kind = np.int64 if action.dtype == torch.int64 else np.float32
-        places: dict[str, tuple[Any, tuple[int, ...]]] = {
+        places: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
             "actions": (kind, (b, *action.shape)),
             "num_final": (np.int64, (num_workers,)),
             "at_row": (np.int64, (num_workers,)),
@@ -131,7 +137,7 @@ class ProcessVector(HostVector):
             self._write(worker, STEP)
 
     def _write(self, worker: EnvWorker, data: bytes) -> None:
-        with suppress(BrokenPipeError):  # it is dead: whoever waits for its answer will find out
+        with suppress(BrokenPipeError):  # the worker is dead; `_finish` or `_hear` will report it
             os.write(worker.orders, data)
 
     def ready(self) -> bool:
@@ -150,7 +156,7 @@ class ProcessVector(HostVector):
         return self.out
 
     def _finish(self, worker: EnvWorker) -> str:
-        """Wait for a worker's step; what went wrong with its process, or nothing."""
+        """Wait for a worker's step. Returns what went wrong with its process; empty if nothing did."""
         if not self._await(worker):
             worker.end()
             return f"hung: a step took more than {self._timeout_s:g} s (vector.step_timeout_s)"
@@ -167,11 +173,12 @@ class ProcessVector(HostVector):
         return f"died: its process {worker.end(patience_s=1.0)}"
 
     def _await(self, worker: EnvWorker) -> bool:
-        """Whether a worker has answered; each of its environments in turn has `step_timeout_s` for its own step."""
+        """Wait for a worker's byte; False on a timeout. Each of its environments in turn may take `step_timeout_s`."""
         if self._timeout_s is None or self._deadline is None:
             return worker.wait(None)
         row, deadline = worker.job.rows.start, self._deadline
         while not worker.wait(min(deadline - time.monotonic(), self._timeout_s / LOOKS)):
+            # the worker went on to another environment: that one has the whole time again
             if (now := int(self._shared["at_row"][worker.job.number])) != row:
                 row, deadline = now, time.monotonic() + self._timeout_s
             elif time.monotonic() >= deadline:
@@ -179,7 +186,7 @@ class ProcessVector(HostVector):
         return True
 
     def _collect(self, lost: Mapping[int, str]) -> None:
-        """Put the final rows of all workers together, in the order of rows."""
+        """Join the final rows of all workers, in the order of rows."""
         shared = self._shared
         rows: list[int] = []
         if not lost and not shared["num_final"].any():
@@ -189,7 +196,7 @@ class ProcessVector(HostVector):
             if number in lost:
                 self._salvage(number)
             for at in range(run.start, run.start + int(shared["num_final"][number])):
-                if len(rows) != at:
+                if len(rows) != at:  # close the gap that an earlier worker left
                     for final in self._final.values():
                         final[len(rows)] = final[at]
                 row = int(shared["final_rows"][at])
@@ -204,10 +211,10 @@ class ProcessVector(HostVector):
 
     # --------------------------------------------------------------------------------------------------------- trouble
     def _salvage(self, number: int) -> None:
-        """Of a worker that was lost in a step: rows before the one that broke have stepped, all others have not.
+        """Complete the step of a worker that was lost in it. Rows before the one that broke have stepped, the others have not.
 
-        Whoever ended an episode in this step keeps its end. All others are cut: at the new observation where the step was
-        done, else at the last good one, with reward 0.
+        An episode that ended in this step keeps its end. All others are truncated: at the new observation where the row has
+        stepped, else at the last good one with reward 0.
         """
         run, shared = self._runs[number], self._shared
         broke = int(shared["at_row"][number])
@@ -224,7 +231,7 @@ class ProcessVector(HostVector):
         shared["num_final"][number] = run.stop - run.start
 
     def _report(self, number: int, problem: str) -> None:
-        """Count what is lost with a worker, or stop with the name of the environment that broke."""
+        """Record a fault for each environment of a lost worker, or raise an error about the one that broke."""
         run, broke = self._runs[number], int(self._shared["at_row"][number])
         for row in range(run.start, run.stop):
             env, episode, step = self.index0 + row, int(self._episode[row]), self._clock - int(self._start[row])
@@ -240,27 +247,28 @@ class ProcessVector(HostVector):
             self._faults.append(fault)
 
     def _replace(self, number: int) -> None:
-        """A new worker for the rows of a lost one."""
+        """Start a new worker for the rows of a lost one."""
         run = self._runs[number]
         self._workers[number] = fresh = self._fork(number)
         told = {"op": "begin_at", "episodes": self._episode[run].tolist(), "seed": self._seed, "clock": self._clock}
+        # the worker's resets write into this memory, which still holds the step that truncates the old episodes
         flags = self._reward[run].copy(), self._terminated[run].copy(), self._truncated[run].copy()
         self._tell(fresh, told)
         self._hear(fresh)
         self._reward[run], self._terminated[run], self._truncated[run] = flags
 
     # ------------------------------------------------------------------------------------------------------- questions
-    def _ask_all(self, told: list[Any]) -> list[Any]:
+    def _ask_all(self, told: list[State]) -> list[Plain]:
         for worker, message in zip(self._workers, told, strict=True):
             self._tell(worker, message)
         return [self._hear(worker) for worker in self._workers]
 
-    def _tell(self, worker: EnvWorker, told: Any) -> None:
-        with suppress(BrokenPipeError):  # found out by `_hear`
+    def _tell(self, worker: EnvWorker, told: State) -> None:
+        with suppress(BrokenPipeError):  # `_hear` will report it
             os.write(worker.orders, TELL)
             send_message(worker.orders, told)
 
-    def _hear(self, worker: EnvWorker) -> Any:
+    def _hear(self, worker: EnvWorker) -> Plain:
         try:
             token = os.read(worker.answers, 1)
             answer = read_message(worker.answers)
@@ -275,10 +283,10 @@ class ProcessVector(HostVector):
 
     def snapshot(self) -> State:
         parts = self._ask_all([{"op": "snapshot"}] * len(self._workers))
-        return {**self._save_host(), "envs": [env for part in parts for env in part["envs"]]}
+        return {**self._save_outputs(), "envs": [env for part in parts for env in part["envs"]]}
 
     def restore(self, state: State) -> None:
-        self._load_host(state)
+        self._load_outputs(state)
         for row, saved in enumerate(state["envs"]):
             self._episode[row], self._start[row] = saved["episode"], saved["start"]
         told = []

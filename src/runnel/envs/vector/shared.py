@@ -1,7 +1,8 @@
-"""Memory that forked processes share, and messages between them. Anonymous: however a process ends, the kernel takes it back.
+"""Memory that forked processes share, and messages between them.
 
-Per step nothing is encoded: arrays are written in place, and one byte says that a step is due or done. Messages (a snapshot, an
-error) are JSON with the bytes of arrays behind it; nothing is pickled.
+The memory is anonymous, so the kernel frees it however a process ends. A step encodes nothing: arrays are written in place, and
+one byte starts a step or reports its end. A message (a snapshot, an error) is JSON followed by the bytes of its arrays. Nothing
+is pickled.
 """
 
 from __future__ import annotations
@@ -9,28 +10,27 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from runnel.core.errors import DataError
 from runnel.core.framing import read_frame, write_frame
 from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import Array, Plain
 from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import StepOut
 
-Array = NDArray[Any]
 _ALIGN = 64
 MOST_BYTES = 1 << 38
 """A snapshot of environments may be large: they may hold frames, maps or meshes."""
 
 
-def shared_arrays(places: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, Array]:
-    """Zeros of each type and shape in one anonymous block that children of this process see too."""
+def shared_arrays(places: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]) -> dict[str, Array]:
+    """Arrays of zeros of each type and shape, in one anonymous block that children of this process share."""
     starts, at = {}, 0
     for name, (dtype, shape) in places.items():
         starts[name] = at
@@ -43,9 +43,9 @@ def shared_arrays(places: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str
 
 
 def shared_out(spec: EnvSpec, num_envs: int) -> StepOut:
-    """The memory of a vector, where child processes can fill it."""
+    """The output memory of a vector, shared with child processes."""
     kinds = {torch.uint8: np.uint8, torch.float32: np.float32}
-    places: dict[str, tuple[Any, tuple[int, ...]]] = {}
+    places: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {}
     for key, leaf in spec.obs.items():
         places[key] = places["final_" + key] = (kinds[leaf.dtype], (num_envs, *leaf.shape))
     places |= {
@@ -63,26 +63,26 @@ def shared_out(spec: EnvSpec, num_envs: int) -> StepOut:
 
 
 def slice_out(out: StepOut, rows: slice) -> StepOut:
-    """The same memory, some rows of it."""
+    """Views of some rows of `out`."""
     mask = None if out.action_mask is None else out.action_mask[rows]
     obs, final = (Batch({k: x[rows] for k, x in part.items()}) for part in (out.obs, out.final_obs))
     return StepOut(obs, out.reward[rows], out.terminated[rows], out.truncated[rows], final, [], mask)
 
 
 def send_message(fd: int, value: object) -> None:
-    """Plain data (numbers, strings, lists, dicts, arrays, tensors) into a pipe: a frame of JSON, then one of arrays."""
+    """Write plain data (numbers, strings, lists, dicts, arrays, tensors) into a pipe: a frame of JSON, then one of arrays."""
     arrays: list[Array] = []
     write_frame(fd, json.dumps(_encode(value, arrays)).encode())
     write_frame(fd, *(a.tobytes() for a in arrays), limit=MOST_BYTES)
 
 
-def read_message(fd: int) -> Any:
-    """What `send_message` sent; EOFError if the other side is gone."""
+def read_message(fd: int) -> Plain:
+    """Read what `send_message` wrote. EOFError if the other side is gone."""
     head = json.loads(read_frame(fd))
     return _decode(head, memoryview(read_frame(fd, MOST_BYTES)))
 
 
-def _encode(value: Any, arrays: list[Array]) -> Any:
+def _encode(value: object, arrays: list[Array]) -> object:
     if isinstance(value, Tensor | np.ndarray):
         array = np.ascontiguousarray(value.numpy() if isinstance(value, Tensor) else value)
         if array.dtype.kind not in "biuf":
@@ -101,7 +101,7 @@ def _encode(value: Any, arrays: list[Array]) -> Any:
     raise DataError(f"a snapshot holds plain data only; {type(value).__name__} is not (see get_state)")
 
 
-def _decode(value: Any, body: memoryview) -> Any:
+def _decode(value: Plain, body: memoryview) -> Plain:
     if isinstance(value, dict):
         if "$items" in value:
             return {k: _decode(v, body) for k, v in value["$items"]}

@@ -1,38 +1,41 @@
-"""An environment as vectors need it."""
+"""A description of an environment, from which vectors are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import Settings
 from runnel.envs.vector.gym_vector import MakeVec
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 
 @dataclass(frozen=True)
 class EnvSource:
-    """How to make one environment or many, and what is known of it beforehand."""
+    """How to make one environment or many, and what is known about it beforehand."""
 
     name: str
     kind: Literal["plain", "atari", "envpool"]
-    make: Callable[[], Any]
-    """One environment, frames stacked where that was asked for."""
+    make: Callable[[], gym.Env]
+    """Makes one environment, with its frames stacked if the config says so."""
     look: Callable[[], EnvSpec]
-    """What it looks like; makes one to find out."""
+    """Makes one environment and returns its spec."""
     make_vec: MakeVec | None = None
-    """Gymnasium's own vector of it, where there is one."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Makes the environment's own Gymnasium vector; None if it has none."""
+    kwargs: Settings = field(default_factory=dict)
     needs_vec: bool = False
-    """Whether there is nothing but `make_vec` (a user's vector class)."""
+    """Whether `make_vec` is the only way (a user's vector class)."""
     family: str = ""
     """The package that it comes from (`gymnasium.envs.mujoco`); empty: a user's own."""
-
     check: str = ""
-    """The command that says what is wrong with it."""
+    """The command that explains what is wrong with it, for messages."""
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """What it looks like, looked at once, and only where the vector does not find out itself."""
+        """The result of `look`, which runs at most once."""
         return self.look()

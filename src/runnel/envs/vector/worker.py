@@ -1,6 +1,6 @@
 """One child process of a `ProcessVector`: a `SerialVector` over some of its rows, in shared memory.
 
-It is forked, so it takes any factory and starts in milliseconds; it never touches a device, uses one thread, and dies with its
+It is forked, so it takes any factory and starts in milliseconds. It never uses a device, has one thread, and dies with its
 parent.
 """
 
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,20 +21,25 @@ from torch import Tensor
 from runnel.core import user_code
 from runnel.core.errors import RunnelError
 from runnel.core.process import ChildProcess, fork
+from runnel.core.state import Array, State
 from runnel.envs.vector.contract import StepOut
 from runnel.envs.vector.serial import SerialVector
-from runnel.envs.vector.shared import Array, read_message, send_message
+from runnel.envs.vector.shared import read_message, send_message
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 STEP, TELL, DONE, FAULTS, ERROR = b"s", b"t", b"d", b"f", b"e"
 _OURS: set[int] = set()
-"""Pipe ends of this process to all its workers. A child closes them: a pipe ends only when nobody else holds it."""
+"""This process's ends of the pipes to all its workers. A child closes its copies: a pipe ends when its last holder closes
+it."""
 
 
 @dataclass
 class Job:
-    """What a worker works on: its rows, and the memory for them."""
+    """The work of one worker: its rows, and the memory for them."""
 
-    make: Callable[[], Any]
+    make: Callable[[], gym.Env]
     rows: slice
     out: StepOut
     actions: Tensor
@@ -71,9 +76,9 @@ class EnvWorker:
         self.poll.register(self.answers, select.POLLIN)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether an answer (or the end of the process) is there, after at most `timeout_s`."""
+        """Wait for a byte, or for the end of the process; False after `timeout_s`."""
         if timeout_s is None and not self.job.spin_s:
-            return True  # reading waits as well as anything
+            return True  # the read that follows waits by itself
         end = time.perf_counter() + self.job.spin_s
         while not self.poll.poll(0):
             if time.perf_counter() >= end:
@@ -81,13 +86,13 @@ class EnvWorker:
         return True
 
     def hang_up(self) -> None:
-        """Close the pipes; a child that reads them ends by itself."""
+        """Close the pipes. A child that reads from them then ends by itself."""
         for fd in {self.orders, self.answers} & _OURS:
             _OURS.discard(fd)
             os.close(fd)
 
     def end(self, *, patience_s: float = 0.0) -> str:
-        """End the process, and say how it ended. Safe to call twice."""
+        """End the process. Returns how it ended. May be called twice."""
         self.hang_up()
         self.child.end(patience_s)
         return self.child.how()
@@ -95,7 +100,7 @@ class EnvWorker:
 
 # ------------------------------------------------------------------------------------------------------------ the child
 def _live(job: Job, orders: int, answers: int, others: tuple[int, ...]) -> None:
-    """What a child does from its start to its end. `others` are ends of pipes that belong to its parent."""
+    """Run the child until it ends. `others` are ends of pipes that belong to its parent."""
     for fd in others:
         os.close(fd)
     torch.set_num_threads(1)
@@ -154,7 +159,7 @@ def _build(job: Job) -> SerialVector:
     return vector
 
 
-def _obey(vector: SerialVector, told: dict[str, Any]) -> Any:
+def _obey(vector: SerialVector, told: State) -> State | None:
     match told["op"]:
         case "reset":
             vector.reset(told["seed"])

@@ -1,7 +1,7 @@
-"""What stands in for `act` of a small network: numpy for a few rows, compiled kernels where a run is long enough for them.
+"""Stand-ins for `act` of a small network: numpy for a few rows, compiled kernels where a run is long enough to pay for them.
 
-A stand-in has the network's own `act` behind it, and hands on whatever its kernels do not serve (many rows, a greedy answer).
-It looks at the memory of the parameters, so its ways are made anew when those have moved: by binding a version, or by an
+A stand-in calls the network's own `act` for all that its kernels do not serve (many rows, a greedy action). Kernels read the
+memory of the parameters, so a stand-in makes them again when the parameters have moved: by loading a version, or by an
 optimiser.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +31,17 @@ from runnel.nets.population import Population
 from runnel.nets.q_nets import QNet
 
 Way = Callable[[Batch, bool], Batch | None]
-"""Rows and whether to be greedy -> the answer, or None for rows that it does not serve."""
+"""A fast form of `act`: rows and whether to be greedy -> the reply, or None for rows that it does not serve."""
 
 
 class Compiles(Protocol):
-    """Whether kernels that have to be compiled are wanted on a device."""
+    """Says whether a run should compile kernels for a device."""
 
     def __call__(self, device: torch.device) -> bool: ...
 
 
 def fast_acts(net: Acts, compiles: Compiles) -> Acts:
-    """What acts for `net`, the fastest that serves it; `net` itself where nothing does, or its code is not the stock one."""
+    """The fastest stand-in for `net`; `net` itself if there is none, or if its code is not the stock one."""
     if type(net) is ActorCritic and not stock.why_changed(stock.ACTING, [net, net.body, net.head]):
         return FastActorCritic(net, compiles)
     if type(net) is QNet and not stock.why_changed(stock.ACTING_Q, [net, net.head]):
@@ -52,7 +52,7 @@ def fast_acts(net: Acts, compiles: Compiles) -> Acts:
 
 
 class _Fast:
-    """Makes its ways anew when the parameters of `net` have moved."""
+    """Base of stand-ins. Makes its fast forms again when the parameters of `net` have moved."""
 
     def __init__(self, net: ActorCritic | QNet, compiles: Compiles) -> None:
         self.net, self.noise_size, self._compiles = net, net.noise_size, compiles
@@ -65,9 +65,9 @@ class _Fast:
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """As `act` of the network."""
         for way in self._current():
-            answer = way(rows, greedy)
-            if answer is not None:
-                return answer
+            reply = way(rows, greedy)
+            if reply is not None:
+                return reply
         return self.net.act(rows, greedy=greedy)
 
     def _current(self) -> list[Way]:
@@ -81,7 +81,7 @@ class _Fast:
         return [p.data_ptr() for p in self.net.parameters()]
 
     def loaded(self) -> None:
-        """Loaded parameters may lie elsewhere. If not, kernels stay: a captured graph may be using their memory."""
+        """Parameters were loaded. If none has moved, the kernels stay, because a CUDA graph may be using their memory."""
         if self._where() != self._places:
             self._ways = None
 
@@ -89,13 +89,15 @@ class _Fast:
         raise NotImplementedError
 
     def _vector(self) -> Tensor | None:
-        """The parameters as one vector, where kernels are wanted and they lie one after the other (a learner's do)."""
+        """The parameters as one vector, if kernels are wanted and the parameters are contiguous (those of a learner are)."""
         return flat_view(list(self.net.parameters())) if self._compiles(self._first.device) else None
 
 
 def _watch(net: nn.Module, fast: weakref.ref[_Fast]) -> None:
-    """Tell `fast` when something was loaded into `net`. The hook is a function that holds no stand-in: a network is copied with
-    its hooks, and what stands in for it must not be copied along."""
+    """Tell `fast` when parameters were loaded into `net`.
+
+    The hook holds a weak reference only: a network is copied with its hooks, and its stand-in must not be copied with it.
+    """
 
     def hook(module: nn.Module, incompatible: object) -> None:
         found = fast()
@@ -125,7 +127,7 @@ class FastActorCritic(_Fast):
         return ways
 
     def row_policy(self) -> RowPolicy | None:
-        """This network as compiled environments take it; None where it is not compiled, or sees more than one plain vector."""
+        """The network for compiled environments; None if it has no kernels, or more than one plain vector to observe."""
         self._current()
         plain = self._rows is not None and not self.net.normalisers and len(self.net.env_spec.obs) == 1
         return self._rows.row_policy() if self._rows is not None and plain else None
@@ -175,8 +177,8 @@ class FastPopulation:
         return self._kernels
 
 
-def _unless_greedy(act: Callable[[Batch, Tensor], Any]) -> Way:
-    """Kernels that draw from the request's noise, as a way."""
+def _unless_greedy(act: Callable[[Batch, Tensor], tuple[Tensor, Tensor] | None]) -> Way:
+    """A `Way` from kernels that draw actions from the noise of the request."""
 
     def way(rows: Batch, greedy: bool) -> Batch | None:
         chosen = None if greedy else act(rows, rows["noise"])

@@ -1,42 +1,40 @@
-"""Acting on a few rows in numpy. At 8 rows a numpy call costs a quarter of a torch call, and acting is nothing but calls.
+"""Acts on a few rows in numpy. At 8 rows the cost is that of the calls, and a numpy call costs a quarter of a torch call.
 
-The same weights (views of the same memory) and the same formulas as `nets/actor_critic.py`, `nets/q_nets.py` and
-`ops/distributions.py`; results agree to float32 rounding. For networks of one plain float vector, without convolutions or a
+The weights are views of the same memory and the formulas are those of `nets/actor_critic.py`, `nets/q_nets.py` and
+`ops/distributions.py`; results agree to float32 rounding. Serves networks of one plain float vector, without convolutions or a
 core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import Array
 from runnel.nets.actor_critic import ActorCritic, SeparateBody
 from runnel.nets.layers import MLP, RunningMeanStd, Torso
 from runnel.nets.q_nets import QNet
 from runnel.ops.distributions import HALF_LOG_TWO_PI, UNIFORM_MARGIN, ContinuousHead, DiscreteHead
 
-Array = NDArray[Any]
 FEW_ROWS = 256
-"""Above so many rows torch is as fast."""
+"""With more rows torch is as fast."""
 _LOWEST = np.finfo(np.float32).min
 _ROWS = np.arange(FEW_ROWS)
 
 
 def vector_leaf(env_spec: EnvSpec, torso: Torso) -> str:
-    """The name of the one float vector that a network sees; empty where it sees something else."""
+    """The name of the only observation leaf, if it is a float vector; else empty."""
     ((key, leaf), *more) = env_spec.obs.items()
     return key if not more and leaf.dtype == torch.float32 and type(torso) is Torso and not torso.convolves else ""
 
 
 def is_few(x: Tensor) -> bool:
-    """Whether the rows of `x` are few, and here; never while a graph of tensors is being taken (`torch.export`)."""
+    """Whether `x` has few rows on the CPU; never during `torch.export`, which must see torch operations."""
     return not x.is_cuda and x.shape[0] <= FEW_ROWS and not torch.compiler.is_exporting()
 
 
@@ -72,7 +70,7 @@ class NumpyActor:
 
     @staticmethod
     def why_not(net: ActorCritic) -> str:
-        """Why this network acts by torch; empty where numpy serves it."""
+        """The reason why numpy does not serve this network; empty if it does."""
         if type(net) is not ActorCritic or type(net.body) is not SeparateBody or type(net.body.nets) is not MLP:
             return "the network is not one of separate fully connected layers"
         if type(net.head) not in (DiscreteHead, ContinuousHead):
@@ -82,7 +80,7 @@ class NumpyActor:
         return "" if vector_leaf(net.env_spec, net.body.torso) else "the network sees more than one float vector"
 
     def act(self, rows: Batch, *, greedy: bool) -> Batch | None:
-        """`action` and `logprob`; None for so many rows that torch is as fast."""
+        """`action` and `logprob`; None for more rows than `FEW_ROWS`."""
         seen = rows[self._leaf]
         if not is_few(seen) or seen.dtype != torch.float32:
             return None
@@ -99,10 +97,10 @@ class NumpyActor:
 
 
 class NumpyQ:
-    """`QNet.act` of a few rows; those that explore anyway are not scored."""
+    """`QNet.act` of a few rows. If all rows explore, the network is not run."""
 
     best: Callable[[Array, Array | None], Array | None] | None = None
-    """What finds the best action faster (`numba/dqn.py`), where there is something."""
+    """A faster way to find the best action (`numba/dqn.py`), if there is one."""
 
     def __init__(self, net: QNet) -> None:
         self._net, self._leaf = net, vector_leaf(net.env_spec, net.torso)
@@ -111,13 +109,13 @@ class NumpyQ:
 
     @staticmethod
     def why_not(net: QNet) -> str:
-        """Why this network acts by torch; empty where numpy serves it."""
+        """The reason why numpy does not serve this network; empty if it does."""
         if type(net) is not QNet or net.core is not None or type(net.head) is not MLP:
             return "the network is not one of fully connected layers"
         return "" if vector_leaf(net.env_spec, net.torso) else "the network sees more than one float vector"
 
     def act(self, rows: Batch, *, greedy: bool) -> Batch | None:
-        """`action`; None for so many rows that torch is as fast."""
+        """`action`; None for more rows than `FEW_ROWS`."""
         if not is_few(rows[self._leaf]):
             return None
         mask = rows["action_mask"].numpy() if "action_mask" in rows else None
@@ -161,12 +159,14 @@ class NumpyQ:
 
 def categorical(scores: Array, noise: Array | None) -> tuple[Array, Array]:
     """`categorical_sample` (`categorical_mode` without noise). `[N, A], [N, 1] -> [N], [N]`"""
+    # less the maximum: exp cannot overflow, and the ratio of weights stays the same
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     cdf = weights.cumsum(-1)
     total = cdf[:, -1]
     if noise is None:
         action = scores.argmax(-1)
     else:
+        # inverse of the distribution: the number of choices whose cumulated weight is below the noise
         action = (cdf <= np.minimum(noise, 1.0 - UNIFORM_MARGIN) * total[:, None]).sum(-1)
     return action, np.log(weights[_ROWS[: len(action)], action] / total)
 

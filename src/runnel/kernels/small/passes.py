@@ -1,15 +1,14 @@
-"""Passes through a perceptron in memory that is laid out once, differentiated by hand.
+"""Forward and backward passes of a perceptron, with gradients by hand and in memory that is allocated once.
 
-A learner from replay makes the same few passes at every update, so their memory can stay where it is: nothing is allocated,
-activations are still in the cache when the backward pass needs them, gradients are written straight into one flat vector,
-no graph is built, and few views are taken twice (on the host a view costs half as much as a small product).
+A learner from replay makes the same few passes at every update, so their memory is kept. Nothing is allocated, activations are
+still in the cache when the backward pass reads them, gradients go directly into one flat vector, and no graph is built. Views
+are made once, because on the CPU a view costs half as much as a small product.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,9 @@ from runnel.nets.layers import MLP
 
 
 class GradientPasses:
-    """Forward and backward passes of `mlp`. A backward pass belongs to the last forward pass, whose memory it uses.
+    """Forward and backward passes of `mlp`. A backward pass uses the activations of the last forward pass.
 
-    Weights are found at the first pass: they must have their final address by then (make the optimiser first).
+    The first pass looks up the weights, so they must have their final address by then (make the optimiser first).
     """
 
     def __init__(self, mlp: MLP) -> None:
@@ -30,7 +29,7 @@ class GradientPasses:
 
     @staticmethod
     def fit(mlp: MLP) -> bool:
-        """Whether `mlp` can be run so: hidden layers of relu or tanh, and outputs of one width."""
+        """Whether these passes can run `mlp`: hidden layers of relu or tanh, and outputs of one width."""
         return mlp.activation in ("relu", "tanh") and not mlp.heads and len(mlp.weight) > 1
 
     def forward(self, x: Tensor, *, copies: int = 0) -> Tensor:
@@ -46,14 +45,14 @@ class GradientPasses:
         return at.last if at.columns else torch.bmm(x, at.weights[-1], out=at.last).add_(at.biases[-1])
 
     def backward(self, grad: Tensor) -> Tensor:
-        """The gradient of all parameters in the order of `parameters()`, flat, from that of the output. `[S, n, O] -> [P]`
+        """The gradient of all parameters from that of the output, flat and in the order of `parameters()`. `[S, n, O] -> [P]`
 
-        That may be the gradient of the last n rows of the pass alone.
+        `grad` may be for the last n rows of the forward pass only.
         """
         back = self._at.backward(grad.shape[1])
         for i in range(len(back.after), -1, -1):
             x = back.after[i - 1] if i else self._input[:, -grad.shape[1] :]
-            if grad.shape[2] == 1:  # on the host a product that gives a column takes 4 to 7 times as long
+            if grad.shape[2] == 1:  # on the CPU a product with one column takes 4 to 7 times as long as its transpose
                 torch.bmm(grad.mT, x, out=self._to_weights[i].mT)
             else:
                 torch.bmm(x.mT, grad, out=self._to_weights[i])
@@ -63,14 +62,14 @@ class GradientPasses:
         return self._flat
 
     def to_input(self, grad: Tensor, size: int) -> Tensor:
-        """The gradient of the last `size` numbers of the input, and none of the weights. `[S, N, O] -> [N, size]`"""
+        """The gradient of the last `size` inputs, without that of the weights. `[S, N, O] -> [N, size]`"""
         back = self._at.backward(grad.shape[1])
         for i in range(len(back.after), 0, -1):
             grad = self._below(i, grad, back)
         return torch.bmm(self._at.weights[0][:, -size:], grad.mT).sum(0).mT
 
     def _below(self, i: int, grad: Tensor, back: _Backward) -> Tensor:
-        """From the gradient of what layer i gives to that of what layer i - 1 gives before its nonlinearity."""
+        """From the gradient at layer i's output before its nonlinearity to the same of layer i - 1."""
         after, below = back.after[i - 1], back.deltas[i - 1]
         (torch.mul if grad.shape[2] == 1 else torch.bmm)(grad, self._at.turned[i], out=below)
         if self._mlp.activation == "relu":
@@ -86,7 +85,7 @@ class GradientPasses:
         return self._layouts.setdefault((num_rows, copies), _Layout(weights, biases, num_rows))
 
     def _find(self) -> None:
-        """Weights `[S, I, O]` and biases `[S, 1, O]`, and memory for the gradients of both."""
+        """Look up weights `[S, I, O]` and biases `[S, 1, O]`, and make memory for their gradients."""
         parameters = [p.detach() for p in self._mlp.parameters()]
         sizes = [p.numel() for p in parameters]
         self._flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
@@ -95,8 +94,8 @@ class GradientPasses:
         self._weights, self._to_weights = ([_stacked(p) for p in kind[:num]] for kind in (parameters, grads))
         self._biases, self._to_biases = ([_stacked(p) for p in kind[num:]] for kind in (parameters, grads))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GradientPasses:
-        """A copied network makes its own passes."""
+    def __deepcopy__(self, memo: dict[int, object]) -> GradientPasses:
+        """Fresh passes: a copied network has other weights."""
         return GradientPasses(copy.deepcopy(self._mlp, memo))
 
 
@@ -108,13 +107,13 @@ class _Layout:
         *self.after, self.last = (w.new_empty(len(w), num_rows, w.shape[2]) for w in weights)
         self.hidden = list(zip(weights[:-1], biases[:-1], self.after, strict=True))
         self.columns: list[tuple[Tensor, ...]] = []
-        if self.last.shape[2] == 1 and not self.last.is_cuda:  # a third of the time of a product with one column
+        if self.last.shape[2] == 1 and not self.last.is_cuda:  # `addmv` takes a third of the time of a product with one column
             vectors = (x.flatten(1).unbind(0) for x in (weights[-1], biases[-1], self.last))
             self.columns = list(zip(self.after[-1].unbind(0), *vectors, strict=True))
         self._backward: dict[int, _Backward] = {}
 
     def backward(self, num_rows: int) -> _Backward:
-        """For a backward pass over the last `num_rows` rows."""
+        """The memory of a backward pass over the last `num_rows` rows, made at first use."""
         if num_rows not in self._backward:
             self._backward[num_rows] = _Backward([x[:, -num_rows:] for x in self.after])
         return self._backward[num_rows]

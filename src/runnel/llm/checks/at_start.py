@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Engine, SamplingConfig, generate, make_request
 from runnel.llm.model.tiny import tiny_config, tiny_model
 from runnel.llm.model.token_model import TokenModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 ROUNDING = 1e-3
 """A log-probability of a tiny model in float32 may be off by so much; what was seen is below 1e-5."""
@@ -49,7 +52,7 @@ FOREIGN = (
 _found: dict[tuple[str, str], str | None] = {}
 
 
-def check_family(config: Any, *, engine: EngineKind = "native", device: str = "cpu", model: str = "") -> None:
+def check_family(config: PretrainedConfig, *, engine: EngineKind = "native", device: str = "cpu", model: str = "") -> None:
     """Raise a `ConfigError` for a configuration of transformers whose family does not agree, once for each configuration."""
     key = (config.to_json_string(use_diff=False), engine)
     if key not in _found:
@@ -66,7 +69,7 @@ def check_folder(folder: str, *, engine: EngineKind, device: str) -> None:
     check_family(AutoConfig.from_pretrained(folder, trust_remote_code=False), engine=engine, device=device, model=folder)
 
 
-def problem(config: Any, engine: EngineKind = "native") -> str | None:
+def problem(config: PretrainedConfig, engine: EngineKind = "native") -> str | None:
     """Why a family cannot be run with an engine, and what to do; None if it can."""
     from huggingface_hub.errors import StrictDataclassError
 
@@ -97,7 +100,7 @@ def difference(found: Agreement) -> str | None:
     return None
 
 
-def _fix(tiny: Any, engine: EngineKind) -> str:
+def _fix(tiny: PretrainedConfig, engine: EngineKind) -> str:
     """The reference engine, where it agrees; else another model."""
     if engine == "native":
         try:
@@ -129,7 +132,7 @@ def _quiet() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------- real weights
 def check_engine(engine: Engine) -> None:
     """Hold an engine that runs transformers' weights in this process against the model's own forward pass."""
-    model: Any = getattr(engine, "model", None)
+    model: PreTrainedModel = getattr(engine, "model", None)
     if model is None:
         return
     _tell_slow(engine)
@@ -161,7 +164,7 @@ def check_learner(model: TokenModel) -> None:
     _check_rows(model.model, "learner", found, 64, time.monotonic())
 
 
-def _check_rows(model: Any, who: str, ask: Callable[[Tensor], Tensor], longest: int, began: float) -> None:
+def _check_rows(model: PreTrainedModel, who: str, ask: Callable[[Tensor], Tensor], longest: int, began: float) -> None:
     """Rows of a few tokens, then of more while there is time."""
     for size in (4, 16, 64):
         if size > 4 and (size > longest or time.monotonic() - began > BUDGET_S / 8):
@@ -170,12 +173,12 @@ def _check_rows(model: Any, who: str, ask: Callable[[Tensor], Tensor], longest: 
         _refuse(model, who, ask(row), own_logprobs(model, row).gather(1, row[1:, None])[:, 0])
 
 
-def _row(model: Any, size: int) -> Tensor:
+def _row(model: PreTrainedModel, size: int) -> Tensor:
     vocabulary = int(model.config.get_text_config().vocab_size)
     return torch.randint(vocabulary, (size,), generator=torch.Generator().manual_seed(2))
 
 
-def _refuse(model: Any, who: str, found: Tensor, expected: Tensor) -> None:
+def _refuse(model: PreTrainedModel, who: str, found: Tensor, expected: Tensor) -> None:
     if not bool(torch.isfinite(expected).all()):
         return  # weights that are not finite are told of where they are used
     gap, bound = float((found - expected).abs().mean()), BOUNDS[next(model.parameters()).dtype]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
@@ -17,6 +18,9 @@ from runnel.llm.engines.vllm import VllmConfig, VllmEngine
 from runnel.llm.model.causal_lm import save_model
 from runnel.llm.model.pack import packed
 from runnel.llm.model.token_model import DTYPES, Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class EngineConfig:
 
 def make_engine(
     config: EngineConfig,
-    make_model: Callable[[], Any],
+    make_model: Callable[[], PreTrainedModel],
     *,
     num_slots: int,
     max_length: int,
@@ -96,18 +100,26 @@ def make_engine(
     if config.kind == "hf":
         model = _in_precision(make_model(), config)
         return HfEngine(model, num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
-    options: dict[str, Any] = {"max_length": max_length, "eos_id": eos_id, "decode_text": decode_text}
-    options |= {"precision": config.precision, "config": config.vllm, "make_model": make_model}
+    start = partial(
+        VllmEngine,
+        num_slots=slots,
+        max_length=max_length,
+        eos_id=eos_id,
+        decode_text=decode_text,
+        precision=config.precision,
+        config=config.vllm,
+        make_model=make_model,
+    )
     if folder:
-        return VllmEngine(folder, num_slots=slots, **options)
+        return start(folder)
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:
         save_model(make_model(), made)
-        engine = VllmEngine(made, num_slots=slots, **options)
-        engine.process.wait_ready()
+        engine = start(made)
+        engine.process.wait_ready()  # vLLM reads the folder while it starts, and the folder goes at the end of this block
     return engine
 
 
-def _in_precision(model: Any, config: EngineConfig) -> Any:
+def _in_precision(model: PreTrainedModel, config: EngineConfig) -> PreTrainedModel:
     """The model with its weights in the engine's precision, packed."""
     packed(model, dtype=DTYPES[config.precision_on(model.device.type)], device=model.device)
     return model

@@ -7,7 +7,7 @@ transformers' own samplers, in the order of its `generate`: top-k, then top-p of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from runnel.llm.engines.stops import end_ids_of
 from runnel.llm.model.causal_lm import load_model_params, model_params
 from runnel.llm.model.lora import Adapters, MergedModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class HfEngine:
     """Completes tokens with a Hugging Face model's own forward pass and its own key-value cache.
@@ -36,7 +39,7 @@ class HfEngine:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
         num_slots: int,
         max_length: int,

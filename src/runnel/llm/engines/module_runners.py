@@ -1,8 +1,8 @@
-"""Engines' runners for models that the decoder does not know: their own modules, with the masks that their own code makes.
+"""Runners for models that the decoder does not know: they use the model's own modules and masks.
 
-`ModuleRunner` is for models whose past is keys and values: rows of any length run side by side, aligned at their newest token,
-as transformers pads a batch for generation. `RowRunner` is for models that keep something else (the states of Mamba,
-convolutions, an index of keys): each row has transformers' own cache and passes alone.
+`ModuleRunner` is for models that keep only keys and values of the past. Rows of any length run side by side, aligned at their
+newest token, as transformers pads a batch for generation. `RowRunner` is for models that keep something else (states of Mamba,
+convolutions, an index of keys). Each row has a cache of transformers and runs alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,41 +28,44 @@ from runnel.llm.engines.runners import PromptChunk
 from runnel.llm.model.causal_lm import body_of, hidden_states, output_head
 from runnel.llm.model.lora import Adapters, MergedModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def keeps_keys_alone(model: Any) -> bool:
-    """Whether the past of `model` is keys and values in every layer, and nothing else."""
+
+def keeps_keys_alone(model: PreTrainedModel) -> bool:
+    """Whether `model` keeps only keys and values of the past, in every layer."""
     if cache_argument(model) != "past_key_values":
         return False
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in new_cache(model).layers)
 
 
-def new_cache(model: Any) -> Any:
+def new_cache(model: PreTrainedModel) -> DynamicCache:
     """An empty cache as transformers makes it for `model`."""
     return DynamicCache(config=model.config)
 
 
-def _arguments(model: Any) -> Mapping[str, Any]:
+def _arguments(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(body_of(model).forward).parameters
 
 
 @dataclass
 class _Pass:
-    """Which tokens the pass at hand is about; all layers read it."""
+    """The tokens of the current pass; all layers read it."""
 
     num_slots: int
     max_length: int
     rows: slice | Tensor = field(default_factory=lambda: slice(0, 0))
-    """The one slot of a piece, or the slots of all rows that decode `[n]`."""
+    """The slot of a prompt chunk, or the slots of all rows that decode `[n]`."""
     past: int = 0
     """Columns before the new tokens."""
     columns: Tensor | None = None
-    """Where the columns that attention sees lie in each slot `[n, L]`, if rows are of different lengths."""
+    """Positions in each slot that attention reads `[n, L]`; None while one prompt chunk is processed."""
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer in all slots, `[slots, kv_heads, length, head_dim]` each.
 
-    Everything is kept, also where the layer has a window: the model's own mask decides what is seen.
+    All positions are kept even if the layer has a window: the model's own mask hides those outside of it.
     """
 
     is_sliding = False
@@ -77,21 +80,21 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.values = value_states.new_zeros((*size, value_states.shape[3]))
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store `[rows, kv_heads, q, head_dim]` and give back everything that attention may look at."""
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Store `[rows, kv_heads, q, head_dim]` and return everything that attention may read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return self._put(self.keys, key_states), self._put(self.values, value_states)
 
-    def _put(self, held: Any, new: Tensor) -> Tensor:
+    def _put(self, held: Tensor, new: Tensor) -> Tensor:
         now = self._now
         if now.columns is None:
             end = now.past + new.shape[2]
             held[now.rows, :, now.past : end] = new
-            return held[now.rows, :, :end].contiguous()  # type: ignore[no-any-return]
+            return held[now.rows, :, :end].contiguous()
         held[now.rows, :, now.columns[:, -1]] = new.squeeze(2)
         heads = torch.arange(held.shape[1], device=held.device)[:, None]
-        return held[now.rows[:, None, None], heads, now.columns.clamp(min=0)[:, None]]  # type: ignore[index, no-any-return]
+        return held[now.rows[:, None, None], heads, now.columns.clamp(min=0)[:, None]]  # type: ignore[index]
 
     def get_seq_length(self) -> int:
         return self._now.past
@@ -104,7 +107,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class _SlotCache(Cache):  # type: ignore[misc]
-    """What transformers' modules and masks ask for the past of the rows that `now` names."""
+    """The past of the rows that `now` names, in the form that transformers' modules and masks read."""
 
     def __init__(self, now: _Pass, num_layers: int) -> None:
         super().__init__(layers=[_SlotLayer(now) for _ in range(num_layers)])
@@ -115,7 +118,7 @@ class ModuleRunner:
 
     records, batches = False, True
 
-    def __init__(self, model: Any, *, num_slots: int, max_length: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
         self.model = model
         self._merged = MergedModel(model)
         self._head = output_head(model)
@@ -129,14 +132,14 @@ class ModuleRunner:
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
-        return torch.cat([self._prefill(piece) for piece in pieces])
+    def prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
+        return torch.cat([self._prefill(chunk) for chunk in chunks])
 
-    def _prefill(self, piece: PromptChunk) -> Tensor:
-        end = piece.start + len(piece.tokens)
-        self._now.rows, self._now.past, self._now.columns = slice(piece.slot, piece.slot + 1), piece.start, None
+    def _prefill(self, chunk: PromptChunk) -> Tensor:
+        end = chunk.start + len(chunk.tokens)
+        self._now.rows, self._now.past, self._now.columns = slice(chunk.slot, chunk.slot + 1), chunk.start, None
         steps = torch.arange(end, device=self._device)[None]
-        return self._forward(piece.tokens[None], steps[:, piece.start :], torch.ones_like(steps))[:, -1]
+        return self._forward(chunk.tokens[None], steps[:, chunk.start :], torch.ones_like(steps))[:, -1]
 
     def states(self, tokens: Tensor) -> Tensor:
         return hidden_states(self.model, tokens[None].to(self._device))[0]
@@ -161,8 +164,8 @@ class ModuleRunner:
         return self.logits(self.decode(tokens, positions, longest))
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        for part in (x for layer in self._cache.layers if layer.is_initialized for x in (layer.keys, layer.values)):
-            part[list(targets), :, :length] = part[list(sources), :, :length]
+        for held in (x for layer in self._cache.layers if layer.is_initialized for x in (layer.keys, layer.values)):
+            held[list(targets), :, :length] = held[list(sources), :, :length]
 
     def refresh(self) -> None:
         """Modules read their own parameters."""
@@ -187,27 +190,27 @@ class ModuleRunner:
 
 
 class RowRunner:
-    """Runs a model that keeps more of the past than keys and values: one row at a time, each with transformers' own cache.
+    """Runs a model that keeps more of the past than keys and values: one row at a time, each with a cache of transformers.
 
-    Such a cache can't be cut back or filled in parts, so a prompt that comes in pieces is put in anew with each piece, and a
-    row decodes only if its newest token is the next one.
+    Such a cache cannot be cut back or filled in chunks. A prompt that arrives in chunks is therefore computed from its start
+    with each chunk, and a row decodes only if its newest token is the next one.
     """
 
     records, batches = False, False
 
-    def __init__(self, model: Any, *, num_slots: int, max_length: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
         self.model = model
         self._merged = MergedModel(model)
         self._head = output_head(model)
         self._rows = [RowCache(model) for _ in range(num_slots)]
 
-    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
-        return torch.cat([self._prefill(piece) for piece in pieces])
+    def prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
+        return torch.cat([self._prefill(chunk) for chunk in chunks])
 
-    def _prefill(self, piece: PromptChunk) -> Tensor:
-        before = self._rows[piece.slot].tokens[: piece.start]
-        row = self._rows[piece.slot] = RowCache(self.model)
-        return row.hidden([*before, *piece.tokens.tolist()])
+    def _prefill(self, chunk: PromptChunk) -> Tensor:
+        before = self._rows[chunk.slot].tokens[: chunk.start]
+        row = self._rows[chunk.slot] = RowCache(self.model)
+        return row.hidden([*before, *chunk.tokens.tolist()])
 
     def states(self, tokens: Tensor) -> Tensor:
         return hidden_states(self.model, tokens[None].to(next(self.model.parameters()).device))[0]

@@ -1,14 +1,14 @@
-"""The native engine: continuous batching in this process, beside the learner or in a worker of its own.
+"""The native engine: continuous batching in this process, together with the learner or in a worker of its own.
 
-Consumes requests (`requests.py`), produces completions with each token's log-probability and policy version. It waits for
-requests, and while paused for `resume`; a request for an exact version waits for that version.
+It consumes requests (`requests.py`) and produces completions with the log-probability and policy version of each token. It
+waits for requests, and while paused for `resume`; a request for an exact version waits for that version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -37,16 +37,19 @@ from runnel.llm.model.logprobs import draw_within
 from runnel.llm.model.lora import SCALE, Adapters
 from runnel.llm.model.pack import pack
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @dataclass(eq=False)
 class Prompt:
-    """Tokens on their way into the cache for one or more rows; the first row's slot holds them."""
+    """Tokens that are being put into the cache for one or more rows, in the slot of the first row."""
 
     tokens: Tensor
     rows: list[Running]
     filled: int = 0
     resumed: bool = False
-    """The rows go on after this: they have tokens already."""
+    """Whether the rows have generated tokens already and continue (after a change of weights)."""
 
     @property
     def room(self) -> int:
@@ -56,22 +59,22 @@ class Prompt:
 class NativeEngine:
     """Decodes token by token behind `submit` and `step`.
 
-    A step decodes in every running row, `window` tokens in one go where there is an accelerator; then it admits waiting
-    requests into free rows and puts at most `prefill_tokens` tokens of their prompts into the cache. Requests with the same
-    prompt share that work. Each request draws from its own random stream (Philox, keyed by its seed; one uniform a token,
-    inverse cumulative distribution), so its random numbers do not depend on its neighbours; its logits do by rounding, since
-    products of other shapes are summed in other orders. With `fixed_shapes` every product has the same shape whoever runs
-    beside it.
+    A step decodes one token in every running row (up to `window` tokens on a GPU). Then it admits waiting requests to free rows
+    and puts at most `prefill_tokens` tokens of their prompts into the cache. Requests with the same prompt share that work.
 
-    New parameters are used from the next step on: running rows keep their keys and values (`on_update="keep"`), or compute
-    them again (`"recompute"`). Beside a learner that publishes its own tensors nothing is copied.
+    Each request draws from its own random stream (Philox with its seed as the key, one uniform number for each token, inverse
+    cumulative distribution), so its random numbers do not depend on other rows. Its logits depend on them by rounding, because
+    products of different shapes sum in different orders. With `fixed_shapes`, the shapes of all products are always the same.
+
+    New parameters are used from the next step on. Running rows keep their keys and values (`on_update="keep"`), or compute
+    them again (`"recompute"`). In the process of a learner that publishes its own tensors, nothing is copied.
     """
 
     immediate = False
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
         num_slots: int,
         max_length: int,
@@ -90,11 +93,11 @@ class NativeEngine:
         self._prefill_tokens, self._on_update, self._fixed = prefill_tokens, on_update, fixed_shapes
         self._runner = make_runner(self.model, num_slots=num_slots, max_length=max_length)
         self.batches = self._runner.batches
-        """Whether rows run side by side; else one after the other."""
+        """Whether rows run side by side, or one after the other."""
         self._device = model.get_output_embeddings().weight.device
         self._window = window if self._device.type == "cuda" else 1
         self._admit_from = max(1, num_slots // 8) if self._device.type == "cuda" else 1
-        """Free rows for which it is worth putting prompts into the cache, where that costs many small launches."""
+        """The fewest free rows for which prompts are admitted: on a GPU each prefill costs many small launches."""
         self._rows = SlotRows(num_slots, max_length, device=self._device)
         self._index = torch.arange(num_slots, device=self._device)
         self._captured = CudaGraphed(self._decode_rows, name="a decode step")
@@ -116,7 +119,7 @@ class NativeEngine:
         return len(self._waiting) + len(self._running)
 
     def abort(self, ids: Sequence[int]) -> None:
-        """Forget these requests; their rows are free at once."""
+        """Drop these requests; their rows are free at once."""
         gone = set(ids)
         self._waiting = [r for r in self._waiting if r.id not in gone]
         self._free([r for r in self._running if r.request.id in gone])
@@ -129,7 +132,7 @@ class NativeEngine:
         self.paused = False
 
     def so_far(self, id: int) -> list[int]:
-        """The tokens that request `id` has got until now."""
+        """The tokens that request `id` has so far."""
         found = [r for r in self._running if r.request.id == id]
         return self._rows.tokens[found[0].row, : found[0].made].tolist() if found else []
 
@@ -154,7 +157,7 @@ class NativeEngine:
             return replies + self._fill()
 
     def _decode(self) -> list[Reply]:
-        """Some more tokens for every row whose prompt is in the cache."""
+        """Decode in every row whose prompt is in the cache."""
         filling = {id(row) for prompt in self._filling for row in prompt.rows}
         going = [r for r in self._running if id(r) not in filling]
         if not going:
@@ -171,7 +174,7 @@ class NativeEngine:
         return self._collect(going)
 
     def _decode_rows(self, index: Tensor, n: int, longest: int, limited: bool) -> None:
-        """One token in each of the rows `0 ... n - 1`; those that are not active change nothing that is read later."""
+        """Decode one token in each of the rows `0 ... n - 1`. Inactive rows among them write only what is never read."""
         self._draw(self._runner.next_logits(self._rows.last[:n], self._rows.position[:n], longest), index[:n], limited)
 
     def _draw(self, logits: Tensor, rows: Tensor, limited: bool) -> None:
@@ -181,11 +184,11 @@ class NativeEngine:
             return
         heat, uniform = s.heat[rows], s.uniform(rows)
         allowed = logits if self.hook is None else self.hook(logits, [self._running[i].request for i in rows.tolist()])
-        limits = {"top_k": s.top_k[rows], "top_p": s.top_p[rows], "min_p": s.min_p[rows]}
-        s.record(rows, *draw_within(logits, allowed, heat=heat, uniform=uniform, **limits))
+        top_k, top_p, min_p = s.top_k[rows], s.top_p[rows], s.min_p[rows]
+        s.record(rows, *draw_within(logits, allowed, heat=heat, uniform=uniform, top_k=top_k, top_p=top_p, min_p=min_p))
 
     def _num_rows(self, n: int) -> int:
-        """Rows that are computed: the running ones, rounded up where a graph is recorded for each number of them."""
+        """Number of rows to compute: the running ones, rounded up where each number needs a CUDA graph of its own."""
         if self._fixed:
             return self.num_slots
         if not self._runner.records or self.hook is not None:
@@ -195,14 +198,14 @@ class NativeEngine:
 
     # -------------------------------------------------------------------------------------------------------- prompts
     def _admit(self) -> None:
-        """Give free rows to waiting requests, oldest first; one for an exact version waits until that is loaded."""
+        """Give free rows to waiting requests, oldest first. A request for an exact version waits until it is loaded."""
         free = self.num_slots - len(self._running)
         ready = [r for r in self._waiting if r.version in (-1, self.version)]
         if not ready or free < min(len(ready), self._admit_from):
             return
         ready = ready[:free]
-        taken = {id(r) for r in ready}
-        self._waiting = [r for r in self._waiting if id(r) not in taken]
+        admitted = {id(r) for r in ready}
+        self._waiting = [r for r in self._waiting if id(r) not in admitted]
         joined: dict[bytes, Prompt] = {}
         fresh = [Running.of(r, end_ids=self.end_ids) for r in ready]
         for row in fresh:
@@ -218,34 +221,34 @@ class NativeEngine:
         self._filling += joined.values()
 
     def _fill(self) -> list[Reply]:
-        """Put a bounded number of prompt tokens into the cache; rows whose prompt is complete get their first token."""
-        pieces: list[tuple[Prompt, PromptChunk]] = []
+        """Put at most `prefill_tokens` prompt tokens into the cache; rows whose prompt is complete get their first token."""
+        chunks: list[tuple[Prompt, PromptChunk]] = []
         budget = self._prefill_tokens
         for prompt in self._filling:
-            take = min(prompt.room, budget)
-            if self._fixed and take < min(prompt.room, self._prefill_tokens):
-                break  # where a prompt is cut depends on itself alone
-            if take <= 0:
+            size = min(prompt.room, budget)
+            if self._fixed and size < min(prompt.room, self._prefill_tokens):
+                break  # a cut must depend on this prompt alone, not on the budget that others left
+            if size <= 0:
                 break
-            tokens = prompt.tokens[prompt.filled : prompt.filled + take]
-            pieces.append((prompt, PromptChunk(prompt.rows[0].row, tokens, prompt.filled)))
-            budget -= take
-        if not pieces:
+            tokens = prompt.tokens[prompt.filled : prompt.filled + size]
+            chunks.append((prompt, PromptChunk(prompt.rows[0].row, tokens, prompt.filled)))
+            budget -= size
+        if not chunks:
             return []
-        hidden = self._prefill([piece for _, piece in pieces])
-        for prompt, piece in pieces:
-            prompt.filled += len(piece.tokens)
-        done = [(i, prompt) for i, (prompt, _) in enumerate(pieces) if not prompt.room]
+        hidden = self._prefill([chunk for _, chunk in chunks])
+        for prompt, chunk in chunks:
+            prompt.filled += len(chunk.tokens)
+        done = [(i, prompt) for i, (prompt, _) in enumerate(chunks) if not prompt.room]
         self._filling = [p for p in self._filling if p.room]
         return self._begin(hidden, done) if done else []
 
-    def _prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
+    def _prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
         if self._fixed:
-            return torch.cat([self._runner.prefill([piece]) for piece in pieces])
-        return self._runner.prefill(pieces)
+            return torch.cat([self._runner.prefill([chunk]) for chunk in chunks])
+        return self._runner.prefill(chunks)
 
     def _begin(self, hidden: Tensor, done: Sequence[tuple[int, Prompt]]) -> list[Reply]:
-        """Rows of complete prompts start: their first tokens, unless they go on from earlier ones."""
+        """Start the rows of complete prompts and draw their first tokens; resumed rows have tokens already."""
         shared = [(prompt.rows[0].row, r.row) for _, prompt in done for r in prompt.rows[1:]]
         if shared:
             sources, targets = zip(*shared, strict=True)
@@ -262,7 +265,7 @@ class NativeEngine:
 
     # ------------------------------------------------------------------------------------------------------- replies
     def _collect(self, rows: Sequence[Running]) -> list[Reply]:
-        """Look at what `rows` made; the replies of those that have ended, whose places become free."""
+        """Read the results of `rows` from the device; return the replies of those that have ended and free them."""
         if self._window == 1 and len(rows) == len(self._running) and self._all_go_on(rows):
             return []
         seen = self._rows.seen(len(self._running)).tolist()
@@ -284,7 +287,7 @@ class NativeEngine:
         return replies
 
     def _all_go_on(self, rows: Sequence[Running]) -> bool:
-        """Whether nothing happened but one token for each of `rows`, all that there are: most steps on the host."""
+        """Whether all running rows got one token and none ended. It is checked first because most steps on the CPU are so."""
         if any(row.sampling.stop for row in rows) or not self._rows.quiet(len(rows)):
             return False
         for row in rows:
@@ -293,7 +296,7 @@ class NativeEngine:
         return True
 
     def _stopped_by_text(self, row: Running, before: int) -> bool:
-        """Cut a row behind the first token that completes one of its stop texts."""
+        """Cut a row behind the first token that completes one of its stop texts; whether there was one."""
         assert self._decode_text is not None
         tokens = self._rows.tokens[row.row, : row.made].tolist()
         for end in range(before + 1, row.made + 1):
@@ -319,7 +322,7 @@ class NativeEngine:
         return replies
 
     def _free(self, rows: Sequence[Running]) -> None:
-        """Remove rows; running ones from the end move into the holes, so that what runs is always `0 ... n - 1`."""
+        """Remove rows. Running rows from the end move into the gaps, so that running rows are always `0 ... n - 1`."""
         gone = {r.row for r in rows}
         left = len(self._running) - len(gone)
         holes = sorted(i for i in gone if i < left)
@@ -337,7 +340,7 @@ class NativeEngine:
             self._rows.active[left:] = 0
 
     def _leave(self, rows: Sequence[Running]) -> None:
-        """Take rows out of prompts that are still on their way; another row of the prompt holds it then."""
+        """Take rows out of unfinished prompts. The slot of another row of the prompt then holds its tokens."""
         gone = {id(r) for r in rows}
         for prompt in self._filling:
             rest = [r for r in prompt.rows if id(r) not in gone]
@@ -349,7 +352,7 @@ class NativeEngine:
     # ----------------------------------------------------------------------------------------------------- parameters
     @torch.no_grad()
     def load_params(self, params: ParamSet) -> None:
-        """Use `params` from the next `step` on. One that asked for an exact version must have ended before."""
+        """Use `params` from the next `step` on. Requests for an exact version must have ended before."""
         held = [r.request.id for r in self._running if r.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
@@ -366,24 +369,24 @@ class NativeEngine:
             self._recompute()
 
     def _same_kind(self, params: ParamSet) -> bool:
-        """Whether the learner's tensors can be used as they are: this engine's precision, on its device."""
+        """Whether the learner's tensors have this engine's precision and device, so that they can be used in place."""
         own, given = next(iter(self.model.parameters())), next(iter(params.params.values()))
         return (given.dtype, given.device) == (own.dtype, own.device)
 
     def _load(self, plain: Mapping[str, Tensor], *, bind: bool) -> None:
-        """The plain weights of a version; one of adapters alone has none, and stands beside those that the model was built
-        with."""
+        """Load the plain weights of a version. (A version that has only adapters uses the weights that the model was built
+        with.)"""
         if not isinstance(self._runner, DecoderRunner):
-            self._runner.adapt(None, bind=False)  # adapters are merged there: first take the old ones out
+            self._runner.adapt(None, bind=False)  # adapters are merged into the weights there, so the old ones go first
         if bind:
             self._bind(plain)
         else:
             self._copy(plain)
 
     def _copy(self, params: Mapping[str, Tensor]) -> None:
-        """Take the values over into memory of its own."""
+        """Copy the values into memory of its own."""
         if self._bound:
-            pack(self.model)  # what it has now is the learner's
+            pack(self.model)  # the memory that it has now is the learner's
         load_model_params(self.model, params, bind=False)
         if self._bound:
             self._moved()
@@ -399,7 +402,7 @@ class NativeEngine:
         self._bound = self._moved()
 
     def _moved(self) -> bool:
-        """The model's parameters lie elsewhere; False if they had to be copied to lie as the decoder needs them."""
+        """Update what holds addresses of parameters. False if they had to be copied to the layout that the decoder needs."""
         kept = not isinstance(self._runner, DecoderRunner) or self._runner.decoder.is_packed()
         if not kept:
             pack(self.model)
@@ -408,7 +411,7 @@ class NativeEngine:
         return kept
 
     def _recompute(self) -> None:
-        """Running rows put their tokens into the cache anew, under the parameters of now."""
+        """Put the tokens of running rows into the cache again, under the current parameters."""
         waiting = {id(r) for p in self._filling for r in p.rows}
         for prompt in self._filling:
             prompt.filled = 0
@@ -420,7 +423,7 @@ class NativeEngine:
 
     # ---------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
-        """Requests, what was made of them, and the keys and values in use. Parameters come back with `load_params`."""
+        """Requests, their tokens so far, and the keys and values in use. Parameters come with `load_params`."""
         longest = max((r.length for r in self._running), default=0)
         where = {id(r): i for i, r in enumerate(self._running)}
         return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.state import State
 from runnel.llm.model.causal_lm import num_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Decode = Callable[[Sequence[int]], str]
 """Tokens to text: needed for stop texts alone."""
@@ -161,7 +164,7 @@ class Engine(Inferencer, Protocol):
         ...
 
 
-def check_sizes(model: Any, *, num_slots: int, max_length: int) -> None:
+def check_sizes(model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
     """Raise a `ConfigError` for an engine that `model` cannot serve."""
     limit = num_positions(model.config)
     if limit is not None and max_length > limit:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from runnel.core.state import State
 from runnel.llm.model.causal_lm import body_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAMES = ("past_key_values", "cache_params")
 """What families call the argument that takes a cache."""
@@ -22,7 +25,7 @@ UNCACHED = ("bamba", "git", "minimax", "nemotron_h", "recurrent_gemma", "zamba2"
 state elsewhere. A row of theirs runs whole again for each token."""
 
 
-def cache_argument(model: Any) -> str | None:
+def cache_argument(model: PreTrainedModel) -> str | None:
     """The argument by which the body of `model` takes transformers' cache; None where it has none that can be used."""
     if model.config.model_type in UNCACHED:
         return None
@@ -33,14 +36,14 @@ def cache_argument(model: Any) -> str | None:
 class RowCache:
     """A row of tokens and what `model` keeps of it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         from transformers import DynamicCache
 
         self.tokens: list[int] = []
         self._model, self._name = model, cache_argument(model)
         self._cache = DynamicCache(config=model.config)
 
-    def run(self, module: Any, tokens: Sequence[int]) -> Any:
+    def run(self, module: PreTrainedModel, tokens: Sequence[int]) -> Any:
         """What `module`, the model or its body, gives for the next `tokens`."""
         device = next(self._model.parameters()).device
         self.tokens += tokens
@@ -65,7 +68,7 @@ class RowCache:
         return {"tokens": list(self.tokens), "layers": [_held(vars(layer)) for layer in self._cache.layers]}
 
     @classmethod
-    def of(cls, model: Any, state: State) -> Self:
+    def of(cls, model: PreTrainedModel, state: State) -> Self:
         row = cls(model)
         row.tokens = list(state["tokens"])
         like = next(model.parameters())

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -26,10 +26,13 @@ from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.decoder import Decoder
 from runnel.llm.model.lora import Adapters
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 STEP_WEIGHTS = 1 << 22
 """Weights of all layers up to which the host decodes in one loop: then they stay in a processor's cache."""
 SPARE_BLOCKS = 64
-"""Blocks beside those of full size: every piece may end in one that is not full."""
+"""Extra entries in the table of blocks: each chunk may end in a block that is not full."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +45,19 @@ class PromptChunk:
 
 
 class Runner(Protocol):
-    """Hidden states of tokens whose past lies in slots."""
+    """Computes hidden states of tokens whose past is in the slots of a cache."""
 
     records: bool
-    """Whether `decode` may be recorded in a CUDA graph."""
+    """Whether `decode` may be captured in a CUDA graph."""
     batches: bool
     """Whether rows run side by side."""
 
-    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
-        """Put the pieces into the cache; the hidden state behind each piece's last token. `-> [pieces, width]`"""
+    def prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
+        """Put the chunks into the cache; return the hidden state of each chunk's last token. `-> [chunks, width]`"""
         ...
 
     def states(self, tokens: Tensor) -> Tensor:
-        """Hidden states of a row beside those in slots, which stay as they are; at least one token shorter than a slot.
-        `[n] -> [n, width]`"""
+        """Hidden states of a row that has no slot, and is shorter than one; the slots do not change. `[n] -> [n, width]`"""
         ...
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
@@ -71,16 +73,16 @@ class Runner(Protocol):
         ...
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """The first `length` positions of slots `sources` into slots `targets`."""
+        """Copy the first `length` positions of slots `sources` to slots `targets`."""
         ...
 
     def refresh(self) -> None:
-        """The model's parameters lie elsewhere now."""
+        """The addresses of the model's parameters have changed."""
         ...
 
     def adapt(self, adapters: Adapters | None, *, bind: bool) -> bool:
-        """Put adapters beside the weights (None: take them away), and with `bind` read the very tensors from now on; whether
-        what was recorded is of no use any more."""
+        """Use these adapters (None removes all); with `bind`, use their memory. Returns whether captured graphs have become
+        invalid."""
         ...
 
     def snapshot(self, num_slots: int, length: int) -> State: ...
@@ -88,7 +90,7 @@ class Runner(Protocol):
     def restore(self, state: State) -> None: ...
 
 
-def make_runner(model: Any, *, num_slots: int, max_length: int) -> Runner:
+def make_runner(model: PreTrainedModel, *, num_slots: int, max_length: int) -> Runner:
     """The fastest runner that knows `model`."""
     decoder = Decoder.of(model)
     if decoder is not None:
@@ -116,57 +118,59 @@ class DecoderRunner:
         self._rows = torch.arange(num_slots, device=self.cache.device)
         self._spare, self._max_length = num_slots, max_length
         self._stages: dict[int, tuple[Tensor, Tensor]] = {}
-        self._recorded = CudaGraphed(self._prefill_blocks, name="a prefill")
+        self._graphed = CudaGraphed(self._prefill_blocks, name="a prefill")
         self._step: Any = None
         self._adapters: Adapters | None = None
-        """Adapters in memory of its own."""
+        """Adapters in this runner's own memory."""
 
     # ---------------------------------------------------------------------------------------------------------- prefill
-    def prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
-        hidden = self._prefill_recorded(pieces) if self.records else self._prefill(pieces)
-        return hidden[torch.tensor(list(accumulate(len(p.tokens) for p in pieces)), device=hidden.device) - 1]
+    def prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
+        hidden = self._prefill_graphed(chunks) if self.records else self._prefill(chunks)
+        return hidden[torch.tensor(list(accumulate(len(p.tokens) for p in chunks)), device=hidden.device) - 1]
 
     def states(self, tokens: Tensor) -> Tensor:
-        pieces = [PromptChunk(self._spare, tokens, 0)]
-        return (self._prefill_recorded(pieces) if self.records else self._prefill(pieces))[: len(tokens)]
+        chunks = [PromptChunk(self._spare, tokens, 0)]
+        return (self._prefill_graphed(chunks) if self.records else self._prefill(chunks))[: len(tokens)]
 
-    def _prefill(self, pieces: Sequence[PromptChunk]) -> Tensor:
-        """Hidden states behind all tokens of the pieces. `-> [N, width]`"""
+    def _prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
+        """Hidden states behind all tokens of the chunks. `-> [N, width]`"""
         device = self.cache.device
-        packed = PackedRows([len(p.tokens) for p in pieces], device=device)
-        tokens = torch.cat([p.tokens for p in pieces]).to(device)
-        slots = torch.tensor([p.slot for p in pieces], device=device)[packed.rows]
-        positions = packed.positions + torch.tensor([p.start for p in pieces], device=device)[packed.rows]
+        packed = PackedRows([len(p.tokens) for p in chunks], device=device)
+        tokens = torch.cat([p.tokens for p in chunks]).to(device)
+        slots = torch.tensor([p.slot for p in chunks], device=device)[packed.rows]
+        positions = packed.positions + torch.tensor([p.start for p in chunks], device=device)[packed.rows]
 
         def attend(layer: int, turned: Tensor, value: Tensor) -> Tensor:
             keys, values = self.cache[layer].unbind(0)
             keys[slots, :, positions] = turned[:, self.decoder.heads :]
             values[slots, :, positions] = value
-            return self._attend_pieces(turned, keys, values, pieces)
+            return self._attend_chunks(turned, keys, values, chunks)
 
         return self.decoder(tokens, positions, attend)
 
-    def _prefill_recorded(self, pieces: Sequence[PromptChunk]) -> Tensor:
-        """In shapes of a few sizes, so that the host launches one graph: what is left over goes to the end of the spare slot.
-        `-> [N or more, width]`"""
-        sizes = [len(p.tokens) for p in pieces]
-        blocks = [b for p, first in zip(pieces, accumulate(sizes, initial=0), strict=False) for b in _blocks(p, first)]
+    def _prefill_graphed(self, chunks: Sequence[PromptChunk]) -> Tensor:
+        """`_prefill` in a few fixed sizes, so that the host launches one graph. `-> [N or more, width]`
+
+        Padding tokens are written to the last position of the spare slot, which no row reads.
+        """
+        sizes = [len(p.tokens) for p in chunks]
+        blocks = [b for p, first in zip(chunks, accumulate(sizes, initial=0), strict=False) for b in _blocks(p, first)]
         size = _bucket(max(sum(sizes), (len(blocks) - SPARE_BLOCKS) * cache_kernels.PREFILL_BLOCK))
         flat = np.zeros((3, size), dtype=np.int64)
-        flat[0, : sum(sizes)] = torch.cat([p.tokens for p in pieces]).numpy()
+        flat[0, : sum(sizes)] = torch.cat([p.tokens for p in chunks]).numpy()
         flat[1], flat[2] = self._spare, self._max_length - 1
-        for piece, first in zip(pieces, accumulate(sizes, initial=0), strict=False):
-            part = slice(first, first + len(piece.tokens))
-            flat[1, part], flat[2, part] = piece.slot, np.arange(piece.start, piece.start + len(piece.tokens))
+        for chunk, first in zip(chunks, accumulate(sizes, initial=0), strict=False):
+            part = slice(first, first + len(chunk.tokens))
+            flat[1, part], flat[2, part] = chunk.slot, np.arange(chunk.start, chunk.start + len(chunk.tokens))
         table = np.zeros((size // cache_kernels.PREFILL_BLOCK + SPARE_BLOCKS, 4), dtype=np.int64)
         table[: len(blocks)] = blocks
         stage = self._stage(size, table.shape[0])
         stage[0].copy_(torch.from_numpy(flat))
         stage[1].copy_(torch.from_numpy(table))
-        return self._recorded(*stage)
+        return self._graphed(*stage)
 
     def _stage(self, size: int, num_blocks: int) -> tuple[Tensor, Tensor]:
-        """Fixed memory from which a prefill of `size` tokens reads: tokens, slots, positions `[3, N]`, blocks `[b, 4]`."""
+        """Fixed memory that a prefill of `size` tokens reads: tokens, slots, positions `[3, N]`, blocks `[b, 4]`."""
         if size not in self._stages:
             device = self.cache.device
             flat = torch.zeros((3, size), dtype=torch.int64, device=device)
@@ -185,16 +189,16 @@ class DecoderRunner:
 
         return self.decoder(tokens, positions, attend)
 
-    def _attend_pieces(self, turned: Tensor, keys: Tensor, values: Tensor, pieces: Sequence[PromptChunk]) -> Tensor:
+    def _attend_chunks(self, turned: Tensor, keys: Tensor, values: Tensor, chunks: Sequence[PromptChunk]) -> Tensor:
         heads, out, first = self.decoder.heads, [], 0
-        for piece in pieces:
-            size, end = len(piece.tokens), piece.start + len(piece.tokens)
+        for chunk in chunks:
+            size, end = len(chunk.tokens), chunk.start + len(chunk.tokens)
             q = turned[first : first + size, :heads].transpose(0, 1)[None]
-            k, v = keys[piece.slot : piece.slot + 1, :, :end], values[piece.slot : piece.slot + 1, :, :end]
+            k, v = keys[chunk.slot : chunk.slot + 1, :, :end], values[chunk.slot : chunk.slot + 1, :, :end]
             mask = None
-            if piece.start:
+            if chunk.start:
                 steps = torch.arange(end, device=k.device)
-                mask = steps[None] <= steps[piece.start :, None]
+                mask = steps[None] <= steps[chunk.start :, None]
             seen = scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.decoder.scale, enable_gqa=True
             )
@@ -226,8 +230,8 @@ class DecoderRunner:
         )
 
     def _whole_step(self) -> Any:
-        """All layers as one compiled loop (`DecodeStep`), for a small model; else None. The loop knows plain weights: with
-        adapters the decoder goes layer by layer, by the code that the learner differentiates."""
+        """All layers in one compiled loop (`DecodeStep`) for a small model, else None. The loop supports plain weights only;
+        with adapters, the decoder runs layer by layer in the code that the learner differentiates."""
         d = self.decoder
         if d.adapters:
             return None
@@ -251,7 +255,7 @@ class DecoderRunner:
     def _attend(
         self, layer: int, turned: Tensor, value: Tensor, positions: Tensor, mask: Tensor, n: int, longest: int
     ) -> Tensor:
-        """The queries of a key-value head are the rows of one small matrix: keys are not repeated."""
+        """Attention in torch. Queries of one key-value head form the rows of a small matrix, so that keys are not repeated."""
         d = self.decoder
         keys, values = self.cache[layer].unbind(0)
         rows = self._rows[:n]
@@ -270,7 +274,7 @@ class DecoderRunner:
     def refresh(self) -> None:
         self.decoder.refresh()
         self.decoder.join_adapters()
-        self._recorded.forget()
+        self._graphed.forget()
         self._step = None
 
     def adapt(self, adapters: Adapters | None, *, bind: bool) -> bool:
@@ -286,14 +290,14 @@ class DecoderRunner:
             self._adapters = None
         elif adapters is not None:
             if self._adapters is not None and self._adapters.has_names_of(adapters):
-                self._adapters.take(adapters)  # in place: recorded work goes on
+                self._adapters.copy_from(adapters)  # in place, so captured graphs stay valid
                 self.decoder.renew_adapters()
                 return False
             weight = self.decoder.embed.value
             self._adapters = adapters = adapters.own(dtype=weight.dtype, device=weight.device)
         self.decoder.adapt({} if adapters is None else adapters.tensors, 1.0 if adapters is None else adapters.scale)
         self.decoder.join_adapters()
-        self._recorded.forget()
+        self._graphed.forget()
         self._step = None
         return True
 
@@ -305,10 +309,10 @@ class DecoderRunner:
         self.cache[:, :, : kept.shape[2], :, : kept.shape[4]] = kept.to(self.cache.device)
 
 
-def _blocks(piece: PromptChunk, first: int) -> list[list[int]]:
-    """What `prefill_attention` reads of a piece whose tokens start at `first`: first token, size, slot, position of blocks."""
-    most, size = cache_kernels.PREFILL_BLOCK, len(piece.tokens)
-    return [[first + i, min(most, size - i), piece.slot, piece.start + i] for i in range(0, size, most)]
+def _blocks(chunk: PromptChunk, first: int) -> list[list[int]]:
+    """The blocks of a chunk whose tokens start at `first`, for `prefill_attention`: first token, size, slot, position."""
+    most, size = cache_kernels.PREFILL_BLOCK, len(chunk.tokens)
+    return [[first + i, min(most, size - i), chunk.slot, chunk.start + i] for i in range(0, size, most)]
 
 
 def _bucket(size: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from runnel.llm.engines.vllm_process import VllmProcess
 from runnel.llm.engines.vllm_server import NOT_FINITE, Message
 from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.model.lora import Adapters, merged_params
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 FORCED: Message = {"seed": 0, "skip": 0, "max_tokens": 1, "heat": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """How a token is drawn that is not drawn at all."""
@@ -303,10 +306,10 @@ def _parameter_shapes(folder: str | Path, max_length: int) -> dict[str, list[int
 
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError("engine.model", str(folder), "the vllm engine needs a Hugging Face model folder (save_pretrained)")
-    config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     limit = num_positions(config)
     if limit is not None and max_length > limit:
         raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return {name: list(p.shape) for name, p in model.named_parameters()}

@@ -24,9 +24,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from vllm import LLMEngine
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
 Message = dict[str, Any]
 NOT_FINITE = -1e30
-"""Stands for a log-probability that is not a number, on its way through vLLM."""
+"""Stands for a log-probability that is NaN while it passes through vLLM."""
 
 
 def by_path(name: str) -> ModuleType:
@@ -47,15 +54,15 @@ else:  # run by path: this interpreter need not have runnel, and these two modul
 
 
 # ------------------------------------------------------------------------------------------------------------- sampling
-def draw(logits: Any, rows: list[Message]) -> tuple[Any, Any, Any]:
-    """A token a row, its log-probability, and the one it was drawn from. `[n, V] -> 3 x [n]`
+def draw(logits: Tensor, rows: list[Message]) -> tuple[Tensor, Tensor, Tensor]:
+    """A token for each row, its log-probability, and that in the distribution it was drawn from. `[n, V] -> 3 x [n]`
 
     A row has `heat`, `uniform`, `top_k`, `top_p`, `min_p`. Limits are applied in this order, each to what the last one left. A
     row with `force` gets that token: its log-probability is asked for.
     """
     import torch
 
-    def column(name: str, dtype: Any) -> Any:
+    def column(name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor([row[name] for row in rows], dtype=dtype, device=logits.device)[:, None]
 
     heat = column("heat", torch.float32)
@@ -76,7 +83,7 @@ def draw(logits: Any, rows: list[Message]) -> tuple[Any, Any, Any]:
     return token[:, 0], logp.gather(1, token)[:, 0], sampled[:, 0]
 
 
-def truncated(logp: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+def truncated(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Log-probabilities inside top-k, top-p and min-p, normalised; the likeliest token always stays. `[n, V] -> [n, V]`"""
     import torch
 
@@ -100,13 +107,13 @@ def make_processor() -> type:
     from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
     class Drawn(LogitsProcessor):  # type: ignore[misc]
-        def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+        def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
             self._rows: dict[int, Message] = {}
 
         def is_argmax_invariant(self) -> bool:
             return False
 
-        def update_state(self, batch_update: Any) -> None:
+        def update_state(self, batch_update: BatchUpdate | None) -> None:
             if batch_update is None:
                 return
             for index in batch_update.removed:
@@ -122,7 +129,7 @@ def make_processor() -> type:
                 if other is not None and way == MoveDirectionality.SWAP:
                     self._rows[source] = other
 
-        def apply(self, logits: Any) -> Any:
+        def apply(self, logits: Tensor) -> Tensor:
             index = [i for i in range(logits.shape[0]) if i in self._rows]
             if not index:
                 return logits
@@ -141,13 +148,13 @@ def make_processor() -> type:
 
 
 # --------------------------------------------------------------------------------------------------------------- weights
-def checksum(memory: Any, size: int) -> int:
+def checksum(memory: mmap.mmap, size: int) -> int:
     """CRC-32 of the first `size` bytes."""
     with memoryview(memory) as view:
         return zlib.crc32(view[:size])
 
 
-def tensors(memory: mmap.mmap, manifest: list[list[Any]]) -> Iterator[tuple[str, Any]]:
+def tensors(memory: mmap.mmap, manifest: list[list[Any]]) -> Iterator[tuple[str, Tensor]]:
     """Named tensors that lie in `memory`, as `[name, dtype, shape, offset]`."""
     import torch
 
@@ -158,10 +165,10 @@ def tensors(memory: mmap.mmap, manifest: list[list[Any]]) -> Iterator[tuple[str,
         yield name, torch.frombuffer(memory, dtype=getattr(torch, dtype), count=count, offset=offset).view(shape)
 
 
-def put_weights(worker: Any, weights: dict[str, Any]) -> None:
-    """In vLLM's worker: new values into the model that is there.
+def put_weights(worker: Any, weights: dict[str, Tensor]) -> None:
+    """Load new values into the model of vLLM's worker.
 
-    vLLM 0.32 leaves a tied output head as it was where it keeps a packed copy of it (on CPUs): it is made again here.
+    On CPUs, vLLM 0.32 keeps a packed copy of a tied output head and does not update it; it is packed again here.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
@@ -225,7 +232,7 @@ class VLLMServer:
         return {"loaded": message["version"]}
 
 
-def make_vllm(orders: Message) -> Any:
+def make_vllm(orders: Message) -> LLMEngine:
     """vLLM's engine, in this process."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_V2_MODEL_RUNNER="0", VLLM_NO_USAGE_STATS="1")
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")

@@ -183,7 +183,7 @@ def split_tokens(rows: Tensor, unit: Tensor, length: Tensor, budget: int) -> lis
 
 
 class Trained(Protocol):
-    """A model as the token learner uses it: whole on every rank, or in parts."""
+    """A model as the token learner uses it: whole on every rank, or sharded."""
 
     device: torch.device
 
@@ -192,13 +192,13 @@ class Trained(Protocol):
         ...
 
     def scores(self, part: MicroBatch) -> Tensor:
-        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        """The score of a `ScalarModel` at each trained token. `-> [M]`"""
         ...
 
     def row_logprobs(self, row: Tensor, first: int) -> Tensor: ...
 
     def resident(self) -> AbstractContextManager[None]:
-        """Inside it the weights are where passes need them."""
+        """Inside this context the weights are on the device."""
         ...
 
     def zero_grad(self) -> None: ...
@@ -210,7 +210,7 @@ class Trained(Protocol):
     def params(self) -> Mapping[str, Tensor]: ...
 
     def masters(self) -> Mapping[str, Tensor]:
-        """What is trained, as precise as it is kept."""
+        """Live master weights of what is trained."""
         ...
 
     def base_params(self) -> Mapping[str, Tensor]:
@@ -218,14 +218,14 @@ class Trained(Protocol):
         ...
 
     def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Trained:
-        """The same model, fixed as it is now; one that `moves` keeps its average in float32."""
+        """A frozen copy of the model as it is now; one that `moves` keeps its average in float32."""
         ...
 
     def scalar_model(self) -> ScalarModel:
-        """A `ScalarModel` on this body, to be trained."""
+        """A `ScalarModel` on a copy of this body, to be trained."""
         ...
 
-    def move_towards(self, other: Any, share: float) -> None: ...
+    def move_towards(self, other: Any, fraction: float) -> None: ...
 
     def start_from(self, params: Mapping[str, Tensor]) -> None: ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.token_model import Precision, TokenModel
 from runnel.ops.ragged import row_index, row_sum
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DEMOS = "demos"
 """The reader of demonstrations. Beside other readers it is a warm-up: batches that hold nothing else have a learning rate of
@@ -138,7 +141,7 @@ class TokenLearner:
     def __init__(
         self,
         config: TokenLearnerConfig,
-        model: Any,
+        model: PreTrainedModel,
         *,
         algorithms: Mapping[str, Algorithm],
         collective: Collective | None = None,
@@ -212,13 +215,18 @@ class TokenLearner:
                 yield part
                 progressed()  # whoever asks for the next one is done with it
 
-    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> Trained:
-        return TokenModel(model, lora=lora, foreign=foreign, **self._model_settings())
-
-    def _model_settings(self) -> dict[str, Any]:
+    def _trained(self, model: PreTrainedModel, lora: LoraConfig | None = None, *, foreign: bool = False) -> Trained:
         c = self.config
-        settings = {"weight_decay": c.weight_decay, "recompute": c.recompute, "offload": "optimiser" in c.offload}
-        return {"device": self._device, "precision": c.precision_on(self._device), **settings}
+        return TokenModel(
+            model,
+            device=self._device,
+            precision=c.precision_on(self._device),
+            weight_decay=c.weight_decay,
+            recompute=c.recompute,
+            lora=lora,
+            offload="optimiser" in c.offload,
+            foreign=foreign,
+        )
 
     def _critic(self) -> Trained:
         if self.critic is None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.records import Batch, Segment
+from runnel.core.state import State
 from runnel.llm.algorithms.base import row_reward, sum_channels
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.tasks import Example
@@ -70,13 +71,13 @@ class GroupRecorder:
             for place, value in zip(places, values, strict=True):
                 known.setdefault(place, value)
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[State]:
         """The group that was begun, as an event."""
         group, self._group = self._group, None
         return [] if group is None else [self._event(group)]
 
     # ------------------------------------------------------------------------------------------------------------- text
-    def _event(self, group: RecordedGroup) -> dict[str, Any]:
+    def _event(self, group: RecordedGroup) -> State:
         example = None
         if self.example is not None and group.header.task_id >= 0:
             example = self.example(group.header.task_id)
@@ -95,11 +96,11 @@ class GroupRecorder:
             "rows": [self._row(group, i) for i in range(len(group.rows))],
         }
 
-    def _row(self, group: RecordedGroup, number: int) -> dict[str, Any]:
+    def _row(self, group: RecordedGroup, number: int) -> State:
         row, at = group.rows[number], group.completion(number)
         ids = group.joined["tokens"][at].tolist()
         mask = (group.part["component"][at] != 0).int().tolist()
-        out: dict[str, Any] = {
+        out: State = {
             "completion": self.tokenizer.decode(ids),
             "reward": None,
             "rewards": {},
@@ -120,15 +121,15 @@ class GroupRecorder:
             out |= {"advantages": _rounded(advantages), "advantage": _mean(trained)}
         return out | self._tokens(group, number, at)
 
-    def _rewards(self, group: RecordedGroup, row: int) -> dict[str, Any]:
+    def _rewards(self, group: RecordedGroup, row: int) -> State:
         each = {channel: float(row_reward(group.joined, channel)[row]) for channel in self.channels}
         total = float(sum_channels(group.joined, self.channels)[row])
         rewards = {name: None if math.isnan(value) else round(value, DIGITS) for name, value in each.items()}
         return {"reward": round(total, DIGITS), "rewards": rewards, "passed": total >= self.pass_reward - 1e-6}
 
-    def _tokens(self, group: RecordedGroup, number: int, at: Tensor) -> dict[str, Any]:
+    def _tokens(self, group: RecordedGroup, number: int, at: Tensor) -> State:
         """What engine and learner say of each token; None where the learner did not look."""
-        out: dict[str, Any] = {}
+        out: State = {}
         if "policy_version" in group.joined:
             out["versions"] = group.joined["policy_version"][at].tolist()
         said: dict[str, list[float | None]] = {}

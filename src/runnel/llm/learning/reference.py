@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from runnel.core.state import State
 from runnel.llm.engines.one_pass import OnePassEngine
 from runnel.llm.learning.batches import MicroBatch, Trained, questions
 from runnel.llm.model.token_model import Precision, TokenModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 REFERENCE = "reference"
 """Its inference stream, and its parameter channel."""
@@ -103,7 +106,7 @@ class ReferenceEngine(OnePassEngine):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
         temperature: float,
         device: str = "cpu",

@@ -1,13 +1,13 @@
-"""The token learner whose ranks keep a part of the model each (`learner.shard`): the same update, every pass in step.
+"""The token learner with a sharded model (`learner.shard`): the same update, with all passes made by all ranks together.
 
-Weights are together only inside a pass that all ranks make, so ranks agree on how many there are: who has fewer micro-batches
-makes empty ones, and what one rank does not train still takes part in the backward pass.
+Weights are gathered only inside a pass that all ranks make, so ranks must make equally many. A rank with fewer micro-batches
+adds empty ones, and models that a rank does not train in a pass still take part in its backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,10 +25,13 @@ from runnel.llm.learning.reference import ReferencePlan
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.sharded_model import ShardedModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def make_learner(
     config: TokenLearnerConfig,
-    model: Any,
+    model: PreTrainedModel,
     *,
     algorithms: Mapping[str, Algorithm],
     collective: Collective,
@@ -36,12 +39,19 @@ def make_learner(
     reference: ReferencePlan | None = None,
     recorder: GroupRecorder | None = None,
 ) -> TokenLearner:
-    """The learner of one rank; one that is alone has nothing to share, whatever `config.shard` says."""
+    """The learner of one rank. A single rank has nothing to shard, whatever `config.shard` says."""
     kind = ShardedTokenLearner if config.shard and collective.world_size > 1 else TokenLearner
     if kind is ShardedTokenLearner and device.startswith("cuda:"):
         raise ConfigError("device", device, "with learner.shard each rank has a GPU of its own; use cuda")
-    rest: dict[str, Any] = {"reference": reference, "recorder": recorder}
-    return kind(config, model, algorithms=algorithms, collective=collective, device=device, **rest)
+    return kind(
+        config,
+        model,
+        algorithms=algorithms,
+        collective=collective,
+        device=device,
+        reference=reference,
+        recorder=recorder,
+    )
 
 
 class ShardedTokenLearner(TokenLearner):
@@ -58,10 +68,10 @@ class ShardedTokenLearner(TokenLearner):
 
     def pieces(self) -> dict[str, ParamShard]:
         """This rank's rows of the live weights."""
-        return self.policy.pieces()
+        return self.policy.param_shards()
 
     def weight_check(self) -> WeightCheck | None:
-        """As a learner that is alone; every rank calls it, and makes the pass."""
+        """As in `TokenLearner`. Every rank must call it, since every rank takes part in the pass."""
         ready = torch.tensor(float(self._weight_check.ready), device=self._device)
         if float(self._collective.all_reduce(ready)) == 0.0:
             return None
@@ -73,20 +83,29 @@ class ShardedTokenLearner(TokenLearner):
         return found
 
     # ------------------------------------------------------------------------------------------------------------ models
-    def _trained(self, model: Any, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedModel:
-        return ShardedModel(model, mesh=self._collective.mesh, **self._model_settings())
+    def _trained(self, model: PreTrainedModel, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedModel:
+        c = self.config
+        return ShardedModel(
+            model,
+            mesh=self._collective.mesh,
+            device=self._device,
+            precision=c.precision_on(self._device),
+            weight_decay=c.weight_decay,
+            recompute=c.recompute,
+            offload="optimiser" in c.offload,
+        )
 
     def _critic(self) -> ShardedModel:
         fresh = self.critic is None
         critic = super()._critic()
         assert isinstance(critic, ShardedModel)
         if fresh:
-            critic.take(self.policy)
+            critic.copy_from(self.policy)
         return critic
 
     # ------------------------------------------------------------------------------------------------------------ passes
     def _parts(self, batch: Batch, rows: Tensor) -> Iterator[MicroBatch]:
-        """As many on every rank."""
+        """This rank's micro-batches, filled up with empty ones to the same number on every rank."""
         own = list(super()._parts(batch, rows))
         count = torch.zeros(self._collective.world_size, device=self._device)
         count[self._collective.rank] = len(own)

@@ -1,7 +1,7 @@
-"""AdamW over a few tensors, whose moments may live elsewhere than the gradients.
+"""AdamW over a few tensors. Its moments may be kept on the host while the gradients are on the device.
 
-Kept on the host, moments (and masters, if they lie there too) come to the device a part at a time, so a step needs little room
-beside weights and gradients. The arithmetic is the same in either place, to the last bit.
+Moments on the host (and master weights, if they are there too) come to the device one chunk at a time, so a step needs little
+memory beside weights and gradients. The arithmetic is the same in both places, to the last bit.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PART = 1 << 24
-"""Most numbers of a tensor that come to the device at once."""
+CHUNK = 1 << 24
+"""The most elements of a tensor that come to the device at once."""
 
 
 def on_host(x: Tensor, *, fast: bool) -> Tensor:
-    """`x` on the host, in pages that a device can read by itself if `fast`."""
+    """A copy of `x` on the host; with `fast` in pinned memory, which the device can read by itself."""
     found = x.detach().to("cpu", copy=True)
     return found.pin_memory() if fast else found
 
 
 class AdamW:
-    """Moments of `params`, and the step that they take. `offload` keeps the moments on the host."""
+    """The optimiser of `params`, with their moments. `offload` keeps the moments on the host."""
 
     def __init__(
         self, params: Sequence[Tensor], *, betas: tuple[float, float], weight_decay: float, device: torch.device, offload: bool
@@ -33,24 +33,26 @@ class AdamW:
         self.mean = [torch.zeros_like(p, device=place, pin_memory=pinned) for p in self.params]
         self.square = [torch.zeros_like(p, device=place, pin_memory=pinned) for p in self.params]
         self.steps = torch.zeros((), device=device)
-        self._whole = not offload and all(p.device.type == device.type for p in self.params)  # cuda and cuda:0 are one
+        # device types are compared, because "cuda" and "cuda:0" name one device and are not equal
+        self._all_on_device = not offload and all(p.device.type == device.type for p in self.params)
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], lr: float) -> None:
-        """One step against `grads`, one for each of the parameters, on the device."""
+        """Take one step; `grads` holds one gradient for each parameter, on the device."""
         self.steps += 1
-        if self._whole:
+        if self._all_on_device:
             self._step(self.params, grads, self.mean, self.square, lr)
             return
         for tensors in zip(self.params, grads, self.mean, self.square, strict=True):
-            for part in zip(*(torch.split(x.view(-1), PART) for x in tensors), strict=True):
-                p, grad, mean, square = here = [x.to(self._device, non_blocking=True) for x in part]
+            for chunk in zip(*(torch.split(x.view(-1), CHUNK) for x in tensors), strict=True):
+                p, grad, mean, square = on_device = [x.to(self._device, non_blocking=True) for x in chunk]
                 self._step([p], [grad], [mean], [square], lr)
-                for kept, found in zip(part, here, strict=True):
-                    if found is not kept:
-                        kept.copy_(found, non_blocking=True)
+                for stored, changed in zip(chunk, on_device, strict=True):
+                    if changed is not stored:  # `to` returns its argument where that is on the device already
+                        stored.copy_(changed, non_blocking=True)
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # before anyone reads on the host
+            # copies to the host are asynchronous: they must have ended before the host reads these tensors
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _step(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], mean: Sequence[Tensor], square: Sequence[Tensor], lr: float

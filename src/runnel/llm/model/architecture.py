@@ -1,19 +1,22 @@
-"""What a language model computes, as its config says: two models may have tensors of the same shapes and still be others.
+"""Compare what two language models compute, by their configs: two models with tensors of the same shapes may still differ.
 
-The number of heads, the base of rotations, the activation, the epsilon of a norm: none of them shows in a weight.
+The number of heads, the base of rotations, the activation and the epsilon of a norm cannot be seen in the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.config import differences
 from runnel.llm.model.causal_lm import ModelConfig, new_config
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 TRAINING = ("dropout", "pdrop", "initializer_range", "loss_coef")
-"""Parts of the names of what is used in training alone; we train without it."""
+"""Fields whose names contain one of these matter in transformers' own training only, which runnel does not use."""
 OTHER = {
     "_name_or_path",
     "architectures",
@@ -36,26 +39,26 @@ OTHER = {
     "transformers_version",
     "use_cache",
 }
-"""What a config says beside what is computed: names of tokens and labels, sizes of caches, who wrote it."""
+"""Fields that do not change what is computed: names of tokens and labels, sizes of caches, the version that wrote the file."""
 
 
-def model_config(lm: ModelConfig, vocab_size: int) -> Any:
-    """The transformers config of the model of `lm`: that of its folder, or of a new model."""
+def model_config(lm: ModelConfig, vocab_size: int) -> PretrainedConfig:
+    """The transformers config of the model that `lm` describes: read from its folder, or made for a new model."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(lm.path, trust_remote_code=False) if lm.path else new_config(lm, vocab_size)
 
 
-def differing(ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
-    """Fields of two transformers configs that make one model compute something else than the other: (ours, theirs)."""
+def differing(ours: PretrainedConfig, theirs: PretrainedConfig) -> dict[str, tuple[object, object]]:
+    """Fields in which two transformers configs differ and that change what is computed: (our value, their value) by name."""
     return differences(_computed(ours), _computed(theirs))
 
 
-def _computed(config: Any) -> Mapping[str, Any]:
-    return {k: v for k, v in config.to_dict().items() if k not in OTHER and not any(part in k for part in TRAINING)}
+def _computed(config: PretrainedConfig) -> Mapping[str, object]:
+    return {k: v for k, v in config.to_dict().items() if k not in OTHER and not any(word in k for word in TRAINING)}
 
 
-def saved_config(folder: Path) -> Any | None:
+def saved_config(folder: Path) -> PretrainedConfig | None:
     """The transformers config in `folder`, if there is one."""
     from transformers import AutoConfig
 

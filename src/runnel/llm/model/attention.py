@@ -1,8 +1,8 @@
 """Causal attention over packed rows: sequences of different length one after the other, without padding between them.
 
-Rows that begin alike are computed once (`fold`): the completions of a group have one prompt, whose states are the same in each
-of them. Attention is causal, so what a token becomes depends on the tokens before it alone. `fold` also leaves out tokens
-behind the last one that is asked about.
+A prefix that several rows share is computed once (`fold`): the completions of a group have one prompt, whose states are equal
+in all of them. Attention is causal, so a token's state depends only on the tokens up to it. For the same reason, `fold` leaves
+out tokens behind the last requested state of a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import add
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,18 +21,18 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from runnel.kernels.lm.numba.loops import loops
-from runnel.llm.model.blocks import run
+from runnel.llm.model.blocks import Context, run
 from runnel.llm.model.weights import is_half
 
 LOOP_LENGTH = 512
-"""Tokens of a row up to which the compiled loop is faster than torch's blocks."""
+"""Up to so many tokens a row, the compiled loop is faster than torch's attention."""
 
 
 class PackedRows:
-    """Where rows of the given lengths lie when they are packed into one dimension of `N` tokens.
+    """Index tensors for rows of the given lengths that are packed into one dimension of `N` tokens.
 
-    Rows may come in families of `families` rows, side by side: the first row of a family is the beginning that the others have
-    in common, and each of those goes on from its end. By default every row stands alone.
+    Rows may form families: `families` gives the number of neighbouring rows in each. The first row of a family is the prefix
+    that its other rows share, and each of those continues it. By default every row is a family of its own.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PackedRows:
         self.first = [row for row, size in zip(starts, self.families, strict=False) for _ in range(size)]
         """The first row of each row's family."""
         self.before = [self.lengths[f] if f != i else 0 for i, f in enumerate(self.first)]
-        """Tokens that a row goes on from."""
+        """Length of the shared prefix before each row; 0 for a row that has none."""
         self.longest = max(map(add, self.before, self.lengths))
         self.device = torch.device(device)
 
@@ -68,31 +68,30 @@ class PackedRows:
 
     @cached_property
     def positions(self) -> Tensor:
-        """The place of each token in its row, or behind what its row goes on from. `[N]`"""
+        """Position of each token in its sequence (shared prefix, then row). `[N]`"""
         within = torch.arange(self.num_tokens, device=self.device) - self.starts[self.rows]
         return within if max(self.families) == 1 else within + self.trunks[self.rows, 1]
 
     @cached_property
     def trunks(self) -> Tensor:
-        """What each row goes on from: its first token, how many they are (0: the row stands alone, or is what others go on
-        from). `[R, 2]`"""
+        """Shared prefix of each row: its first token and its length (0 for a row without one). `[R, 2]`"""
         first = torch.tensor(self.first, device=self.device)
         return torch.stack((self.starts[first], torch.tensor(self.before, device=self.device)), dim=1)
 
     @cached_property
     def family_bounds(self) -> Tensor:
-        """The first row of each family, and the end of the last. `[F + 1]`"""
+        """First row of each family, and the end of the last family. `[F + 1]`"""
         return torch.tensor(list(accumulate(self.families, initial=0)), device=self.device)
 
     @cached_property
     def bounds(self) -> Tensor:
-        """First token of each row, and the end of the last: what variable-length kernels read. `[R + 1] int32`"""
+        """First token of each row, and the end of the last row, as variable-length kernels read them. `[R + 1] int32`"""
         ends = torch.cat((self._lengths.new_zeros(1), self._lengths.cumsum(0)))
         return ends.to(torch.int32)
 
     @cached_property
     def padded(self) -> Tensor:
-        """Places of the rows, each with what it goes on from, padded to the longest; padding repeats a row's last token.
+        """Token indices of each sequence (shared prefix, then row), padded to the longest; padding repeats the last token.
         `[R, L]`"""
         steps = torch.arange(self.longest, device=self.device)
         if max(self.families) == 1:
@@ -103,12 +102,12 @@ class PackedRows:
 
 
 def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: float) -> Tensor:
-    """Causal attention inside each row, and to what it goes on from. Queries and keys `[N, H + K, D]`, values `[N, K, D]` ->
+    """Causal attention inside each row and to its shared prefix. Queries and keys `[N, H + K, D]`, values `[N, K, D]` ->
     `[N, H * D]`
 
-    On CUDA in half precision the variable-length flash kernel (where every row stands alone), on the CPU in float32 a compiled
-    loop; else, and where rows are long, rows are padded for this operation alone: attention is causal, so what stands behind a
-    row's end changes nothing in it.
+    CUDA in half precision uses the variable-length flash kernel (without families), the CPU in float32 a compiled loop. In all
+    other cases, and for long rows, rows are padded for this operation. Attention is causal, so padding behind a row's end
+    cannot change the row.
     """
     num_kv = value.shape[1]
     heads = turned.shape[1] - num_kv
@@ -126,13 +125,13 @@ def packed_attention(turned: Tensor, value: Tensor, rows: PackedRows, *, scale: 
 
 
 def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, scale: float) -> Tensor:
-    """`packed_attention` on CUDA in half precision, of rows with these `bounds` `[R + 1] int32`, none above `longest`."""
+    """`packed_attention` on CUDA in half precision. `bounds` `[R + 1] int32`; no row is longer than `longest`."""
     from torch.nn.attention.varlen import varlen_attn
 
     heads = turned.shape[1] - value.shape[1]
     known = _parameters()
-    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if "enable_gqa" in known and heads != value.shape[1]:  # before, the kernel took fewer key-value heads as they were
+    causal: dict[str, object] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known and heads != value.shape[1]:  # older versions accept fewer key-value heads without being told
         causal["enable_gqa"] = True
     query, key = turned[:, :heads], turned[:, heads:]
     out: Tensor = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, **causal)  # type: ignore
@@ -141,41 +140,42 @@ def flash_rows(turned: Tensor, value: Tensor, bounds: Tensor, longest: int, *, s
 
 class _PackedLoop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, turned: Tensor, value: Tensor, rows: PackedRows, scale: float) -> Tensor:
+    def forward(ctx: Context, turned: Tensor, value: Tensor, rows: PackedRows, scale: float) -> Tensor:
         from runnel.kernels.lm.numba import attention_loops
 
         turned = turned.contiguous()
+        # the loop reads values at any stride between tokens, but the heads of one token must be dense
         value = value if value.stride()[1:] == (value.shape[2], 1) else value.contiguous()
         out, logs = attention_loops.forward(turned, value, rows, scale)  # type: ignore[no-untyped-call]
         ctx.save_for_backward(turned, value, logs)
-        ctx.given = rows, scale
+        ctx.settings = rows, scale
         return cast(Tensor, out)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         from runnel.kernels.lm.numba import attention_loops
 
         turned, value, logs = ctx.saved_tensors
-        given = (grad.contiguous(), turned, value, *ctx.given, logs)
-        return *attention_loops.backward(*given), None, None  # type: ignore[no-untyped-call]
+        args = (grad.contiguous(), turned, value, *ctx.settings, logs)
+        return *attention_loops.backward(*args), None, None  # type: ignore[no-untyped-call]
 
 
 @lru_cache
 def _parameters() -> frozenset[str]:
-    """What torch's variable-length attention can be told: that has changed between versions."""
+    """Parameter names of torch's variable-length attention; they have changed between versions."""
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 FAMILY = 8
-"""Rows that share a beginning, at most: a family's gradient is one thread's work, and there should be some for all threads."""
+"""The most rows that share one prefix. One thread computes a family's gradient, so threads need several families."""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Packed rows without what they have twice: which tokens are kept `[n]`, how they lie, and where what was asked about is
-    now `[M]`."""
+    """Packed rows without repeated prefixes: indices of the kept tokens `[n]`, their layout, and the new positions of the
+    requested states `[M]`."""
 
     kept: Tensor
     rows: PackedRows
@@ -184,8 +184,9 @@ class Folded:
 
 @dataclass
 class _Row:
-    """A row from its first token `start`; up to and with `first` it is shared, up to and with `last` it is needed. What others
-    begin with too lies in front of `lead`, the rest from `own` on (places among the kept tokens)."""
+    """A row in which states are requested. `start` is its first token, `first` and `last` its first and last requested state.
+    Tokens up to and including `first` are the prefix. Among the kept tokens, the prefix ends before index `lead`, and the rest
+    of the row begins at index `own`."""
 
     index: int
     start: int
@@ -196,8 +197,8 @@ class _Row:
 
 
 def fold(tokens: Tensor, lengths: Sequence[int], row: Tensor, position: Tensor) -> Folded:
-    """Share the beginnings of rows that lie packed in `tokens` `[N]`. States at `position` `[M]`, in the rows `row` `[M]`, are
-    asked for (at least one); a row's beginning ends with its first such state.
+    """Share the prefixes of rows that are packed in `tokens` `[N]`. States at `position` `[M]`, in the rows `row` `[M]`, are
+    requested (at least one). A row's prefix ends with its first requested state.
 
     >>> tokens = torch.tensor([5, 6, 7, 8, 5, 6, 9, 5, 4])
     >>> found = fold(tokens, [4, 3, 2], torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1, 2, 5, 6, 7]))
@@ -206,29 +207,29 @@ def fold(tokens: Tensor, lengths: Sequence[int], row: Tensor, position: Tensor) 
     >>> found.position.tolist()
     [1, 2, 1, 3, 4]
     """
-    ids, rows = tokens.numpy(), _asked(lengths, row.numpy(), position.numpy())
+    ids, rows = tokens.numpy(), _requested(lengths, row.numpy(), position.numpy())
     kept: list[np.ndarray] = []
     sizes: list[int] = []
     families: list[int] = []
     size = 0
     for family in _families(ids, rows):
         head, alone = family[0], len(family) == 1
-        pieces = [(head.start, (head.last if alone else head.first) + 1)]
+        spans = [(head.start, (head.last if alone else head.first) + 1)]
         size = lead = size + head.first + 1 - head.start
         for one in family:
             one.lead, one.own = lead, size
             size += one.last - one.first
             if one.last > one.first and not alone:
-                pieces.append((one.first + 1, one.last + 1))
-        kept += [np.arange(*piece) for piece in pieces]
-        sizes += [end - start for start, end in pieces]
-        families.append(len(pieces))
+                spans.append((one.first + 1, one.last + 1))
+        kept += [np.arange(*span) for span in spans]
+        sizes += [end - start for start, end in spans]
+        families.append(len(spans))
     where = _moved(rows, len(lengths), row.numpy(), position.numpy())
     return Folded(torch.from_numpy(np.concatenate(kept)), PackedRows(sizes, families=families), torch.from_numpy(where))
 
 
-def _asked(lengths: Sequence[int], row: np.ndarray, position: np.ndarray) -> list[_Row]:
-    """Rows in which something is asked about."""
+def _requested(lengths: Sequence[int], row: np.ndarray, position: np.ndarray) -> list[_Row]:
+    """Rows in which a state is requested."""
     first, last = np.full(len(lengths), np.iinfo(np.int64).max), np.full(len(lengths), -1)
     np.minimum.at(first, row, position)
     np.maximum.at(last, row, position)
@@ -238,7 +239,7 @@ def _asked(lengths: Sequence[int], row: np.ndarray, position: np.ndarray) -> lis
 
 
 def _families(ids: np.ndarray, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Rows with one beginning, at most `FAMILY` together, in the order of the first of them."""
+    """Rows with the same prefix, at most `FAMILY` together, in the order of their first rows."""
     found: list[list[_Row]] = []
     latest: dict[bytes, list[_Row]] = {}
     for one in rows:
@@ -252,7 +253,7 @@ def _families(ids: np.ndarray, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
 
 
 def _moved(rows: Sequence[_Row], num_rows: int, row: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Where states are now: the first of a row is the last one of its beginning."""
+    """New positions of the requested states: a row's first one is the last state of its prefix."""
     table = np.zeros((3, num_rows), dtype=np.int64)
     for one in rows:
         table[:, one.index] = one.first, one.lead - 1, one.own - one.first - 1

@@ -1,4 +1,4 @@
-"""Decoder-only transformers: a small Llama from a config with seeded random weights, or a Hugging Face model folder."""
+"""Decoder-only transformers: a small new Llama with seeded random weights, or a model from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,11 @@ from runnel.core.resuming import OnResume, stays
 from runnel.llm.model.loading import load_whole
 from runnel.llm.model.pack import pack
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
-"""What families call the longest sequence."""
+"""Config fields that hold the longest sequence; families name it differently."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,10 @@ class ModelConfig:
 
 def build_model(
     config: ModelConfig, vocab_size: int, *, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> Any:
-    """A causal language model, in training mode with dropout off (a Hugging Face `PreTokenModel`); in float32 where its
-    weights are trained, since what is trained is kept so.
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode, with its parameters packed into one vector.
 
-    Same config, vocabulary and seed give the same weights; the global random state is left as it was.
+    The same config, vocabulary and seed give the same weights. The global random state does not change.
     """
     if config.path:
         from transformers import AutoModelForCausalLM
@@ -76,7 +78,7 @@ def build_model(
         return _packed(LlamaForCausalLM(new_config(config, vocab_size)), dtype, device)
 
 
-def new_config(config: ModelConfig, vocab_size: int) -> Any:
+def new_config(config: ModelConfig, vocab_size: int) -> PretrainedConfig:
     """The `LlamaConfig` of a new model."""
     from transformers import LlamaConfig
 
@@ -96,28 +98,28 @@ def new_config(config: ModelConfig, vocab_size: int) -> Any:
     )
 
 
-def count_parameters(config: Any) -> int:
-    """Parameters of the model of a transformers config, tied ones once; no memory is taken."""
+def count_parameters(config: PretrainedConfig) -> int:
+    """Number of parameters of the model of a transformers config, tied ones once. The weights are not allocated."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return sum(p.numel() for p in model.parameters())
 
 
-def _packed(model: Any, dtype: torch.dtype, device: str) -> Any:
-    """With all parameters in one vector, so that engine and learner can multiply neighbours at once (`pack.py`)."""
+def _packed(model: PreTrainedModel, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """`model` with all parameters in one vector, so that engine and learner multiply neighbours in one product (`pack.py`)."""
     pack(model, dtype=dtype, device=device)
     return model.eval()
 
 
 def model_params(model: nn.Module) -> dict[str, Tensor]:
-    """Live parameters by name, each tensor once: a tied head is left out. This is what a learner publishes."""
+    """Live parameters by name, each tensor once: a tied head is left out. A learner publishes these."""
     return {name: p.data for name, p in model.named_parameters()}
 
 
-def load_model_params(model: Any, params: Mapping[str, Tensor], *, bind: bool) -> None:
-    """Put `params` (as `model_params` gives them) into `model`: bind to the very tensors, or copy their values."""
+def load_model_params(model: nn.Module, params: Mapping[str, Tensor], *, bind: bool) -> None:
+    """Put `params` (as `model_params` returns them) into `model`: with `bind` it shares their memory, else it copies."""
     own: dict[str, nn.Parameter] = dict(model.named_parameters())
     if own.keys() != params.keys():
         odd = sorted(own.keys() ^ params.keys())[:3]
@@ -130,33 +132,33 @@ def load_model_params(model: Any, params: Mapping[str, Tensor], *, bind: bool) -
         torch._foreach_copy_(list(own.values()), [params[name] for name in own])
 
 
-def body_name(model: Any) -> str:
-    """The attribute of a causal language model that holds its body: all but the output head."""
+def body_name(model: PreTrainedModel) -> str:
+    """Name of the attribute of a causal language model that holds its body: everything but the output head."""
     names = (model.base_model_prefix, "model", "transformer")
     return next((name for name in names if name and name in model._modules), "")
 
 
-def body_of(model: Any) -> Any:
-    """All of a causal language model but its output head."""
+def body_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The body of a causal language model: everything but its output head."""
     name = body_name(model)
     return model._modules[name] if name else model.base_model
 
 
-def hidden_states(model: Any, tokens: Tensor, **kwargs: Any) -> Tensor:
-    """Last hidden states, before the output head. `[B, L] int64 -> [B, L, width]`"""
+def hidden_states(model: PreTrainedModel, tokens: Tensor, **kwargs: object) -> Tensor:
+    """Last hidden states, before the output head; `kwargs` go to the body's own forward. `[B, L] int64 -> [B, L, width]`"""
     cached = "past_key_values" in kwargs
     out: Tensor = body_of(model)(input_ids=tokens, use_cache=cached, **kwargs).last_hidden_state
     return out
 
 
-def output_head(model: Any) -> Callable[[Tensor], Tensor]:
-    """From last hidden states to logits, by the model's own forward pass: scales, soft caps and biases are where its family
-    has them. `[..., width] -> [..., vocabulary]`
+def output_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """A function from last hidden states to logits, by the model's own forward pass. `[..., width] -> [..., vocabulary]`
 
-    The pass runs on a shell that shares everything with `model` but its body, which gives back the hidden states it is handed.
+    The model's own pass is used because families put scales, soft caps and biases in different places. It runs on a shallow
+    copy of `model` whose body is replaced by one that returns the hidden states it is given.
     """
     shell, name = copy.copy(model), body_name(model)
-    shell._modules = {**model._modules, name: _Given(body_of(model))}
+    shell._modules = {**model._modules, name: _IdentityBody(body_of(model))}
     forward = type(model).forward
 
     def logits(hidden: Tensor) -> Tensor:
@@ -167,26 +169,26 @@ def output_head(model: Any) -> Callable[[Tensor], Tensor]:
     return logits
 
 
-class _Given(nn.Module):
-    """Stands for (a part of) the body of a model: its last hidden states are the embeddings that it gets. What a head reads of
-    the body beside them, such as a factor or a tied weight, is the body's."""
+class _IdentityBody(nn.Module):
+    """Stands in for the body of a model, or for a submodule of it. Its last hidden states are the embeddings that it is given.
+    Other attributes that a head reads, such as a factor or a tied weight, come from the real body."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
-        self.__dict__["_body"] = body  # not as a submodule: it is not this one's to hold
+        self.__dict__["_body"] = body  # past nn.Module's __setattr__, which would make the body a submodule
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.__dict__["_body"], name)
-        return _Given(found) if isinstance(found, nn.Module) else found
+        return _IdentityBody(found) if isinstance(found, nn.Module) else found
 
-    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Any:
-        return _States(inputs_embeds)
+    def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _BodyOutput:
+        return _BodyOutput(inputs_embeds)
 
 
-class _States(tuple[Tensor]):
-    """The output of a body that has last hidden states and nothing else: whatever else is asked for is None."""
+class _BodyOutput(tuple[Tensor]):
+    """The output of a body that has last hidden states and nothing else: every other attribute is None."""
 
-    def __new__(cls, hidden: Tensor) -> _States:
+    def __new__(cls, hidden: Tensor) -> _BodyOutput:
         return super().__new__(cls, (hidden,))
 
     @property
@@ -197,27 +199,27 @@ class _States(tuple[Tensor]):
         return None
 
 
-def num_positions(config: Any) -> int | None:
-    """The longest row that a model can take, by its configuration (an object, or the data of config.json); None where there is
-    no limit.
+def num_positions(config: PretrainedConfig | Mapping[str, object]) -> int | None:
+    """The longest row that a model can process, by its config (an object, or the data of config.json); None if unlimited.
 
-    With `longrope` that ends at the original context: behind it transformers changes the angles of all tokens with the length
-    of the longest row beside them.
+    With `longrope` it is the original context. Beyond that, transformers changes the angles of all tokens in a batch with the
+    length of its longest row, so a row's result would depend on its neighbours.
     """
     data: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
     if isinstance(text := data.get("text_config"), Mapping):
         data = text
     found = next((int(data[name]) for name in POSITIONS if isinstance(data.get(name), int) and data[name] > 0), None)
     rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    for part in (rope, *(x for x in rope.values() if isinstance(x, Mapping))):  # one for all layers, or for each kind of layer
-        if (part.get("rope_type") or part.get("type")) in ("longrope", "su"):
-            original = part.get("original_max_position_embeddings") or data.get("original_max_position_embeddings")
+    for settings in (rope, *(x for x in rope.values() if isinstance(x, Mapping))):  # for all layers, or one for each kind
+        if (settings.get("rope_type") or settings.get("type")) in ("longrope", "su"):
+            original = settings.get("original_max_position_embeddings") or data.get("original_max_position_embeddings")
             found = min(x for x in (found, original) if x) if found or original else None
     return found
 
 
-def copy_model(model: Any) -> Any:
+def copy_model(model: PreTrainedModel) -> PreTrainedModel:
     """A deep copy without gradients."""
+    # gradients are set aside, since a deep copy would copy them too: as much memory again as the weights
     grads: Sequence[Tensor | None] = [p.grad for p in model.parameters()]
     for parameter in model.parameters():
         parameter.grad = None
@@ -227,15 +229,16 @@ def copy_model(model: Any) -> Any:
     return twin
 
 
-def shared_copy(model: Any) -> Any:
-    """Modules of their own over the very parameters of `model`: each side may bind them to other memory, and until it does
-    both read the same."""
+def shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules of `model` that shares the memory of its parameters. Either side may later bind its parameters to
+    other memory."""
+    # the second argument of deepcopy is its table of copies made so far: these parameters count as copied already
     own = {id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()}
     return copy.deepcopy(model, dict(own))
 
 
-def save_model(model: Any, folder: str | Path) -> None:
-    """A Hugging Face model folder (config.json and safetensors)."""
+def save_model(model: PreTrainedModel, folder: str | Path) -> None:
+    """Write a Hugging Face model folder (config.json and safetensors)."""
     model.save_pretrained(str(folder))
 
 
@@ -246,7 +249,7 @@ class ScalarModel(nn.Module):
     `model`, which is taken over, not copied, and from scores of 0.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.base_model_prefix = body_name(model)
         self.config = model.config

@@ -1,4 +1,5 @@
-"""What kernels (`kernels/lm`, `block_kernels.py` on CUDA, `block_loops.py` in float32 on the CPU) do, in plain torch."""
+"""The small parts of a block in plain torch, for where neither the CUDA kernels (`kernels/lm`: `block_kernels.py`) nor the
+compiled loops (`block_loops.py`) can run."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from torch.nn.functional import silu
 
 
 def wide(x: Tensor) -> Tensor:
-    """In at least float32: sums of half precision are not taken in half precision."""
+    """`x` in at least float32: sums of half-precision numbers are not taken in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def rms_forward(x: Tensor, add: tuple[Tensor, Tensor] | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`add` is (delta, where the sum goes) or None. Returns the normalised rows and the inverse of each row's size."""
+    """`add` is (delta, output tensor of the sum) or None. Returns the normalised rows, and `1 / rms` of each row."""
     if add is not None:
         x = torch.add(x, add[0], out=add[1])
     y = wide(x)
@@ -22,7 +23,7 @@ def rms_forward(x: Tensor, add: tuple[Tensor, Tensor] | None, weight: Tensor, ep
 
 
 def rms_backward(grad: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the rows and of the weight."""
+    """Gradients of the rows and of the weight. `dtotal` is the gradient that reaches the rows past the norm, or None."""
     unit, g = wide(x) * inverse, wide(grad)
     dweight = (g * unit).flatten(0, -2).sum(dim=0)
     g = g * weight
@@ -31,7 +32,7 @@ def rms_backward(grad: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor,
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, back: bool) -> None:
-    """`x [N, H, D]` turned by its positions, or back, into `out`."""
+    """Rotate `x [N, H, D]` by the angles of its positions (with `back` by their negatives), into `out`."""
     a, b = wide(x).chunk(2, dim=-1)
     c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
     sign, half = -1.0 if back else 1.0, x.shape[-1] // 2
@@ -46,7 +47,7 @@ def swiglu_forward(x: Tensor) -> Tensor:
 
 
 def swiglu_backward(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of gate and up, and `silu(gate) * up` once more."""
+    """The gradient of gate and up, and `silu(gate) * up` again, which the gradient of the next weight needs."""
     gate, up = x.chunk(2, dim=-1)
     half, dx = gate.shape[-1], torch.empty_like(x)
     active = silu(gate)

@@ -1,8 +1,8 @@
-"""The decoder of Llama-like models, written out once: the engine decodes with it and the learner differentiates it.
+"""The decoder of Llama-like models, written once: the engine decodes with it and the learner differentiates it.
 
-It reads the parameters of a Hugging Face model in place (Llama, SmolLM2, Qwen2, Qwen3, Mistral). Tokens of all rows lie in one
-dimension, without padding; how they attend to each other is the caller's part (`attend`): a cache of keys and values in an
-engine, packed rows in a learner. `Decoder.of` compares itself with the model's own forward pass before anyone uses it.
+It reads the parameters of a Hugging Face model in place (Llama, SmolLM2, Qwen2, Qwen3, Mistral). Tokens of all rows are in one
+dimension, without padding. The caller passes the attention as a function (`attend`): over a cache of keys and values in an
+engine, over packed rows in a learner. `Decoder.of` compares a new decoder with the model's own forward pass before its use.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
@@ -23,18 +23,22 @@ from runnel.llm.model.blocks import add_rms_norm, embed, gated_mlp, project, rms
 from runnel.llm.model.pack import is_joined, joined, pack, parameters_of
 from runnel.llm.model.weights import LowRank, Up, Weight, is_half
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """`attend(layer, rotated, value)`: queries and keys after rotation `[N, H + K, D]`, values `[N, K, D]` -> `[N, H * D]`."""
 Recompute = Literal["none", "mlp", "block"]
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
-"""Names of the two parts of an adapter, behind the name of the module that it stands beside."""
+"""Suffixes of the two matrices of an adapter, behind the name of the module that the adapter belongs to."""
 BESIDE = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "out": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""Weights of a layer that may have adapters, and the modules that they are of."""
+"""Fields of a `Layer` whose weights may have adapters, and the modules that each of them joins."""
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 
 
@@ -54,21 +58,34 @@ class Layer:
     down: Weight
 
     def each(self, change: Callable[[Weight], Weight]) -> Layer:
-        """The same layer with `change` applied to every weight."""
-        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        changed: dict[str, Any] = {name: None if t is None else change(t) for name, t in found.items()}
-        return Layer(**changed)
+        """A layer with `change` applied to every weight."""
+
+        def optional(weight: Weight | None) -> Weight | None:
+            return None if weight is None else change(weight)
+
+        return Layer(
+            norm_in=change(self.norm_in),
+            qkv=change(self.qkv),
+            qkv_bias=optional(self.qkv_bias),
+            q_norm=optional(self.q_norm),
+            k_norm=optional(self.k_norm),
+            out=change(self.out),
+            out_bias=optional(self.out_bias),
+            norm_mid=change(self.norm_mid),
+            gate_up=change(self.gate_up),
+            down=change(self.down),
+        )
 
     def values(self) -> list[Tensor | None]:
-        """The weights alone, in the order of the fields."""
-        found = (getattr(self, f.name) for f in fields(self))
-        return [None if weight is None else weight.value for weight in found]
+        """The tensors of the weights, in the order of the fields."""
+        weights = (getattr(self, f.name) for f in fields(self))
+        return [None if weight is None else weight.value for weight in weights]
 
 
 class Decoder:
-    """Hidden states of tokens, from the memory of a model's own parameters."""
+    """Computes hidden states of tokens, from the memory of a model's own parameters."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
         attention = model.model.layers[0].self_attn
         self.model = model
@@ -86,8 +103,8 @@ class Decoder:
         self.refresh()
 
     @staticmethod
-    def of(model: Any) -> Decoder | None:
-        """A decoder over `model`, or None where the model is of another family. The model's parameters are packed."""
+    def of(model: PreTrainedModel) -> Decoder | None:
+        """A checked decoder over `model`, whose parameters are packed if they are not yet; None for an unknown family."""
         if not supported(model):
             return None
         if not all(_is_packed(layer) for layer in model.model.layers):
@@ -98,13 +115,14 @@ class Decoder:
 
     # ---------------------------------------------------------------------------------------------------------- forward
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend, *, recompute: Recompute = "none") -> Tensor:
-        """Last hidden states, normalised: what the head reads. `[N], [N] -> [N, width]`
+        """Last hidden states, normalised, as the output head reads them. `[N], [N] -> [N, width]`
 
-        With `recompute`, the backward pass computes inner states of each block's gated part ("mlp"; CUDA), or of the whole
-        block ("block") again, instead of keeping them.
+        With `recompute` the backward pass computes inner states again instead of storing them: those of each block's gated
+        unit ("mlp", on CUDA), or those of the whole block ("block").
         """
         x = embed(tokens, self.embed, trains=self.trains)
         cos, sin = self.angles(positions)
+        # a block ends with the first norm of the next block, so that each residual sum and norm are one kernel
         y = rms_norm(x, self.layers[0].norm_in, eps=self.eps)
         again = recompute == "mlp"
         for index, layer in enumerate(self.layers):
@@ -130,7 +148,7 @@ class Decoder:
         attend: Callable[[Tensor, Tensor], Tensor],
         again: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """One block: residual stream `x` and its normalised form `y`, for the next block."""
+        """One block, from the residual stream `x` and its normalised form `y` to both of the next block."""
         h, k = self.heads, self.kv_heads
         qkv = project(y, layer.qkv, layer.qkv_bias).view(-1, h + 2 * k, self.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -143,13 +161,13 @@ class Decoder:
         return add_rms_norm(x, gated_mlp(y, layer.gate_up, layer.down, recompute=again), norm_next, eps=self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token, in float32. `[N, width] -> [N, vocabulary]`"""
+        """Logits of every token of the vocabulary, in float32. `[N, width] -> [N, vocabulary]`"""
         if hidden.is_cuda and is_half(hidden):
             return self.head.scores(hidden)
         return project(hidden, self.head).float()
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every position's angles. `[N] -> 2 x [N, D/2]`"""
+        """Cosine and sine of the angles at each of `positions`. `[N] -> 2 x [N, D/2]`"""
         return self._cos[positions], self._sin[positions]
 
     @property
@@ -159,7 +177,7 @@ class Decoder:
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def refresh(self) -> None:
-        """Look the model's parameters up again: after they were bound to other memory."""
+        """Look up the model's parameters again, after they were bound to other memory."""
         inner = self.model.model
         self.embed, self.norm_out = Weight(inner.embed_tokens.weight.data), Weight(inner.norm.weight.data)
         head = self.model.get_output_embeddings().weight.data
@@ -171,13 +189,16 @@ class Decoder:
             self._cos, self._sin = self._table()
 
     def adapt(self, adapters: Mapping[str, Tensor], scale: float) -> None:
-        """From now on these adapters stand beside the weights (`q_proj.lora_A.weight`, ..., under the names of their modules),
-        where they lie in memory; none: the weights are alone. What is joined must lie side by side (`llm/model/lora.py`)."""
+        """Use these adapters from now on, in the memory where they are; an empty mapping removes all adapters.
+
+        Names are those of modules with a suffix (`...q_proj.lora_A.weight`). The `A` of modules that are multiplied as one
+        must be neighbours in memory (`llm/model/lora.py`).
+        """
         self.adapters, self._adapter_scale = dict(adapters), scale
         self._attach()
 
     def join_adapters(self) -> None:
-        """Multiply by copies in which neighbouring adapters are one matrix, until they are put elsewhere."""
+        """Multiply by copies in which neighbouring adapters are one matrix, until `adapt` is called again."""
         for layer in self.layers:
             for field in BESIDE:
                 weight: Weight = getattr(layer, field)
@@ -185,7 +206,7 @@ class Decoder:
                     weight.low.join(weight.value.shape[0])
 
     def renew_adapters(self) -> None:
-        """After `join_adapters`: the adapters have changed where they lie."""
+        """Update the copies of `join_adapters` after the adapters' values have changed in place."""
         for layer in self.layers:
             for field in BESIDE:
                 if (low := getattr(layer, field).low) is not None:
@@ -194,12 +215,12 @@ class Decoder:
     def _attach(self) -> None:
         for index, layer in enumerate(self.layers):
             for field, names in BESIDE.items():
-                getattr(layer, field).low = self._low(f"model.layers.{index}.", names)
+                getattr(layer, field).low = self._low_rank(f"model.layers.{index}.", names)
         if self.head is not self.embed:
-            self.head.low = self._low("", ("lm_head",))
+            self.head.low = self._low_rank("", ("lm_head",))
 
-    def _low(self, prefix: str, names: Sequence[str]) -> LowRank | None:
-        """The adapters beside modules that are multiplied as one."""
+    def _low_rank(self, prefix: str, names: Sequence[str]) -> LowRank | None:
+        """The adapters of modules that are multiplied as one; None if they have none."""
         downs, ups, row, rank = list[Tensor](), list[Up](), 0, 0
         for name in names:
             module = prefix + name
@@ -213,22 +234,22 @@ class Decoder:
         if not ups:
             return None
         if not is_joined(downs):
-            raise RunnelError(f"adapters of {prefix}{names[0]} and its neighbours do not lie side by side")
+            raise RunnelError(f"adapters of {prefix}{names[0]} and its neighbours are not next to each other in memory")
         return LowRank(Weight(joined(downs)), tuple(ups), self._adapter_scale)
 
     @property
     def trains(self) -> bool:
-        """Whether a pass that is made now is differentiated."""
+        """Whether a pass made now is differentiated."""
         return self._learns and torch.is_grad_enabled()
 
     def require_grad(self, vector: Tensor, grad: Tensor) -> None:
-        """From now on gradients of what lies in `vector` (the packed parameters, or the adapters) add up in `grad`, float32 and
-        laid out like it `[P]`. What lies elsewhere stays as it is."""
+        """From now on, gradients of the weights in `vector` (the packed parameters, or the adapters) add up in `grad`, which is
+        float32 with the same layout `[P]`. Weights outside of `vector` are not trained."""
         base, size, made = vector.data_ptr(), vector.element_size(), dict[int, Weight]()
 
         def train(weight: Weight) -> Weight:
             value, low = weight.value, None if weight.low is None else weight.low.each(train)
-            at = (value.data_ptr() - base) // size
+            at = (value.data_ptr() - base) // size  # a weight is a view, so its address says its place in the vector
             if not 0 <= at < vector.numel():
                 return Weight(value, low=low)
             if at not in made:
@@ -242,11 +263,11 @@ class Decoder:
         self._learns = True
 
     def is_packed(self) -> bool:
-        """Whether the model's parameters lie as the decoder reads them."""
+        """Whether the model's parameters are laid out as the decoder reads them."""
         return all(_is_packed(layer) for layer in self.model.model.layers)
 
     def _table(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine for every position that the model knows, by its own rotary embedding. `2 x [L, D/2]`"""
+        """Cosine and sine for every position of the model, computed by its own rotary embedding. `2 x [L, D/2]`"""
         device = self.embed.value.device
         steps = torch.arange(int(self.model.config.max_position_embeddings), device=device)
         like = torch.zeros((), dtype=torch.float32, device=device)
@@ -256,14 +277,15 @@ class Decoder:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Compare with the model's own forward pass on a few tokens; raises if they differ by more than rounding."""
+        """Compare with the model's own forward pass on a few tokens; raise if they differ by more than rounding."""
         size = min(12, int(self.model.config.max_position_embeddings))
-        tokens = torch.arange(size, device=self.embed.value.device) * 7919 % self.vocab_size
+        tokens = torch.arange(size, device=self.embed.value.device) * 7919 % self.vocab_size  # a prime: tokens spread
         rows = PackedRows([size], device=self.embed.value.device)
         found = self(tokens, rows.positions, lambda i, r, v: packed_attention(r, v, rows, scale=self.scale)).float()
         expected = self.model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0].float()
         gap = float((found - expected).norm() / expected.norm())
         bound = 1e-4 if self.embed.value.dtype == torch.float32 else 0.1
+        # NaN in both is the model's own fault, not the decoder's: the first update will say so
         if gap > bound or (math.isnan(gap) and bool(torch.isfinite(expected).all())):
             raise RunnelError(
                 f"the built-in decoder and {type(self.model).__name__} differ by {gap:.2g} (bound {bound:g}): this model has "
@@ -271,8 +293,8 @@ class Decoder:
             )
 
 
-def supported(model: Any) -> bool:
-    """Whether the decoder knows this model: its family, full attention in every layer, silu, default or scaled rotary."""
+def supported(model: PreTrainedModel) -> bool:
+    """Whether `Decoder` can run this model: known family, full attention in every layer, silu, default or scaled rotary."""
     config = model.config
     if (
         type(model).__name__ not in FAMILIES
@@ -287,13 +309,13 @@ def supported(model: Any) -> bool:
     return kinds == {"full_attention"} and window is None and not dynamic
 
 
-def _is_packed(layer: Any) -> bool:
+def _is_packed(layer: LlamaDecoderLayer) -> bool:
     heads = parameters_of(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "weight")
     biases = parameters_of(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "bias")
     return is_joined(heads) and is_joined(parameters_of(layer.mlp, ("gate_proj", "up_proj"), "weight")) and is_joined(biases)
 
 
-def _layer(layer: Any) -> Layer:
+def _layer(layer: LlamaDecoderLayer) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     heads = ("q_proj", "k_proj", "v_proj")
     biases = parameters_of(attention, heads, "bias")
@@ -311,6 +333,6 @@ def _layer(layer: Any) -> Layer:
     )
 
 
-def _optional(module: Any, name: str) -> Weight | None:
+def _optional(module: nn.Module | None, name: str) -> Weight | None:
     found = getattr(module, name, None)
     return None if found is None else Weight(found.data)

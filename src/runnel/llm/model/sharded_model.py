@@ -1,7 +1,8 @@
-"""A causal language model of which every rank keeps a part: FSDP2 (`torch.distributed.fsdp.fully_shard`) over its blocks.
+"""A causal language model that is sharded over ranks by FSDP2 (`torch.distributed.fsdp.fully_shard`), block by block.
 
-Each rank has some rows of every parameter, of its gradient and of its moments. A block's weights are together only while it is
-computed, forwards and backwards. So every rank must make the same passes: who has nothing to compute makes an empty one.
+Each rank has some rows of every parameter, of its gradient and of its moments. The weights of a block are gathered only while
+the block is computed, forwards or backwards. Every rank must therefore make the same passes: a rank without data makes an empty
+one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,22 +30,26 @@ from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.logprobs import head_logprobs
 from runnel.llm.model.token_model import DTYPES, Precision
 
-Mesh = Callable[[], Any]
-"""The ranks as a device mesh, once they meet."""
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+Mesh = Callable[[], "DeviceMesh"]
+"""Returns the ranks as a device mesh; the first call waits until all ranks have met."""
 
 
 class ShardedModel:
-    """`model` over the ranks of `mesh`, in the place of a `TokenModel`.
+    """`model`, sharded over the ranks of `mesh`; it has the methods of a `TokenModel`.
 
-    It is taken apart at the first pass, when ranks meet; up to then this rank has all of it, and a state that it is given
-    waits. Passes go through the model's own modules, padded to the longest row. `recompute` (other than none) keeps of a block
-    its input alone. `offload` keeps moments on the host, or of a frozen model its rows. A frozen model that `moves` is kept in
-    float32: small steps would be rounded away in half precision.
+    The model is sharded at the first pass, when ranks meet. Until then this rank has all of it, and a state that is loaded is
+    kept aside. Passes go through the model's own modules, padded to the longest row. `recompute` (other than none) stores only
+    the input of each block. `offload` keeps moments on the host; of a frozen model, its rows. A frozen model that `moves` is
+    kept in float32, because half precision would round its small steps away.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
         mesh: Mesh,
         device: str = "cpu",
@@ -59,54 +64,49 @@ class ShardedModel:
         self._moves = moves
         self.device, self.precision, self.frozen = torch.device(device), precision, frozen
         self._mesh, self._recompute, self._offload = mesh, recompute, offload
-        self._settings: Any = {"betas": betas, "weight_decay": weight_decay, "device": self.device, "offload": offload}
+        self._betas, self._decay = betas, weight_decay
         self._whole: _Whole | None = _Whole(model)
-        self._root: Any = None
+        self._root: Any = None  # an FSDPModule, whose attributes are those of the module that it wraps
         self._optimiser: AdamW | None = None
-        self._waiting: State | None = None
-        self._like: ShardedModel | None = None
+        self._state_to_load: State | None = None
+        self._source: ShardedModel | None = None
         self._bare = copy_without_values(model)
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
 
-    # ------------------------------------------------------------------------------------------------------- taking apart
-    @property
-    def is_apart(self) -> bool:
-        """Whether this rank has its rows only."""
-        return self._root is not None
-
+    # ----------------------------------------------------------------------------------------------------------- sharding
     @property
     def root(self) -> Any:
-        """The model behind one call, taken apart over the ranks."""
+        """The sharded model behind one call (`_Whole.forward`); the first access shards it."""
         if self._root is None:
             assert self._whole is not None
             self._root, self._whole = self._shard(self._whole), None
-            (state, other), self._waiting, self._like = (self._waiting, self._like), None, None
+            (state, other), self._state_to_load, self._source = (self._state_to_load, self._source), None, None
             if state is not None:
                 self.load_state_dict(state)
             elif other is not None:
-                self.take(other)
+                self.copy_from(other)
         return self._root
 
-    def _shard(self, model: _Whole) -> Any:
-        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+    def _shard(self, model: _Whole) -> nn.Module:
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         kind = DTYPES[self.precision]
         kept = torch.float32 if self.precision == "bfloat16" and (self._moves or not self.frozen) else kind
         for parameter in model.parameters():
             parameter.data = parameter.data.to(kept)
             parameter.requires_grad_(not self.frozen)
-        settings: dict[str, Any] = {"mesh": self._mesh(), "reshard_after_forward": True}  # else a pass without a backward pass
-        if kind != kept:  # would leave old weights behind for the next
-            settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32)
-        if self.frozen and self._offload and self.device.type == "cuda":
-            settings["offload_policy"] = CPUOffloadPolicy()
+        casts = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32) if kind != kept else MixedPrecisionPolicy()
+        to_host = CPUOffloadPolicy() if self.frozen and self._offload and self.device.type == "cuda" else OffloadPolicy()
+        # without reshard_after_forward, a pass without a backward pass would leave old weights gathered for the next pass
+        shard = partial(fully_shard, mesh=self._mesh(), reshard_after_forward=True, mp_policy=casts, offload_policy=to_host)
         for block in blocks_of(model.model):
             if self._recompute != "none":
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-            fully_shard(block, **settings)
-        root: Any = fully_shard(model, **settings)
+            shard(block)
+        root = shard(model)
+        assert isinstance(root, nn.Module)  # FSDP2 changes the class of `model` itself
         for module in root.modules():
-            if isinstance(module, FSDPModule):  # gradients are summed: denominators are of the whole batch already
+            if isinstance(module, FSDPModule):  # sum gradients, do not average: denominators count the whole batch already
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         return root
@@ -115,13 +115,13 @@ class ShardedModel:
     def logprobs_at(
         self, tokens: Tensor, lengths: list[int], position: Tensor, target: Tensor, *, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Of packed rows, log-probability of each `target` given what is up to `position`, and entropy there.
+        """Log-probability of each `target` after the token at `position` of packed rows, and the entropy there.
         `[N], [M], [M] -> [M], [M]`"""
         found: tuple[Tensor, Tensor] = self.root(tokens, lengths, position, target, temperature)
         return found
 
     def scores_at(self, tokens: Tensor, lengths: list[int], position: Tensor) -> Tensor:
-        """The number that a model with a scalar head gives each `position`. `[N], [M] -> [M]`"""
+        """The scores of a model with a scalar head at each `position`. `[N], [M] -> [M]`"""
         scores: Tensor = self.root(tokens, lengths, position, None, 1.0)
         return scores
 
@@ -130,11 +130,11 @@ class ShardedModel:
         return self.logprobs_at(part.tokens, part.lengths, part.position, part.target, temperature=temperature)
 
     def scores(self, part: MicroBatch) -> Tensor:
-        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        """The score of a `ScalarModel` at each trained token. `-> [M]`"""
         return self.scores_at(part.tokens, part.lengths, part.position)
 
     def scalar_model(self) -> ScalarModel:
-        """A `ScalarModel` whose body has no values yet (`take` brings them, to each rank its own)."""
+        """A `ScalarModel` whose body has no values yet (`copy_from` gives each rank its rows)."""
         return ScalarModel(self.empty_copy())
 
     def row_logprobs(self, row: Tensor, first: int) -> Tensor:
@@ -144,7 +144,7 @@ class ShardedModel:
 
     @contextmanager
     def resident(self) -> Iterator[None]:
-        """Weights come to the device with each pass."""
+        """Does nothing: FSDP2 moves weights to the device in each pass."""
         yield
 
     # --------------------------------------------------------------------------------------------------------- optimiser
@@ -154,11 +154,11 @@ class ShardedModel:
             parameter.grad = None
 
     def gather(self) -> None:
-        """After the backward pass of a micro-batch: gradients are in float32 and on their ranks already."""
+        """Does nothing: after a backward pass, gradients are in float32 and on their ranks already."""
 
     @torch.no_grad()
     def step(self, lr: float, *, max_grad_norm: float, collective: Collective, name: str, version: int) -> float:
-        """Clip by the norm over all ranks and step, unless it is not finite; returns the norm before the clip."""
+        """Clip gradients by their norm over all ranks and step; return the norm before the clip. Raise if it is not finite."""
         own = self._named()
         grads = [torch.zeros_like(_local(p)) if p.grad is None else _local(p.grad) for p in own.values()]
         square = sum((g.double().square().sum() for g in grads), torch.zeros((), dtype=torch.float64, device=self.device))
@@ -171,17 +171,22 @@ class ShardedModel:
 
     def _moments(self) -> AdamW:
         if self._optimiser is None:
-            self._optimiser = AdamW([_local(p) for p in self._named().values()], **self._settings)
+            self._optimiser = AdamW(
+                [_local(p) for p in self._named().values()],
+                betas=self._betas,
+                weight_decay=self._decay,
+                device=self.device,
+                offload=self._offload,
+            )
         return self._optimiser
 
     # ----------------------------------------------------------------------------------------------------------- weights
-    def pieces(self) -> dict[str, ParamShard]:
-        """This rank's rows of every parameter, to be published in the precision of the passes; all rows before the first
-        pass."""
+    def param_shards(self) -> dict[str, ParamShard]:
+        """This rank's rows of every parameter, with the precision in which to publish them; all rows before the first pass."""
         if self._whole is None:
-            return self._pieces(list(map(_local, self._named().values())))
+            return self._shards_of(list(map(_local, self._named().values())))
         own = {name: p.data for name, p in self._whole.model.named_parameters()}
-        found = own if self._waiting is None else self._waiting["model"]
+        found = own if self._state_to_load is None else self._state_to_load["model"]
         kind = DTYPES[self.precision]
         return {name: ParamShard(_parts(found[name]), shape, kind) for name, shape in self._shapes.items()}
 
@@ -196,20 +201,28 @@ class ShardedModel:
 
     def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Self:
         """The same model, fixed as it is now, in the same precision and over the same ranks."""
-        settings: Any = {"mesh": self._mesh, "device": str(self.device), "precision": self.precision, "offload": offload}
-        twin = type(self)(self.empty_copy(), frozen=True, moves=moves, **settings)
-        twin.take(self)
+        twin = type(self)(
+            self.empty_copy(),
+            mesh=self._mesh,
+            device=str(self.device),
+            precision=self.precision,
+            frozen=True,
+            offload=offload,
+            moves=moves,
+        )
+        twin.copy_from(self)
         return twin
 
-    def empty_copy(self) -> Any:
-        """A model of this kind whose parameters have memory but no values yet: nothing of it is touched before it is cut."""
+    def empty_copy(self) -> PreTrainedModel:
+        """A model of this kind whose parameters have memory but no values yet. Pages that are never written take no memory, so
+        a whole copy costs little before it is sharded."""
         return copy_without_values(self._bare, device="cpu")
 
     @torch.no_grad()
-    def take(self, other: ShardedModel) -> None:
-        """Copy the rows of every parameter that `other` has too; before the first pass, when it comes."""
+    def copy_from(self, other: ShardedModel) -> None:
+        """Copy the rows of every parameter that `other` has too. Before the first pass, this is put off until it comes."""
         if self._whole is not None:
-            self._like = other
+            self._source = other
             return
         theirs = other._named()
         for name, parameter in self._named().items():
@@ -217,37 +230,37 @@ class ShardedModel:
                 _local(parameter).copy_(_local(theirs[name]))
 
     @torch.no_grad()
-    def move_towards(self, other: ShardedModel, share: float) -> None:
-        """Go `share` of the way to the weights of `other`; 1 copies them."""
+    def move_towards(self, other: ShardedModel, fraction: float) -> None:
+        """Move the weights towards those of `other` by `fraction` of the difference; 1 copies them."""
         theirs = other._named()
         for name, parameter in self._named().items():
             own = _local(parameter)
-            own.lerp_(_local(theirs[name]).to(own.device, own.dtype), share)
+            own.lerp_(_local(theirs[name]).to(own.device, own.dtype), fraction)
 
     @torch.no_grad()
     def start_from(self, params: Mapping[str, Tensor]) -> None:
-        """Take this rank's rows of plain weights as the start."""
-        for name, piece in self.pieces().items():
-            piece.value.copy_(params[name][piece.start : piece.start + len(piece.value)])
+        """Copy this rank's rows of plain weights, as the start of training."""
+        for name, shard in self.param_shards().items():
+            shard.value.copy_(params[name][shard.start : shard.start + len(shard.value)])
 
     def state_dict(self) -> State:
-        """This rank's rows of the weights, and where there is an optimiser of its moments; on the host."""
+        """This rank's rows of the weights and, unless frozen, of the moments; on the host."""
         if self._whole is not None:
             return self._whole_state()
-        state: State = {"model": {name: piece.state() for name, piece in self.pieces().items()}}
+        state: State = {"model": {name: shard.state() for name, shard in self.param_shards().items()}}
         if self.frozen:
             return state
         moments = self._moments()
         for key, values in (("mean", moments.mean), ("square", moments.square)):
-            state[key] = {name: piece.state() for name, piece in self._pieces(values).items()}
+            state[key] = {name: shard.state() for name, shard in self._shards_of(values).items()}
         return state | {"steps": float(moments.steps), "rest": {}}
 
     def _whole_state(self) -> State:
-        """Before the first pass: as of a model in one piece."""
-        if self._waiting is not None:
-            kinds = {key: values for key, values in self._waiting.items() if isinstance(values, Mapping)}
-            return self._waiting | {key: {n: whole(v) for n, v in values.items()} for key, values in kinds.items()}
-        state: State = {"model": {name: piece.value.detach().clone() for name, piece in self.pieces().items()}}
+        """The state before the first pass, with whole tensors."""
+        if self._state_to_load is not None:
+            kinds = {key: values for key, values in self._state_to_load.items() if isinstance(values, Mapping)}
+            return self._state_to_load | {key: {n: whole(v) for n, v in values.items()} for key, values in kinds.items()}
+        state: State = {"model": {name: shard.value.detach().clone() for name, shard in self.param_shards().items()}}
         if self.frozen:
             return state
         empty = {key: {name: torch.zeros(shape) for name, shape in self._shapes.items()} for key in ("mean", "square")}
@@ -255,23 +268,24 @@ class ShardedModel:
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Take this rank's rows of a state that may be of any number of ranks (`core.pieces.join_pieces`)."""
+        """Copy this rank's rows of a state, which may come from any number of ranks (`core/sharding/param_shards.py`)."""
         if self._whole is not None:
-            self._waiting = state
+            self._state_to_load = state
             return
         kinds = {"model": list(map(_local, self._named().values()))}
         if not self.frozen:
             kinds |= {"mean": self._moments().mean, "square": self._moments().square}
             self._moments().steps.fill_(state["steps"])
         for key, values in kinds.items():
-            for name, piece in self._pieces(values).items():
-                piece.value.copy_(_rows(state[key][name], piece.start, piece.start + len(piece.value)))
+            for name, shard in self._shards_of(values).items():
+                shard.value.copy_(_rows(state[key][name], shard.start, shard.start + len(shard.value)))
 
-    def _named(self) -> dict[str, Any]:
-        """Parameters by the names that the plain model has for them; each is a distributed tensor."""
+    def _named(self) -> dict[str, nn.Parameter]:
+        """Parameters by their names in the plain model; each is a distributed tensor (`DTensor`)."""
         return dict(self.root.model.named_parameters())
 
-    def _pieces(self, values: list[Tensor]) -> dict[str, ParamShard]:
+    def _shards_of(self, values: list[Tensor]) -> dict[str, ParamShard]:
+        """Local tensors as named shards; `values` are in the order of the parameters."""
         mesh, out = self._mesh(), {}
         for (name, shape), value in zip(self._shapes.items(), values, strict=True):
             start, _ = rows_of_rank(shape[0], mesh.get_local_rank(), mesh.size())
@@ -280,9 +294,9 @@ class ShardedModel:
 
 
 class _Whole(nn.Module):
-    """A model behind one call, from tokens to what is asked of them: inside it, FSDP2 has the weights together."""
+    """A model behind one call, from tokens to log-probabilities or scores: FSDP2 gathers weights only inside a call."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
@@ -295,17 +309,17 @@ class _Whole(nn.Module):
             scores: Tensor = self.model.score(hidden).squeeze(-1).float().clone()
             return scores
         logprobs, entropy = head_logprobs(hidden, target, output_head(self.model), temperature=temperature)
-        return logprobs.clone(), entropy.clone()  # FSDP2 hangs the backward pass on outputs, which must not be views
+        return logprobs.clone(), entropy.clone()  # FSDP2 registers backward hooks on outputs, which must not be views
 
 
-def blocks_of(model: Any) -> list[nn.Module]:
-    """The blocks that are gathered one at a time: those that a Hugging Face model says must not be split."""
+def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks that are gathered one at a time: modules that a Hugging Face model says must not be split."""
     kinds = set(getattr(model.base_model, "_no_split_modules", None) or ())
     return [m for m in model.modules() if type(m).__name__ in kinds]
 
 
-def copy_without_values(model: Any, *, device: str = "meta") -> Any:
-    """A deep copy whose parameters have shapes, and on a `device` other than meta memory, but not the values."""
+def copy_without_values(model: PreTrainedModel, *, device: str = "meta") -> PreTrainedModel:
+    """A deep copy with uninitialised parameters; on the default device, meta, they have shapes only."""
     empty = {
         id(p): nn.Parameter(torch.empty_like(p, device=device, memory_format=torch.contiguous_format), requires_grad=False)
         for p in model.parameters()
@@ -313,13 +327,18 @@ def copy_without_values(model: Any, *, device: str = "meta") -> Any:
     return copy.deepcopy(model, dict(empty))
 
 
-def _local(x: Any) -> Tensor:
-    rows: Tensor = x.detach().to_local()
+def _local(x: Tensor) -> Tensor:
+    """This rank's rows of a distributed tensor."""
+    from torch.distributed.tensor import DTensor
+
+    found = x.detach()
+    assert isinstance(found, DTensor)
+    rows: Tensor = found.to_local()
     return rows
 
 
-def _rows(value: Any, start: int, stop: int) -> Tensor:
-    """Rows of a whole tensor, of pieces of all ranks, or of one piece as `ParamShard.state` gives it."""
+def _rows(value: Tensor | ShardRows | State, start: int, stop: int) -> Tensor:
+    """Rows of a whole tensor, of the shards of all ranks, or of one shard as `ParamShard.state` returns it."""
     if isinstance(value, Mapping):
         value = ShardRows(((value["start"], value["piece"]),), value["of"])
     rows: Tensor = value[start:stop]

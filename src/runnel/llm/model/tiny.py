@@ -1,15 +1,18 @@
-"""A tiny model of the family of a given one: each of its kinds of layers, small sizes, windows of a few tokens, random weights.
+"""Make a tiny model of the same family as a given one: each of its kinds of layers, small sizes, short windows, random weights.
 
-What a family does (its masks, positions, states and scales) does not depend on its size, so it can be compared in a moment.
+The masks, positions, states and scales of a family do not depend on its size, so a tiny model can be compared in a moment.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 WINDOW = 6
 """Tokens of a window, or of a chunk, of a tiny model."""
@@ -45,15 +48,15 @@ _GROUPS: dict[int, str] = {
     1: "n_group topk_group rescale_every num_expert_group first_k_dense_replace num_dense_layers num_kv_shared_layers",
 }
 SIZES = {name: size for size, names in _GROUPS.items() for name in names.split()}
-"""The most that each number of a configuration may be in a tiny one, by the names that families have for it."""
+"""The largest value of each number in a tiny config, by the names that families use for it."""
 SIZES["original_max_position_embeddings"] = POSITIONS // 2
 EXACT = {
     name
     for name in SIZES
     if SIZES[name] == WIDTH or name.endswith(("n_head", "n_heads", "attention_heads")) or name == "head_dim"
 }
-"""Of these, all are set: width, heads and their size must fit each other."""
-FAMILIES: dict[str, dict[str, Any]] = {
+"""Numbers that are set to exactly their size, because width, heads and head size must fit each other."""
+FAMILIES: dict[str, dict[str, object]] = {
     "hrm_text": {"num_hidden_layers": 16},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8},
@@ -72,25 +75,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_mamba_heads": 8,
     },
 }
-"""What a family needs beside smaller numbers, because some of its numbers depend on others."""
+"""Further settings of some families, in which some numbers depend on others."""
 
 
-def tiny_config(config: Any) -> Any:
+def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     """A configuration of the same family and kinds of layers, a few thousand weights large."""
     made = _smaller(config.to_dict())
     return type(config).from_dict(made)
 
 
-def _smaller(data: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _smaller(data: Mapping[str, object]) -> dict[str, object]:
+    out: dict[str, object] = {}
     chosen = _layers(data)
     for name, value in data.items():
         if name in ("id2label", "label2id"):
             continue
-        if name == "per_layer_config":
+        if name == "per_layer_config" and isinstance(value, Mapping):
             out[name] = {i: _smaller(v) for i, at in enumerate(chosen) for key, v in value.items() if int(key) == at}
             continue
-        if name in ("rope_parameters", "rope_scaling") and value:
+        if name in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping) and value:
             out[name] = _rope(value, data)
         elif isinstance(value, Mapping):
             out[name] = _smaller(value)
@@ -100,7 +103,9 @@ def _smaller(data: Mapping[str, Any]) -> dict[str, Any]:
             out[name] = [_least(name, x) for x in value] if isinstance(value, list) else _least(name, value)
     if chosen:
         out |= {name: len(chosen) for name in DEPTHS if name in out}
-    out |= {name: _kv_heads(data, value) for name, value in data.items() if name in KV_HEADS and value}
+    out |= {
+        name: _kv_heads(data, value) for name, value in data.items() if name in KV_HEADS and isinstance(value, int) and value
+    }
     out |= {name: _within(value) for name, value in out.items() if name.endswith("token_id") and value is not None}
     if data.get("head_dim") is not None and data.get("head_dim") == data.get("qk_rope_head_dim"):
         out["head_dim"] = out["qk_rope_head_dim"]
@@ -112,11 +117,16 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_lay
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "linear_num_value_heads", "num_global_key_value_heads")
 
 
-def _depth(data: Mapping[str, Any]) -> int:
-    return next((int(data[name]) for name in DEPTHS if isinstance(data.get(name), int)), 0)
+def _depth(data: Mapping[str, object]) -> int:
+    return _first_int(data, DEPTHS, 0)
 
 
-def _layers(data: Mapping[str, Any]) -> list[int]:
+def _first_int(data: Mapping[str, object], names: Sequence[str], otherwise: int) -> int:
+    """The first of the named numbers that is an integer above 0."""
+    return next((value for name in names if isinstance(value := data.get(name), int) and value > 0), otherwise)
+
+
+def _layers(data: Mapping[str, object]) -> list[int]:
     """One layer of each kind, by what the lists with an entry for each layer say; at least two."""
     depth = _depth(data)
     lists = [value for value in data.values() if isinstance(value, list) and depth and len(value) == depth]
@@ -130,22 +140,23 @@ def _layers(data: Mapping[str, Any]) -> list[int]:
     return first if len(first) > 1 else [0, min(1, depth - 1)]
 
 
-def _are_all(value: list[Any]) -> bool:
-    """Whether a list names layers, and names them all."""
-    return value == list(range(len(value)))
+def _are_all(value: Sequence[object]) -> bool:
+    """Whether a list holds the indices of all layers."""
+    return list(value) == list(range(len(value)))
 
 
-def _least(name: str, value: Any) -> Any:
+def _least(name: str, value: object) -> object:
     """A number of a configuration in its tiny copy."""
     if name not in SIZES or not isinstance(value, int) or isinstance(value, bool):
         return value
     return SIZES[name] if name in EXACT and value > 0 else min(value, SIZES[name])
 
 
-def _rope(value: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings with a factor for each angle that is left, and an original context that is below the tiny one."""
-    head = data.get("head_dim") or data.get("hidden_size", WIDTH) // data.get("num_attention_heads", HEADS)
-    out: dict[str, Any] = {}
+def _rope(value: Mapping[str, object], data: Mapping[str, object]) -> dict[str, object]:
+    """Rotary settings of a tiny config: one factor for each remaining angle, and an original context below the tiny one."""
+    width, heads = _first_int(data, ("hidden_size",), WIDTH), _first_int(data, ("num_attention_heads",), HEADS)
+    head = _first_int(data, ("head_dim",), width // heads)
+    out: dict[str, object] = {}
     for name, x in value.items():
         if isinstance(x, Mapping):
             out[name] = _rope(x, data)
@@ -156,20 +167,20 @@ def _rope(value: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _kv_heads(data: Mapping[str, Any], value: int) -> int:
-    heads = next((data[n] for n in ("num_attention_heads", "n_head", "n_heads", "linear_num_key_heads") if data.get(n)), value)
+def _kv_heads(data: Mapping[str, object], value: int) -> int:
+    heads = _first_int(data, ("num_attention_heads", "n_head", "n_heads", "linear_num_key_heads"), value)
     return 1 if value == 1 else HEADS if value >= heads else 2
 
 
-def _within(value: Any) -> Any:
-    """A token of the tiny vocabulary, for one of the large one."""
+def _within(value: object) -> object:
+    """A token id, or a list of them, cut to the tiny vocabulary."""
     if isinstance(value, list):
         return [_within(v) for v in value]
-    return min(int(value), VOCABULARY - 1) if isinstance(value, int) else value
+    return min(value, VOCABULARY - 1) if isinstance(value, int) else value
 
 
-def tiny_model(config: Any, *, seed: int = 0) -> Any:
-    """A model of a tiny configuration, float32, in evaluation mode, with weights that make its logits differ."""
+def tiny_model(config: PretrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+    """A model of a tiny config, in float32 and evaluation mode, with random weights large enough that its logits differ."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):

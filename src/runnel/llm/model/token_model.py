@@ -1,7 +1,7 @@
 """A causal language model in training: packed rows in, log-probabilities out, and an AdamW step over one vector.
 
-Compute may be in bfloat16; master weights, gradients over micro-batches and moments are float32. The compute weights are the
-model's own parameters (packed, `pack.py`), so an engine beside the learner reads each new version where it lies.
+Passes may run in bfloat16; master weights, sums of gradients and moments are float32. The weights of the passes are the model's
+own parameters (packed, `pack.py`), so an engine in the same process reads each new version in place.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
@@ -36,25 +36,32 @@ from runnel.llm.model.logprobs import head_logprobs, token_logprobs
 from runnel.llm.model.lora import Adapters, LoraConfig, MergedModel, make_adapters, plain_names, unwrapped, wrap_modules
 from runnel.llm.model.pack import pack, pack_tensors, packed, packed_order, split_like
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 Precision = Literal["float64", "float32", "bfloat16"]
 
 
 class TokenModel:
-    """`model` with its forward pass over packed rows, and unless `frozen` its optimiser.
+    """`model` with its forward pass over packed rows and, unless it is `frozen`, its optimiser.
 
-    Families that `Decoder` knows run through it, without padding; others through their own modules, padded to the longest
-    row. With `recompute`, inner states of a block are not kept for the backward pass (decoder only). With `lora`, adapters are
-    trained and published, alone; the weights that they stand beside are read where they lie, if they lie in this precision on
-    this device, so that others can share them. With `offload`, the host keeps what is not needed all the time: moments and
-    float32 masters, or all of a frozen model, which is on the device only inside `resident()`. A frozen model that `moves`
-    keeps its average in float32: small steps would be rounded away in half precision. `foreign`: what adapters stand beside is
-    not what everyone builds from the config, so it travels and is saved with them.
+    Families that `Decoder` knows run through it, without padding. Others run through their own modules, padded to the longest
+    row. The options:
+
+    - `recompute`: inner states of a block are not stored for the backward pass (decoder only).
+    - `lora`: only adapters are trained and published. Base weights that have this precision and device already are used in
+      place, so that others can share their memory.
+    - `offload`: the host keeps moments and float32 masters, or all weights of a frozen model, which are on the device only
+      inside `resident()`.
+    - `moves`: a frozen model keeps its average in float32, because half precision would round its small steps away.
+    - `foreign`: the base weights of the adapters are not those that every worker builds from the config, so they are published
+      and saved with the adapters.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
         device: str = "cpu",
         precision: Precision = "float32",
@@ -74,17 +81,18 @@ class TokenModel:
         self.adapters = adapters
         if lora is not None:
             self.adapters = make_adapters(model, lora) if supported(model) else wrap_modules(model, lora)
-        self._offload = offload and not (frozen and self.adapters is not None)  # adapters are too small to be worth the way
+        self._offload = offload and not (frozen and self.adapters is not None)  # frozen adapters are too small to be worth it
         kind = DTYPES[precision]
         self._base = self._pack_base(kind)
         self._trained = self._own_parameters() if self.adapters is None else self.adapters.tensors
         place = next(iter(self._trained.values())).device
+        # the float32 masters start from the weights as given, before these are rounded to the precision of the passes
         start = None if frozen or precision != "bfloat16" else pack_tensors(self._trained, dtype=torch.float32, device=place)
         if frozen and self.adapters is None and not self._offload:
             self._vector = packed(model, dtype=kind, device=self.device)
         else:
             self._vector = pack_tensors(self._trained, dtype=kind, device=self.device)
-        model.to(self.device)  # buffers; the parameters are there
+        model.to(self.device)  # for the buffers: the parameters are there already
         self._decoder = Decoder.of(model)
         if self._decoder is not None and self.adapters is not None:
             self._decoder.adapt(self.adapters.tensors, self.adapters.scale)
@@ -94,29 +102,29 @@ class TokenModel:
             kept = None if start is None else on_host(start, fast=self.device.type == "cuda") if offload else start.to(device)
             self._master = self._vector if kept is None else kept
             self._allocate()
-        self._record()
-        place = torch.device("cpu") if self._goes else self.device
+        self._make_graphs()
+        place = torch.device("cpu") if self._leaves_device else self.device
         self._average = self._vector.to(place, torch.float32) if moves and precision == "bfloat16" else None
         self._merged = MergedModel(model)
         self._loaded: Adapters | None = None
-        if self._goes:
+        if self._leaves_device:
             self._kept = on_host(self._vector, fast=self.device.type == "cuda")
             self._vector.untyped_storage().resize_(0)
 
     @property
-    def _goes(self) -> bool:
-        """Whether the weights leave the device between passes."""
+    def _leaves_device(self) -> bool:
+        """Whether the weights are on the device only inside `resident()`."""
         return self.frozen and self._offload
 
-    def _record(self) -> None:
-        """Passes from graphs, where that is possible: recorded work knows addresses."""
-        self._recorded: GraphedDecoder | None = None
+    def _make_graphs(self) -> None:
+        """Start with new CUDA graphs where they can be used: captured work holds the addresses of weights."""
+        self._graphed: GraphedDecoder | None = None
         half = self.device.type == "cuda" and self.precision == "bfloat16"
-        if self._decoder is not None and half and not self._goes:
-            self._recorded = GraphedDecoder(self._decoder, recompute=self._recompute)
+        if self._decoder is not None and half and not self._leaves_device:
+            self._graphed = GraphedDecoder(self._decoder, recompute=self._recompute)
 
     def _pack_base(self, kind: torch.dtype) -> Tensor | None:
-        """What adapters stand beside, in one vector where the decoder reads it; None without adapters."""
+        """The base weights of adapters in one vector, as the decoder reads them; None without adapters."""
         if self.adapters is None:
             return None
         own = {id(t) for t in self.adapters.tensors.values()}
@@ -126,31 +134,33 @@ class TokenModel:
         return pack(self.model, dtype=kind, device=self.device, names=rest)
 
     def _own_parameters(self) -> dict[str, Tensor]:
-        """All parameters of the model, in the order in which they lie."""
+        """All parameters of the model, in the order of the packed vector."""
         own = dict(self.model.named_parameters())
         return {name: own[name] for name in packed_order(self.model)}
 
     def _allocate(self) -> None:
         self._grad = torch.zeros_like(self._master, device=self.device)
-        settings: Any = {"betas": self._betas, "weight_decay": self._decay, "device": self.device, "offload": self._offload}
-        self._optimiser = AdamW([self._master], **settings)
+        self._optimiser = AdamW(
+            [self._master], betas=self._betas, weight_decay=self._decay, device=self.device, offload=self._offload
+        )
+        # the decoder adds gradients in float32; autograd gives those of other modules in the dtype of their weights
         direct = self._vector is self._master or self._decoder is not None
-        self._part = self._grad if direct else torch.zeros_like(self._vector)
+        self._micro_grad = self._grad if direct else torch.zeros_like(self._vector)
         if self._decoder is not None:
-            self._decoder.require_grad(self._vector, self._part)
+            self._decoder.require_grad(self._vector, self._micro_grad)
         for tensor in self._trained.values():
             tensor.requires_grad_(True)
-        if self._part.dtype == self._vector.dtype:
-            for tensor, view in zip(self._trained.values(), self._named(self._part).values(), strict=True):
+        if self._micro_grad.dtype == self._vector.dtype:  # autograd adds to `grad` in place, so views fill the one vector
+            for tensor, view in zip(self._trained.values(), self._named(self._micro_grad).values(), strict=True):
                 tensor.grad = view
 
     @contextmanager
     def resident(self, *, changes: bool = False) -> Iterator[None]:
-        """Inside it the weights are on the device, also those of a frozen model that the host keeps (anew, if it `changes`)."""
-        if not self._goes:
+        """Inside this context the weights are on the device. With `changes` the host's copy is updated at its end."""
+        if not self._leaves_device:
             yield
             return
-        memory = self._vector.untyped_storage()
+        memory = self._vector.untyped_storage()  # freed and allocated in place: the parameters are views of it
         memory.resize_(self._kept.untyped_storage().nbytes())
         self._vector.copy_(self._kept, non_blocking=True)
         try:
@@ -163,14 +173,14 @@ class TokenModel:
     # -------------------------------------------------------------------------------------------------------- forward
     @property
     def folds(self) -> bool:
-        """Whether rows may come in families (`PackedRows`): through the decoder, on the host."""
+        """Whether rows may share prefixes (families of `PackedRows`): only in the decoder, on the CPU."""
         return self._decoder is not None and self.device.type == "cpu"
 
     def packed_hidden(self, tokens: Tensor, rows: PackedRows) -> Tensor:
         """Last hidden states of packed rows. `[N] -> [N, width]`"""
         decoder = self._decoder
-        if self._recorded is not None:
-            return self._recorded(tokens, rows.lengths)
+        if self._graphed is not None:
+            return self._graphed(tokens, rows.lengths)
         if decoder is None:
             return hidden_states(self.model, tokens[rows.padded])[rows.rows, rows.positions]
 
@@ -191,7 +201,7 @@ class TokenModel:
         return self.target_logprobs(self.hidden(part), part.target, temperature=temperature)
 
     def scores(self, part: MicroBatch) -> Tensor:
-        """The number that a `ScalarModel` gives each trained token. `-> [M]`"""
+        """The score of a `ScalarModel` at each trained token. `-> [M]`"""
         scores: Tensor = self.model.score(self.hidden(part)).squeeze(-1).float()
         return scores
 
@@ -214,17 +224,17 @@ class TokenModel:
     def zero_grad(self) -> None:
         """Start a new sum of gradients."""
         self._grad.zero_()
-        self._part.zero_()
+        self._micro_grad.zero_()
 
     def gather(self) -> None:
-        """After the backward pass of a micro-batch: add what is in half precision to the sum in float32."""
-        if self._part is not self._grad:
-            self._grad.add_(self._part)
-            self._part.zero_()
+        """After the backward pass of a micro-batch: add gradients in half precision to the sum in float32."""
+        if self._micro_grad is not self._grad:
+            self._grad.add_(self._micro_grad)
+            self._micro_grad.zero_()
 
     @torch.no_grad()
     def step(self, lr: float, *, max_grad_norm: float, collective: Collective, name: str, version: int) -> float:
-        """Sum gradients over ranks, clip and step, unless they are not finite; returns their norm before the clip."""
+        """Sum gradients over ranks, clip and step; returns their norm before the clip. Raises if it is not finite."""
         grad = self._grad.copy_(collective.all_reduce(self._grad))
         norm = float(torch.linalg.vector_norm(grad))
         if not math.isfinite(norm):
@@ -240,22 +250,21 @@ class TokenModel:
 
     # --------------------------------------------------------------------------------------------------------- weights
     def params(self) -> Mapping[str, Tensor]:
-        """Live compute weights, tied ones once; of a model with adapters those alone, unless what they stand beside is not
-        what everyone builds from the config."""
+        """Live weights of the passes, tied ones once. With adapters: those only, unless the base weights are `foreign`."""
         if self.adapters is None:
             return model_params(self.model)
         return {**(plain_names(self.model) if self._foreign else {}), **self.adapters.params()}
 
     def masters(self) -> Mapping[str, Tensor]:
-        """What is trained, as precise as it is kept."""
+        """Live master weights of what is trained."""
         return self._named(self._master)
 
     def base_params(self) -> dict[str, Tensor]:
-        """Live weights as `start_from` takes them: those of the plain model, without what adapters add."""
+        """Live weights of the plain model, without adapters, as `start_from` reads them."""
         return model_params(self.model) if self.adapters is None else plain_names(self.model)
 
-    def merged_copy(self) -> Any:
-        """A plain model of its own, with adapters merged in."""
+    def merged_copy(self) -> PreTrainedModel:
+        """A plain copy of the model, with adapters merged into its weights."""
         if self.adapters is None:
             return copy_model(self.model)
         if self._decoder is None:
@@ -265,28 +274,36 @@ class TokenModel:
         return twin
 
     def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Self:
-        """The same model, fixed as it is now, in the same precision; adapters are copied, what they stand beside is shared."""
-        settings: Any = {"device": str(self.device), "precision": self.precision, "offload": offload, "moves": moves}
+        """A frozen copy of the model as it is now, in the same precision. Adapters are copied, their base weights shared."""
         if self.adapters is None or self._decoder is None:
-            return type(self)(self.merged_copy(), frozen=True, **settings)
-        own = self.adapters.own(dtype=self._vector.dtype, device=self.device)
-        return type(self)(shared_copy(self.model), frozen=True, adapters=own, **settings)
+            model, own = self.merged_copy(), None
+        else:
+            model, own = shared_copy(self.model), self.adapters.own(dtype=self._vector.dtype, device=self.device)
+        return type(self)(
+            model,
+            device=str(self.device),
+            precision=self.precision,
+            frozen=True,
+            adapters=own,
+            offload=offload,
+            moves=moves,
+        )
 
     @torch.no_grad()
-    def move_towards(self, other: TokenModel, share: float) -> None:
-        """Go `share` of the way to the weights of `other`; 1 copies them."""
+    def move_towards(self, other: TokenModel, fraction: float) -> None:
+        """Move the weights towards those of `other` by `fraction` of the difference; 1 copies them."""
         with self.resident(changes=True):
-            if share == 1.0:
+            if fraction == 1.0:
                 self._vector.copy_(other._vector)
             elif self._average is None:
-                self._vector.lerp_(other._vector, share)
+                self._vector.lerp_(other._vector, fraction)
             if self._average is not None:
-                self._average.lerp_(other._master.to(self._average), share)
+                self._average.lerp_(other._master.to(self._average), fraction)
                 self._vector.copy_(self._average)
 
     @torch.no_grad()
     def start_from(self, params: Mapping[str, Tensor]) -> None:
-        """Take plain weights (as `base_params` gives them) as the start; adapters stay as they are."""
+        """Copy plain weights (as `base_params` returns them), as the start of training; adapters do not change."""
         if self.adapters is not None:
             for name, value in plain_names(self.model).items():
                 value.copy_(params[name])
@@ -310,16 +327,18 @@ class TokenModel:
         if self._decoder is None:
             self._merged.load(adapters)
         elif self._loaded is not None and self._loaded.has_names_of(adapters):
-            self._loaded.take(adapters)
+            self._loaded.copy_from(adapters)
         else:
             self._loaded = adapters.own(dtype=self._vector.dtype, device=self.device)
             self._decoder.adapt(self._loaded.tensors, self._loaded.scale)
-            self._record()
+            self._make_graphs()
 
     def state_dict(self) -> State:
-        """Weights, and where there is an optimiser its moments, in float32 by the names of the parameters; on the host, so that
-        a learner that ran out of memory on its device can still be saved. What adapters stand beside is in it only if the
-        config does not say it; else a mark of it."""
+        """Weights and, unless frozen, moments in float32, by the names of the parameters.
+
+        They are on the host, so that a learner that ran out of device memory can still be saved. Base weights of adapters are
+        included only if they are `foreign`; otherwise a checksum of them is.
+        """
         state: State = {}
         if self._base is not None:
             own = {n: p.detach().to("cpu", copy=True) for n, p in plain_names(self.model).items()} if self._foreign else {}
@@ -342,7 +361,7 @@ class TokenModel:
             with self.resident(changes=True):
                 self._load(self._vector, state["model"])
             if self._average is not None:
-                self._load(self._average, state["average" if "average" in state else "model"])  # a run may have kept none
+                self._load(self._average, state["average" if "average" in state else "model"])  # older states have no average
             return
         own = {"model": self._master, "mean": self._optimiser.mean[0], "square": self._optimiser.square[0]}
         for key, vector in own.items():
@@ -350,27 +369,27 @@ class TokenModel:
         self._optimiser.steps.fill_(state["steps"])
         self._publish()
 
-    def _load(self, vector: Tensor, values: Mapping[str, Any]) -> None:
+    def _load(self, vector: Tensor, values: State) -> None:
         for name, view in self._named(vector).items():
             view.copy_(whole(values[name]))
 
     def _load_base(self, state: State, own: Tensor) -> None:
-        """What adapters stand beside must be what they were trained beside."""
+        """Raise unless the base weights are those that the adapters of `state` were trained with; foreign ones are loaded."""
         if state.get("rest"):
             for name, value in plain_names(self.model).items():
                 value.copy_(torch.as_tensor(state["rest"][name]))
             self._foreign = True
-        base = state.get("base", {"precision": ""})  # a reference that was asked elsewhere says nothing of it
+        base = state.get("base", {"precision": ""})  # the state of a remote reference has no checksum
         if base["precision"] == self.precision and base["mark"] != bit_sum(own):
             fix = "its weights are not those that the adapters of this checkpoint were trained beside; give the same model"
             raise ConfigError("model", str(getattr(self.model.config, "name_or_path", "")), fix)
 
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Parts of a vector that is laid out like what is trained, by name."""
+        """Views by name of a vector that has the layout of the trained parameters."""
         return split_like(vector, self._trained)
 
 
 def bit_sum(vector: Tensor) -> int:
-    """A mark of some memory: the sum of its words, the same on every device."""
+    """A checksum of a vector: the sum of its bits as integers, which is the same on every device and in every order."""
     words = vector.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[vector.element_size()])
     return sum(int(part.sum(dtype=torch.int64)) for part in torch.split(words, 1 << 26))

@@ -1,8 +1,7 @@
-"""A weight as the parts of a block use it: its value, the sum of its gradients where it is trained, and low-rank adapters
-beside it (Hu et al. 2021, arXiv:2106.09685).
+"""A weight as the blocks of a model use it: its value, the sum of its gradients if it is trained, and its low-rank adapters
+(Hu et al. 2021, arXiv:2106.09685).
 
-`x W^T + scale * (x A^T) B^T` is computed here and nowhere else: an engine and a learner that hold the same numbers say the
-same.
+`x W^T + scale * (x A^T) B^T` is computed only here, so that an engine and a learner with the same weights agree.
 """
 
 from __future__ import annotations
@@ -16,32 +15,32 @@ from torch.nn import functional
 
 
 def is_half(x: Tensor) -> bool:
-    """Whether `x` is in half precision: what flash attention takes, and products with float32 sums."""
+    """Whether `x` is in half precision, as flash attention and products with float32 sums need it."""
     return x.dtype in (torch.bfloat16, torch.float16)
 
 
 @dataclass(eq=False)
 class Weight:
-    """A weight, and where it is trained the sum of its gradients (`sink`, at least float32), or adapters beside it (`low`)."""
+    """A weight; if it is trained, the sum of its gradients (`grad_sum`, at least float32); its adapters, if any (`low`)."""
 
     value: Tensor
-    sink: Tensor | None = None
+    grad_sum: Tensor | None = None
     low: LowRank | None = None
 
     @property
     def trains(self) -> bool:
-        return torch.is_grad_enabled() and (self.sink is not None or (self.low is not None and self.low.down.trains))
+        return torch.is_grad_enabled() and (self.grad_sum is not None or (self.low is not None and self.low.down.trains))
 
     def product(self, x: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
-        """`x value^T + bias`, and what the adapters add. `[N, in] -> [N, out]`"""
+        """`x value^T + bias`, plus the product of the adapters. `[N, in] -> [N, out]`"""
         if self.low is None:
             return functional.linear(x, self.value, bias) if out is None else torch.mm(x, self.value.t(), out=out)
-        # the small sum first: what is rounded to half precision in between is small beside the result
+        # adapters first: in half precision their product is rounded once more, and it is small beside the result
         made = x.new_empty((x.shape[0], self.value.shape[0])) if out is None else out
-        return self.low.put(x, made, bias).addmm_(x, self.value.t())
+        return self.low.product_into(x, made, bias).addmm_(x, self.value.t())
 
     def scores(self, x: Tensor) -> Tensor:
-        """`product` in float32, also of half precision: what a distribution is made of. `[N, in] -> [N, out]`"""
+        """`product` in float32 even for half-precision inputs, for logits. `[N, in] -> [N, out]`"""
         if not x.is_cuda or not is_half(x):
             return self.product(x).float()
         out = torch.mm(x, self.value.t(), out_dtype=torch.float32)
@@ -51,42 +50,44 @@ class Weight:
                 out[:, up.rows] += torch.mm(inner[:, up.ranks], up.weight.value.t(), out_dtype=torch.float32)
         return out
 
-    def pulled(self, grad: Tensor) -> Tensor | None:
-        """What `pull` and `learn` both need of the adapters: the gradient of `x A^T`. It reads all of `grad`, so it is made
-        once. `[N, out] -> [N, R]`"""
-        return None if self.low is None else self.low.pulled(grad)
+    def inner_grad(self, grad: Tensor) -> Tensor | None:
+        """The gradient of the adapters' `x A^T`; None without adapters. `[N, out] -> [N, R]`
 
-    def pull(self, grad: Tensor, pulled: Tensor | None, *, out: Tensor | None = None) -> Tensor:
-        """The gradient of what was multiplied. `[N, out] -> [N, in]`"""
+        It is a step of its own because `input_grad` and `add_grads` both need it, and it reads all of `grad`.
+        """
+        return None if self.low is None else self.low.inner_grad(grad)
+
+    def input_grad(self, grad: Tensor, inner_grad: Tensor | None, *, out: Tensor | None = None) -> Tensor:
+        """The gradient of the input `x`. `[N, out] -> [N, in]`"""
         found = torch.mm(grad, self.value, out=out)
-        return found if self.low is None or pulled is None else found.addmm_(pulled, self.low.down.value)
+        return found if self.low is None or inner_grad is None else found.addmm_(inner_grad, self.low.down.value)
 
-    def learn(self, grad: Tensor, pulled: Tensor | None, x: Tensor) -> None:
-        """Add to the sums of gradients of what is trained. `[N, out], [N, in]`"""
-        if self.sink is not None:
+    def add_grads(self, grad: Tensor, inner_grad: Tensor | None, x: Tensor) -> None:
+        """Add to the sums of gradients of the weight and the adapters, if they are trained. `[N, out], [N, in]`"""
+        if self.grad_sum is not None:
             self.add_product(grad, x)
-        if self.low is not None and pulled is not None and self.low.down.sink is not None:
-            self.low.learn(grad, pulled, x)
+        if self.low is not None and inner_grad is not None and self.low.down.grad_sum is not None:
+            self.low.add_grads(grad, inner_grad, x)
 
     def add(self, grad: Tensor) -> None:
-        """Add to the sum of gradients."""
-        assert self.sink is not None
-        self.sink.add_(grad.view(self.sink.shape))
+        """Add `grad` to the sum of gradients."""
+        assert self.grad_sum is not None
+        self.grad_sum.add_(grad.view(self.grad_sum.shape))
 
     def add_product(self, a: Tensor, b: Tensor) -> None:
-        """Add `a^T b`, summed in float32. `[N, out], [N, in]`"""
-        assert self.sink is not None
-        if a.dtype == self.sink.dtype:
-            self.sink.addmm_(a.t(), b)
+        """Add `a^T b` to the sum of gradients, in float32. `[N, out], [N, in]`"""
+        assert self.grad_sum is not None
+        if a.dtype == self.grad_sum.dtype:
+            self.grad_sum.addmm_(a.t(), b)
         elif a.is_cuda:
-            torch.addmm(self.sink, a.t(), b, out_dtype=torch.float32, out=self.sink)
+            torch.addmm(self.grad_sum, a.t(), b, out_dtype=torch.float32, out=self.grad_sum)
         else:
-            self.sink.add_(torch.mm(a.t(), b))
+            self.grad_sum.add_(torch.mm(a.t(), b))
 
 
 @dataclass(eq=False)
 class Up:
-    """`B` `[rows, ranks]` of one adapter: which rows of the matrix it is beside, and which ranks are its own."""
+    """Matrix `B` of one adapter. `rows` are its rows of the joined weight, `ranks` its columns of the joined `x A^T`."""
 
     weight: Weight
     rows: slice
@@ -95,17 +96,17 @@ class Up:
 
 @dataclass(eq=False)
 class LowRank:
-    """Adapters beside one matrix, or beside neighbours that are multiplied as one: `A` of all lie one after the other."""
+    """The adapters of one matrix, or of several that are multiplied as one. `down` holds `A` of all, one after the other."""
 
     down: Weight
     ups: tuple[Up, ...]
     scale: float
     joint: Tensor | None = None
-    """`B` of all in one matrix `[out, R]`, with zeros between them, for whoever launches one kernel rather than several (an
-    engine that decodes a few rows). It is a copy: `renew` brings it up to date."""
+    """`B` of all in one block-diagonal matrix `[out, R]`: an engine that decodes a few rows then launches one kernel instead of
+    several. It is a copy; `renew` updates it."""
 
     def join(self, num_rows: int) -> None:
-        """Multiply by one matrix for all of the `num_rows` rows from now on."""
+        """Use one joined matrix for all `num_rows` rows from now on."""
         only = self.ups[0].weight.value
         if len(self.ups) == 1 and only.shape[0] == num_rows:
             self.joint = only
@@ -114,47 +115,48 @@ class LowRank:
         self.renew()
 
     def renew(self) -> None:
-        """After the adapters have changed where they lie."""
+        """Update the joined copy after the adapters' values have changed in place."""
         if self.joint is not None and self.joint is not self.ups[0].weight.value:
             for up in self.ups:
                 self.joint[up.rows, up.ranks] = up.weight.value
 
     def each(self, change: Callable[[Weight], Weight]) -> LowRank:
-        """The same adapters with `change` applied to every weight."""
+        """Adapters with `change` applied to every weight."""
         ups = tuple(replace(up, weight=change(up.weight)) for up in self.ups)
         return LowRank(change(self.down), ups, self.scale)
 
     def inner(self, x: Tensor) -> Tensor:
         """`scale * x A^T`. `[N, in] -> [N, R]`"""
         a = self.down.value
+        # beta=0 ignores the uninitialised output, and alpha scales inside the product: one kernel instead of two
         return x.new_empty((x.shape[0], a.shape[0])).addmm_(x, a.t(), beta=0, alpha=self.scale)
 
-    def put(self, x: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`out = scale * x A^T B^T + bias`; rows without an adapter get the bias, or 0. `[N, in], [N, out]`"""
+    def product_into(self, x: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`out = scale * x A^T B^T + bias`; columns without an adapter get the bias, or 0. `[N, in], [N, out]`"""
         inner = self.inner(x)
         if self.joint is not None:
-            by = self.joint.t()
-            return torch.mm(inner, by, out=out) if bias is None else torch.addmm(bias, inner, by, out=out)
+            joint = self.joint.t()
+            return torch.mm(inner, joint, out=out) if bias is None else torch.addmm(bias, inner, joint, out=out)
         covered = sum(up.rows.stop - up.rows.start for up in self.ups)
-        whole = bias is None and covered == out.shape[1]
+        overwrites = bias is None and covered == out.shape[1]  # every column is written below, so none needs a first value
         if bias is not None:
             out.copy_(bias)
-        elif not whole:
+        elif not overwrites:
             out.zero_()
         for up in self.ups:
-            out[:, up.rows].addmm_(inner[:, up.ranks], up.weight.value.t(), beta=0 if whole else 1)
+            out[:, up.rows].addmm_(inner[:, up.ranks], up.weight.value.t(), beta=0 if overwrites else 1)
         return out
 
-    def pulled(self, grad: Tensor) -> Tensor:
+    def inner_grad(self, grad: Tensor) -> Tensor:
         """The gradient of `x A^T`. `[N, out] -> [N, R]`"""
         out = grad.new_empty((grad.shape[0], self.down.value.shape[0]))
         for up in self.ups:
             out[:, up.ranks].addmm_(grad[:, up.rows], up.weight.value, beta=0, alpha=self.scale)
         return out
 
-    def learn(self, grad: Tensor, pulled: Tensor, x: Tensor) -> None:
-        """Add to the sums of gradients; `pulled` is that of `x A^T`. `[N, out], [N, R], [N, in]`"""
-        self.down.add_product(pulled, x)
+    def add_grads(self, grad: Tensor, inner_grad: Tensor, x: Tensor) -> None:
+        """Add to the sums of gradients of `A` and `B`; `inner_grad` is the gradient of `x A^T`. `[N, out], [N, R], [N, in]`"""
+        self.down.add_product(inner_grad, x)
         inner = self.inner(x)
         for up in self.ups:
             up.weight.add_product(grad[:, up.rows], inner[:, up.ranks])

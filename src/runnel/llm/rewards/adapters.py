@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from runnel.core.resolve import load_object
 from runnel.llm.rewards.components import RewardFn
+
+Verl = float | dict[str, Any]
+"""What a score function of verl returns: a number, or a dict whose `score` is the reward."""
+VerlScore = Callable[..., Verl | Awaitable[Verl]]
 
 
 def verl_score(
     prompts: Sequence[str],
     completions: Sequence[str],
     *,
-    compute_score: str | Callable[..., Any],
-    data_source: Any = None,
-    ground_truth: Any = None,
-    reward_model: Any = None,
-    extra_info: Any = None,
-    **columns: Any,
+    compute_score: str | VerlScore,
+    data_source: object = None,
+    ground_truth: object = None,
+    reward_model: Sequence[Mapping[str, object]] | None = None,
+    extra_info: object = None,
+    **columns: object,
 ) -> list[float | None]:
     """`compute_score(data_source, solution_str, ground_truth, extra_info)` for each completion, sync or async.
 
@@ -30,16 +34,16 @@ def verl_score(
     fn = load_object(compute_score, "reward.compute_score") if isinstance(compute_score, str) else compute_score
     truths = ground_truth if reward_model is None else [m["ground_truth"] for m in reward_model]
     rows = [_at(column, i) for i in range(len(completions)) for column in (data_source, truths, extra_info)]
-    answers = []
+    results: list[Any] = []
     for i, completion in enumerate(completions):
         source, truth, info = rows[3 * i : 3 * i + 3]
-        answers.append(fn(data_source=source, solution_str=completion, ground_truth=truth, extra_info=info))
-    if any(inspect.isawaitable(a) for a in answers):
-        answers = asyncio.run(_gather(answers))
-    return [a["score"] if isinstance(a, dict) else a for a in answers]
+        results.append(fn(data_source=source, solution_str=completion, ground_truth=truth, extra_info=info))
+    if any(inspect.isawaitable(r) for r in results):
+        results = asyncio.run(_gather(results))
+    return [r["score"] if isinstance(r, dict) else r for r in results]
 
 
-def from_verl(compute_score: Callable[..., Any]) -> RewardFn:
+def from_verl(compute_score: VerlScore) -> RewardFn:
     """A verl score function as a reward function of runnel."""
 
     def reward(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -48,9 +52,9 @@ def from_verl(compute_score: Callable[..., Any]) -> RewardFn:
     return reward
 
 
-def _at(column: Any, i: int) -> Any:
+def _at(column: object, i: int) -> object:
     return column[i] if isinstance(column, list | tuple) else column
 
 
-async def _gather(answers: Sequence[Any]) -> list[Any]:
-    return list(await asyncio.gather(*answers))
+async def _gather(results: Sequence[Awaitable[Verl]]) -> list[Verl]:
+    return list(await asyncio.gather(*results))

@@ -19,12 +19,12 @@ def python_tests(
     prompts: Sequence[str],
     completions: Sequence[str],
     *,
-    tests: Sequence[Any] | None = None,
-    cases: Sequence[Any] | None = None,
+    tests: Sequence[str | Sequence[str]] | None = None,
+    cases: Sequence[Sequence[Mapping[str, object]]] | None = None,
     partial: bool = False,
     extract: str = "code",
     sandbox: Mapping[str, Any] | None = None,
-    **columns: Any,
+    **columns: object,
 ) -> list[float | None]:
     """1 for code that passes all its tests (with `partial`, the share that it passes); 0 for a completion without code.
 
@@ -42,14 +42,19 @@ def python_tests(
         return list(pool.map(score, range(count)))
 
 
-def _listed(statements: Any) -> tuple[str, ...]:
+def _listed(statements: str | Sequence[str] | None) -> tuple[str, ...]:
     if statements is None:
         return ()
     return (statements,) if isinstance(statements, str) else tuple(statements)
 
 
 def _score(
-    code: str | None, statements: tuple[str, ...], programs: Any, config: SandboxConfig, *, partial: bool
+    code: str | None,
+    statements: tuple[str, ...],
+    programs: Sequence[Mapping[str, object]] | None,
+    config: SandboxConfig,
+    *,
+    partial: bool,
 ) -> float | None:
     """1 or 0, or the share of tests that pass; None without tests."""
     if not statements and not programs:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import is_reference, load_object, reference
 
-Reward = float | Mapping[str, float] | Sequence[Any] | None
-RewardFn = Callable[..., Sequence[Reward] | Awaitable[Sequence[Reward]]]
+Reward = float | Mapping[str, float] | Sequence[object] | None
+Rewards = Sequence[Reward]
+RewardFn = Callable[..., Rewards | Awaitable[Rewards]]
 Level = Literal["sequence", "token", "segment", "turn"]
 Run = Literal["auto", "inline", "thread", "process"]
 Value = float | list[Any] | None
@@ -81,7 +82,7 @@ class RewardComponent:
     run: Run = "auto"
     """process: can be stopped whatever it does; needs a function with a name, and columns that JSON can hold. thread: given up
     after its time, but not stopped. inline: no limit. auto: as the built-in says; process for names, thread for functions."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments that are the same in every call; a column of the same name goes before."""
     channels: Mapping[str, float] = field(default_factory=dict)
     """Of a function that returns dicts: its names and their weights, instead of `name` and `weight`."""
@@ -153,12 +154,14 @@ class RewardComponent:
         return with_options(fn, self.options)
 
 
-def with_options(fn: RewardFn, options: Mapping[str, Any]) -> RewardFn:
+def with_options(fn: RewardFn, options: Mapping[str, object]) -> RewardFn:
     """`fn` with keyword arguments that a column of the same name replaces."""
     if not options:
         return fn
 
-    def call(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> Any:
+    def call(
+        prompts: Sequence[str], completions: Sequence[str], **columns: object
+    ) -> Sequence[Reward] | Awaitable[Sequence[Reward]]:
         return fn(prompts, completions, **{**options, **columns})
 
     return call

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.errors import ConfigError
+from runnel.core.state import State
 from runnel.llm.rewards.extract import extract as find
+
+if TYPE_CHECKING:
+    from reasoning_gym.factory import ProceduralDataset
 
 
 def score(
@@ -18,8 +22,8 @@ def score(
     dataset: str,
     index: Sequence[int],
     extract: str = "tag:answer",
-    settings: dict[str, Any] | None = None,
-    **columns: Any,
+    settings: Mapping[str, object] | None = None,
+    **columns: object,
 ) -> list[float]:
     """What the task says of each answer, from 0 to 1; a completion in which the rule `extract` finds no answer gets 0.
 
@@ -36,7 +40,7 @@ def score(
 
 
 @lru_cache(maxsize=4)
-def gym_dataset(name: str, settings: tuple[tuple[str, Any], ...]) -> Any:
+def gym_dataset(name: str, settings: tuple[tuple[str, object], ...]) -> ProceduralDataset:
     """The data set `name` of reasoning-gym, with its settings."""
     try:
         import reasoning_gym
@@ -54,7 +58,7 @@ def gym_dataset(name: str, settings: tuple[tuple[str, Any], ...]) -> Any:
         raise ConfigError("data.settings", given, f"reasoning-gym refuses {name}: {error}") from error
 
 
-def gym_entry(dataset: Any, index: int) -> dict[str, Any]:
+def gym_entry(dataset: ProceduralDataset, index: int) -> State:
     """Entry `index`: question, answer, metadata. Some generators draw from Python's own random state, so that is set by the
     index meanwhile: an entry is the same in every process."""
     before = random.getstate()

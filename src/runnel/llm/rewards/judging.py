@@ -1,6 +1,6 @@
-"""Calls of reward functions: one call and the check of what it says, inside of the caller or in threads.
+"""Run one call of a reward function and check what it returns: inside of the caller's process, or in threads.
 
-Whatever is wrong becomes a failure with its reason. An executor gets jobs of one component and returns outcomes by ticket, in
+Anything wrong becomes a failure with its reason. An executor runs the jobs of one component and returns outcomes by ticket, in
 any order. It never waits longer than asked. Executors with worker processes are in `processes.py`.
 """
 
@@ -11,14 +11,14 @@ import inspect
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from runnel.core.checks import as_number, name_of, wrong_number
 from runnel.core.clock import Clock
 from runnel.core.user_code import lines_of, summary
-from runnel.llm.rewards.components import RewardComponent, RewardFn, Value
+from runnel.llm.rewards.components import Reward, RewardComponent, RewardFn, Value
 
 _PROMPT = 80
 """Letters of a prompt in a message."""
@@ -34,13 +34,13 @@ class RewardJob:
     key: int
     prompts: Sequence[str]
     completions: Sequence[str]
-    columns: Mapping[str, Sequence[Any]]
+    columns: Mapping[str, Sequence[object]]
     ids: Sequence[Sequence[int]] = ()
     messages: Sequence[Sequence[Mapping[str, str]]] = ()
 
-    def columns_for(self, component: RewardComponent) -> dict[str, Sequence[Any]]:
-        """What the function gets beside prompts and completions: tokens and messages only where rewards need them."""
-        extra: dict[str, Sequence[Any]] = {}
+    def columns_for(self, component: RewardComponent) -> dict[str, Sequence[object]]:
+        """Columns for the function. Tokens and messages are included only if the component needs them."""
+        extra: dict[str, Sequence[object]] = {}
         if component.tokens or component.level != "sequence":
             extra["completion_ids"] = [list(i) for i in self.ids]
         if component.messages:
@@ -51,8 +51,8 @@ class RewardJob:
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """What one component says of one job, or why it says nothing; `broken`: what it gave is no reward of any kind, as only a
-    mistake in its code gives it; `lines`: those of the function that raised (`core/user_code.py`)."""
+    """The rewards of one component for one job, or the reason why there are none. `broken`: the function returned something
+    that is no reward of any kind, so it has a mistake. `lines`: those of the function that raised (`core/user_code.py`)."""
 
     rewards: Rewards | None
     failure: str = ""
@@ -71,18 +71,18 @@ class Verdict:
     lines: str = ""
 
 
-def call(fn: RewardFn, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]) -> list[Any]:
+def call(fn: RewardFn, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, object]) -> list[Reward]:
     """Call a reward function, sync or async, and return its list."""
     answer = fn(list(prompts), list(completions), **columns)
     return list(asyncio.run(_await(answer)) if inspect.isawaitable(answer) else answer)
 
 
-async def _await(answer: Any) -> Any:
+async def _await(answer: Awaitable[Sequence[Reward]]) -> Sequence[Reward]:
     return await answer
 
 
 def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> RewardOutcome:
-    """Call a component's function here and check what it says."""
+    """Call a component's function in this process and check what it returns."""
     try:
         values = call(fn, job.prompts, job.completions, job.columns_for(component))
     except (Exception, SystemExit) as error:  # user code, which may run a model's code: counted, and the run goes on
@@ -90,8 +90,8 @@ def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> RewardOut
     return checked(component, job, values)
 
 
-def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -> RewardOutcome:
-    """The answer of a function as rewards by channel; wrong lengths, names and numbers are failures."""
+def checked(component: RewardComponent, job: RewardJob, values: Sequence[object]) -> RewardOutcome:
+    """The values that a function returned, as rewards by channel; wrong lengths, names and numbers are failures."""
     if len(values) != len(job.completions):
         return _wrong(component, f"{len(values)} rewards for {len(job.completions)} completions", broken=True)
     out: Rewards = {channel: [] for channel in component.weights}
@@ -108,30 +108,33 @@ def checked(component: RewardComponent, job: RewardJob, values: Sequence[Any]) -
 
 
 def _wrong(component: RewardComponent, what: str, *, broken: bool) -> RewardOutcome:
-    """A verdict that cannot be used, and why; a mistake is told with who made it."""
+    """The outcome for values that cannot be used; for a mistake in the code it names the function."""
     who = component.fn if isinstance(component.fn, str) else name_of(component.fn)
     return RewardOutcome(None, f"{who}: {what}" if broken else what, broken)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Whether a verdict is a number, or numbers: that one is not finite happens to functions that are right."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return all(_is_number(v) for v in value)
     return as_number(value) is not None
 
 
-def _plain(value: Any) -> Value:
+def _plain(value: object) -> Value:
     if value is None:
         return None
     number = as_number(value)
-    return number if number is not None else [_plain(v) for v in value]
+    if number is not None:
+        return number
+    assert isinstance(value, Sequence)
+    return [_plain(v) for v in value]
 
 
-def _sequence(value: Any, job: RewardJob, i: int) -> str | None:
+def _sequence(value: object, job: RewardJob, i: int) -> str | None:
     return wrong_number(value)
 
 
-def _numbers(value: Any, count: int, what: str) -> str | None:
+def _numbers(value: object, count: int, what: str) -> str | None:
     if not isinstance(value, Sequence) or isinstance(value, str):
         return f"is {value!r}"[:80] + f" instead of a list of numbers, one a {what}"
     if len(value) != count:
@@ -139,15 +142,15 @@ def _numbers(value: Any, count: int, what: str) -> str | None:
     return next((f"of a {what} {wrong}" for v in value if (wrong := wrong_number(v))), None)
 
 
-def _token(value: Any, job: RewardJob, i: int) -> str | None:
+def _token(value: object, job: RewardJob, i: int) -> str | None:
     return _numbers(value, len(job.ids[i]), "token")
 
 
-def _turn(value: Any, job: RewardJob, i: int) -> str | None:
+def _turn(value: object, job: RewardJob, i: int) -> str | None:
     return _numbers(value, 1, "turn")
 
 
-def _segment(value: Any, job: RewardJob, i: int) -> str | None:
+def _segment(value: object, job: RewardJob, i: int) -> str | None:
     size = len(job.completions[i])
     for part in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
         if not isinstance(part, Sequence) or isinstance(part, str) or len(part) != 3:
@@ -159,7 +162,7 @@ def _segment(value: Any, job: RewardJob, i: int) -> str | None:
     return None
 
 
-CHECKS: Mapping[str, Callable[[Any, RewardJob, int], str | None]] = {
+CHECKS: Mapping[str, Callable[[object, RewardJob, int], str | None]] = {
     "sequence": _sequence,
     "token": _token,
     "segment": _segment,
@@ -168,7 +171,7 @@ CHECKS: Mapping[str, Callable[[Any, RewardJob, int], str | None]] = {
 
 
 def shown_prompt(prompt: str) -> str:
-    """Which prompt it was, for a message.
+    """A prompt in parentheses, shortened, for a message.
 
     >>> shown_prompt("a b")
     "(prompt 'a b')"
@@ -213,7 +216,7 @@ class RewardExecutor(Protocol):
     def submit(self, ticket: int, job: RewardJob) -> None: ...
 
     def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
-        """Outcomes since the last call, those of jobs that ran out of time too; waits up to `wait_s` for the first."""
+        """Outcomes since the last call, timeouts included. It waits up to `wait_s` for the first one."""
         ...
 
     def close(self) -> None: ...
@@ -233,7 +236,7 @@ class InlineExecutor:
         self._found: dict[int, RewardOutcome] = {}
 
     def start(self) -> None:
-        """It is ready."""
+        """Does nothing: it is ready."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         self._found[ticket] = judge(self._fn, self._component, job)
@@ -243,12 +246,12 @@ class InlineExecutor:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: it holds no resources."""
 
 
 class ThreadExecutor:
-    """Runs jobs in `component.workers` threads. A job that runs out of time is given up: its thread cannot be stopped, so a
-    fresh one takes its place, and it ends with the process."""
+    """Runs jobs in `component.workers` threads. A job that exceeds its time is abandoned: its thread cannot be stopped, so a
+    new thread replaces it, and the old one ends at the latest with the process."""
 
     def __init__(self, component: RewardComponent, *, timeout_s: float, clock: Clock) -> None:
         self._component, self._timeout_s, self._clock = component, timeout_s, clock
@@ -261,7 +264,7 @@ class ThreadExecutor:
         self._closed = False
 
     def start(self) -> None:
-        """Threads start at once when they are needed."""
+        """Does nothing: threads start when jobs come."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         with self._changed:
@@ -310,6 +313,6 @@ class ThreadExecutor:
             outcome = judge(self._fn, self._component, job)
             with self._changed:
                 if self._began.pop(ticket, None) is None:
-                    return  # given up; another thread has taken this one's place
+                    return  # abandoned: another thread has replaced this one
                 self._found[ticket] = outcome
                 self._changed.notify_all()

@@ -20,7 +20,7 @@ LIMIT_S = 4
 
 
 def math_answer(
-    prompts: Sequence[str], completions: Sequence[str], *, answer: Sequence[Any], **columns: Any
+    prompts: Sequence[str], completions: Sequence[str], *, answer: Sequence[object], **columns: object
 ) -> list[float | None]:
     """1 where the answer of the completion equals the expected one, or one of a list of them; None where none is expected.
 
@@ -30,7 +30,7 @@ def math_answer(
     return [None if a is None else _best(c, a) for c, a in zip(completions, answer, strict=True)]
 
 
-def _best(completion: str, answer: Any) -> float:
+def _best(completion: str, answer: object) -> float:
     """The score against the expected answer, or the best of several that are right."""
     options = answer if isinstance(answer, list | tuple) else [answer]
     return max((_score(completion, str(option)) for option in options), default=0.0)

@@ -1,7 +1,7 @@
-"""The reward pool: all components of a task on their executors. What fails, hangs or answers nonsense is counted, never a 0.
+"""The reward pool: all components of a task on their executors. A reward that fails is counted as a failure, never as a 0.
 
-Consumes jobs (prompts, completions, columns), produces verdicts in the order of submission. It waits for user code, for at
-most each component's `timeout_s` a job.
+It consumes jobs (prompts, completions, columns) and produces verdicts in the order of submission. It waits for user code, at
+most `timeout_s` of the component for each job.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ WAIT_S = 0.05
 
 
 class RewardPool:
-    """Judges jobs by several components at once, each on a executor of its own, so that a slow one holds up no other.
+    """Runs the components of a reward in parallel, each on its own executor, so that a slow one does not delay the others.
 
-    `ordered` verdicts come in submission order, whatever time they take: a run is deterministic. Without it a verdict comes as
-    soon as it is there, and one that hangs holds up no other group.
+    With `ordered`, verdicts come in the order of submission whatever time they take, so that a run is deterministic. Without
+    it a verdict comes as soon as it is ready, and one that hangs does not delay other groups.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class RewardPool:
         self._tickets: dict[int, int] = {}
         self._next, self._ordered = 0, ordered
         self._proved: set[str] = set()
-        """Components that have given a reward."""
+        """Components that have returned a valid reward."""
 
     def start(self) -> None:
-        """Get ready for the first job: worker processes start while others are still busy with their own start."""
+        """Start worker processes early, while the rest of the run starts too."""
         for executor in self._executors.values():
             executor.start()
 
@@ -64,7 +64,7 @@ class RewardPool:
         self._tickets[job.key] = self._next
         for executor in self._executors.values():
             executor.submit(self._next, job)
-            progressed()  # it may have been judged right there
+            progressed()  # an inline executor has run the function inside `submit`
         self._next += 1
         return job.key
 
@@ -75,11 +75,11 @@ class RewardPool:
     def collect(self, *, block: bool) -> list[Verdict]:
         """Verdicts that are ready, oldest job first (if `ordered`, up to the first that is not); with `block`, those of all."""
         self._poll(0.0)
-        out = self._take()
+        out = self._ready()
         while block and self._jobs:
             self._poll(WAIT_S)
             progressed()  # every job has a deadline of its own
-            out += self._take()
+            out += self._ready()
         return out
 
     def wait(self, seconds: float) -> None:
@@ -91,7 +91,7 @@ class RewardPool:
             executor.close()
 
     def _poll(self, wait_s: float) -> None:
-        """Ask every executor; wait only on one that the oldest job still needs."""
+        """Poll every executor; wait only for one whose outcome the oldest job still needs."""
         waits = wait_s
         for name, executor in self._executors.items():
             missing = bool(self._jobs) and self._tickets[self._jobs[0].key] not in self._outcomes[name]
@@ -101,8 +101,8 @@ class RewardPool:
             waits = 0.0 if missing else waits
 
     def _prove(self, name: str, outcomes: Mapping[int, RewardOutcome]) -> None:
-        """A function that begins with what is no reward at all (text, a wrong number of them) has a mistake: it ends the run
-        before anything is trained on the rest. Later, and for numbers that are not finite, it is counted."""
+        """Raise if the first outcome of a function is no reward at all (text, a wrong number of rewards): the function has a
+        mistake, and the run ends before it trains on the other rewards. Later, and for infinite numbers, it is counted."""
         for ticket, outcome in outcomes.items() if name not in self._proved else ():
             if outcome.broken:
                 at = next(shown_prompt(job.prompts[0]) for job in self._jobs if self._tickets[job.key] == ticket)
@@ -111,7 +111,8 @@ class RewardPool:
                 self._proved.add(name)
                 return
 
-    def _take(self) -> list[Verdict]:
+    def _ready(self) -> list[Verdict]:
+        """Verdicts of jobs whose outcomes are all there; in order of submission if `ordered`."""
         out, waiting = [], deque[RewardJob]()
         for job in self._jobs:
             ticket = self._tickets[job.key]
@@ -125,7 +126,7 @@ class RewardPool:
 
 
 def make_executor(component: RewardComponent, *, timeout_s: float, clock: Clock) -> RewardExecutor:
-    """The executor that a component asks for."""
+    """The executor for the `run` setting of a component."""
     if component.run == "inline":
         return InlineExecutor(component)
     kind = ProcessExecutor if component.run == "process" else ThreadExecutor

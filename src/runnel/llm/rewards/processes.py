@@ -93,7 +93,7 @@ class ProcessExecutor:
     def _read(self) -> None:
         for worker in list(self._workers):
             for message in worker.line.receive():
-                self._take(worker, message)
+                self._receive(worker, message)
             if worker.line.closed and worker in self._workers:
                 worker.kill()
                 self._lose(worker, f"its worker process {worker.child.how()}")
@@ -101,7 +101,7 @@ class ProcessExecutor:
                 self._check_time(worker)
         self._hand_out()
 
-    def _take(self, worker: WorkerProcess, message: Message) -> None:
+    def _receive(self, worker: WorkerProcess, message: Message) -> None:
         if "ready" in message:
             worker.ready = True
         elif worker.job is None or worker.ticket is None:
@@ -136,13 +136,13 @@ class ProcessExecutor:
         """Give waiting jobs to idle workers; start workers while there are more jobs than those."""
         for worker in self._workers:
             if worker.ready and worker.ticket is None and self._queue:
-                self._give(worker, *self._queue.popleft())
+                self._assign(worker, *self._queue.popleft())
         idle = sum(w.ticket is None for w in self._workers)
         while len(self._queue) > idle and len(self._workers) < self._component.workers:
             self._workers.append(WorkerProcess(self._component, self._clock.now()))
             idle += 1
 
-    def _give(self, worker: WorkerProcess, ticket: int, job: RewardJob) -> None:
+    def _assign(self, worker: WorkerProcess, ticket: int, job: RewardJob) -> None:
         columns = job.columns_for(self._component)
         try:
             message = {"prompts": list(job.prompts), "completions": list(job.completions), "columns": columns}

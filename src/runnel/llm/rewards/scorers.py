@@ -11,13 +11,19 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.checks.sizes import check_room
 from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.model.loading import check_weights, load_whole
 from runnel.llm.tokenize import Message, Tokenizer, make_tokenizer, messages_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Encode = Callable[[Sequence[Message], str], list[int]]
+"""From a conversation and a completion to the tokens that a reward model scores."""
 
 
 # ---------------------------------------------------------------------------------------------------------- reward model
@@ -28,7 +34,7 @@ def reward_model(
     model: str,
     device: str = "cpu",
     prompt_messages: Sequence[Sequence[Message]] | None = None,
-    **columns: Any,
+    **columns: object,
 ) -> list[float]:
     """What a sequence classifier with one output (a Bradley-Terry reward model, say) gives to each prompt and completion.
 
@@ -47,7 +53,7 @@ def reward_model(
     return scores
 
 
-def _conversation(tokenizer: Any, messages: Sequence[Message], completion: str) -> list[int]:
+def _conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], completion: str) -> list[int]:
     """As the authors of another reward model would: by its chat template, or as text."""
     if tokenizer.chat_template is None:
         text = "\n".join([*(m["content"] for m in messages), completion])
@@ -58,7 +64,7 @@ def _conversation(tokenizer: Any, messages: Sequence[Message], completion: str) 
 
 
 @lru_cache(maxsize=2)
-def _load_scorer(folder: str, device: str) -> tuple[Any, Any]:
+def _load_scorer(folder: str, device: str) -> tuple[PreTrainedModel, Encode]:
     from transformers import AutoModelForSequenceClassification
 
     _check_outputs(folder, "reward.model")
@@ -70,7 +76,7 @@ def _load_scorer(folder: str, device: str) -> tuple[Any, Any]:
     return model, _encoder(folder, model.config, "reward.model")
 
 
-def _check_outputs(folder: str, field: str) -> Any:
+def _check_outputs(folder: str, field: str) -> PretrainedConfig:
     """The config of a folder that says to be a reward model."""
     from transformers import AutoConfig
 
@@ -87,7 +93,7 @@ def _check_outputs(folder: str, field: str) -> Any:
     return config
 
 
-def _encoder(folder: str, config: Any, field: str) -> Callable[[Sequence[Message], str], list[int]]:
+def _encoder(folder: str, config: PretrainedConfig, field: str) -> Encode:
     """What makes the tokens of a conversation that the model of `folder` scores."""
     from transformers import AutoTokenizer
 
@@ -149,7 +155,7 @@ def judge(
     max_tokens: int = 16,
     retries: int = 2,
     request_timeout_s: float = 20.0,
-    **columns: Any,
+    **columns: object,
 ) -> list[float]:
     """What a model behind `base_url` (`.../v1`) says of each completion.
 

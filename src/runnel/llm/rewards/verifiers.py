@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.llm.rewards.extract import extract as find
@@ -15,10 +14,10 @@ def exact_match(
     prompts: Sequence[str],
     completions: Sequence[str],
     *,
-    answer: Sequence[Any],
+    answer: Sequence[object],
     extract: str = "all",
     ignore_case: bool = False,
-    **columns: Any,
+    **columns: object,
 ) -> list[float | None]:
     """1 where the answer is the expected one, or one of a list of them; None where none is expected.
 
@@ -32,14 +31,14 @@ def exact_match(
     def plain(text: str) -> str:
         return text.strip().casefold() if ignore_case else text.strip()
 
-    def same(found: str, option: Any) -> bool:
+    def same(found: str, option: object) -> bool:
         if plain(found) == plain(str(option)):
             return True
         numeric = "last_number" in extract.split("|") or (isinstance(option, int | float) and not isinstance(option, bool))
         number = number_of(found) if numeric else None
         return number is not None and number == number_of(str(option))
 
-    def score(completion: str, expected: Any) -> float | None:
+    def score(completion: str, expected: object) -> float | None:
         if expected is None:
             return None
         found = find(completion, extract)
@@ -55,7 +54,7 @@ def regex_match(
     *,
     pattern: str | Sequence[str],
     full: bool = False,
-    **columns: Any,
+    **columns: object,
 ) -> list[float]:
     """1 where `pattern` (one for all, or a column) is found in the completion; with `full`, where it is all of it.
 
@@ -68,7 +67,7 @@ def regex_match(
 
 
 def tag_format(
-    prompts: Sequence[str], completions: Sequence[str], *, tags: Sequence[str] = ("think", "answer"), **columns: Any
+    prompts: Sequence[str], completions: Sequence[str], *, tags: Sequence[str] = ("think", "answer"), **columns: object
 ) -> list[float]:
     """1 for `<think>...</think> <answer>...</answer>`: each tag once, in this order, with nothing but space outside.
 
@@ -98,7 +97,7 @@ def length(
     limit: int = 0,
     slack: int = 0,
     completion_ids: Sequence[Sequence[int]] = (),
-    **columns: Any,
+    **columns: object,
 ) -> list[float]:
     """How well a length suits: near `target` (1 there, 0 at 0 and at twice the target), or below `limit` (0 up to
     `limit - slack`, then down to -1 at `limit`: the soft penalty of DAPO, equation 13).

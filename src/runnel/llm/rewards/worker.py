@@ -1,36 +1,14 @@
 """The program of a reward worker process: loads one function by name and answers jobs until its parent is gone.
 
-It is started by its path (`processes.py`), so that `runnel/__init__.py`, and torch with it, load only if the function asks.
+It is started by its path (`processes.py`). Torch loads only if the function uses it, since public names load on first use.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import sys
-import types
 from pathlib import Path
 from typing import Any
-
-
-def light_package() -> None:
-    """Make `runnel` importable without running its `__init__`: that happens when one of its public names is asked for."""
-    root = Path(__file__).resolve().parents[2]
-    package = types.ModuleType("runnel")
-    package.__path__ = [str(root)]
-
-    def load(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        del package.__dict__["__getattr__"]
-        spec = importlib.util.spec_from_file_location("runnel", root / "__init__.py", submodule_search_locations=[str(root)])
-        assert spec is not None
-        assert spec.loader is not None
-        spec.loader.exec_module(package)
-        return getattr(package, name)
-
-    package.__dict__["__getattr__"] = load
-    sys.modules["runnel"] = package
 
 
 def plain(value: Any) -> object:
@@ -72,6 +50,5 @@ def serve(socket_fd: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's folder is not a place to import from
-    light_package()
+    sys.path[0] = str(Path(__file__).resolve().parents[3])  # import runnel from here, and nothing from this file's folder
     serve(int(sys.argv[1]), int(sys.argv[2]))

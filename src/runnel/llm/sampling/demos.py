@@ -6,7 +6,6 @@ Consumes examples, produces segments of prompt and answer. It waits for a free s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -46,7 +45,7 @@ class DemoSampler:
         self._tokenizer, self._max_length = tokenizer, max_length
         self._stream = route(routes, AGENT).samples
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="demos")
-        self._events: list[dict[str, Any]] = []
+        self._events: list[State] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
         writer = writers[self._stream]
@@ -85,7 +84,7 @@ class DemoSampler:
     def waits_for(self) -> str:
         return f"a free segment of stream {self._stream!r}"
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[State]:
         out, self._events = self._events, []
         return out
 

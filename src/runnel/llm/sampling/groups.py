@@ -1,7 +1,7 @@
-"""Token trajectories: the fields of their streams, and a group of completions on its way from prompt to segment.
+"""Token trajectories: the fields of their streams, and a group of completions from prompt to segment.
 
 Samplers and learner agree on the fields. Rows are ragged: the tokens of all rows of a segment lie one after another along `N`;
-`row_start` and `row_length` say where.
+`row_start` and `row_length` say where each row lies.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from runnel.llm.tokenize import Tokenizer
 
 @dataclass(eq=False)
 class CompletionGroup:
-    """The completions of one prompt on their way: waiting (no tickets), running, then judged (all replies there). Where a
-    reference is asked, it answers for each row meanwhile."""
+    """The completions of one prompt: first waiting (no tickets), then running, then judged (all replies have come). If there is
+    a reference, its log-probabilities of each row are requested meanwhile."""
 
     slot: Slot
     task_id: int
     example: Example
     prompt: list[int]
     tickets: dict[int, int] = field(default_factory=dict)
-    """Row to ticket, for rows whose reply is not there yet."""
+    """Tickets by row, for rows whose reply has not come yet."""
     replies: dict[int, Batch] = field(default_factory=dict)
-    """Row to what the engine made of it."""
+    """Replies of the engine by row."""
     asked: dict[int, int] = field(default_factory=dict)
-    """Row to ticket, for rows of which the reference has not yet said something."""
+    """Tickets by row, for rows whose log-probabilities under the reference have not come yet."""
     reference: dict[int, Tensor] = field(default_factory=dict)
-    """Row to the reference's log-probabilities of its completion."""
+    """Log-probabilities of the completion under the reference, by row."""
     rewards: Rewards | None = None
-    """What the judges said, while the reference is waited for."""
+    """The rewards, while the group waits for the reference."""
 
     @property
     def required(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tasks.preferences import Pair, append_pairs
 from runnel.llm.tokenize import Tokenizer, messages_of
 from runnel.ops.credit import best_and_worst
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def pair_rows(pair: Pair, tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
@@ -82,7 +85,7 @@ class PairSampler:
     def waits_for(self) -> str:
         return f"a free segment of stream {self._stream!r}"
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[State]:
         return []
 
     def snapshot(self) -> State:
@@ -101,7 +104,7 @@ class PairWriter:
     The model stays as it is. A resumed run cuts the file back to where its checkpoint was.
     """
 
-    def __init__(self, path: str | Path, model: Any, tokenizer: Tokenizer, *, task: TextTask) -> None:
+    def __init__(self, path: str | Path, model: PreTrainedModel, tokenizer: Tokenizer, *, task: TextTask) -> None:
         self.path, self.model, self.tokenizer, self.task = Path(path), model, tokenizer, task
         self.channels = dict(zip(task.channels, task.weights, strict=True))
         self.num_bytes = 0

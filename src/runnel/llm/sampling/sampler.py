@@ -7,7 +7,6 @@ the parameter version that a segment requires, for the engine, for rewards, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -81,7 +80,7 @@ class PromptSampler:
         self._groups: list[CompletionGroup] = []
         self._num_groups = 0
         self._failures = 0
-        self._events: list[dict[str, Any]] = []
+        self._events: list[State] = []
         self._waits_for = "its first step"
 
     # ------------------------------------------------------------------------------------------------------------ step
@@ -284,7 +283,7 @@ class PromptSampler:
     def waits_for(self) -> str:
         return self._waits_for
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[State]:
         out, self._events = self._events, []
         return out
 

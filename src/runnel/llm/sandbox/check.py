@@ -12,9 +12,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from runnel.llm.sandbox.link import CodeExit, Link, LinkLost
+    from runnel.llm.sandbox.plain import Value
     from runnel.llm.sandbox.remote import Remote
 else:
     from link import CodeExit, LinkLost
@@ -50,7 +49,7 @@ def judge(link: Link, checks: list[str]) -> tuple[list[bool], list[str]]:
 class Names:
     """The code's names among those of the tests."""
 
-    def __init__(self, link: Link, names: dict[str, Any], checks: list[str]) -> None:
+    def __init__(self, link: Link, names: dict[str, Value], checks: list[str]) -> None:
         self._link, self._names = link, names
         used, bases, bound, texts = used_names(checks)
         plain = {n for n in used if not hasattr(builtins, n)}
@@ -60,7 +59,7 @@ class Names:
         self._wanted = sorted((plain | hidden) - modules | shadows)
         for name in modules:
             names[name] = __import__(name)
-        self._given: dict[str, Any] = {}
+        self._given: dict[str, Value] = {}
 
     def fetch(self) -> str:
         """Ask for names that are not there yet, and again for values, which may have changed; returns what went wrong."""
@@ -93,7 +92,7 @@ def used_names(checks: list[str]) -> tuple[set[str], set[str], set[str], set[str
     return found["used"], found["used"] - found["called"], found["bound"], found["texts"]
 
 
-def _walk(node: Any, found: dict[str, set[str]], *, base: bool) -> None:
+def _walk(node: Value, found: dict[str, set[str]], *, base: bool) -> None:
     kind = type(node).__name__
     if kind == "Name" and type(node.ctx).__name__ == "Load":
         found["used"].add(node.id)
@@ -113,7 +112,7 @@ def _walk(node: Any, found: dict[str, set[str]], *, base: bool) -> None:
                 _walk(part, found, base=kind == "Attribute")
 
 
-def execute(check: str, names: dict[str, Any]) -> str:
+def execute(check: str, names: dict[str, Value]) -> str:
     """Nothing where the check holds, or what went wrong."""
     try:
         exec(compile(check, "check.py", "exec", dont_inherit=True), names)

@@ -43,7 +43,7 @@ def to_json(value: object) -> str:
     return str(value).lower()
 
 
-def attempt(took: dict[str, str], name: str, step: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+def attempt(took: dict[str, str], name: str, step: Callable[..., object], *args: object, **kwargs: object) -> None:
     """Do one step of the confinement; note "" for success or the reason why not."""
     try:
         step(*args, **kwargs)

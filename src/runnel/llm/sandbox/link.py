@@ -1,8 +1,8 @@
-"""Two interpreters in one conversation: the one with a model's code answers, the one with the tests asks.
+"""Remote calls between two interpreters: one runs a model's code, the other runs the tests of that code.
 
-Plain data crosses by value (`plain.py`). Functions and objects stay where they are, and the other side holds a `Remote` that
-asks for each use of them. Both sides are the same class; `trusted` is the one that judges: it believes nothing that it is told
-but plain data, and lets the code call what a test has handed to it, nothing else.
+Plain data crosses by value (`plain.py`). Functions and objects stay in their interpreter; the other side holds a `Remote`, and
+each use of it is a request. Both sides are of one class. The side with the tests is `trusted`: it accepts only plain data as
+results, and lets the code call only functions that a test has passed to it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from runnel.llm.sandbox import plain
+    from runnel.llm.sandbox.plain import Form, Value
     from runnel.llm.sandbox.remote import OPERATORS, Remote
 else:
     import plain
     from remote import OPERATORS, Remote
 
 
-def _equals_all(value: Any) -> bool:
-    """Whether an object says that it equals a bare one, too."""
+def _equals_all(value: object) -> bool:
+    """Whether an object claims to equal a bare `object()`, so that its comparisons mean nothing."""
     try:
         return bool(value == object())
     except Exception:  # the code's own method, which expects one of its kind
         return False
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Value]] = {
     "iter": iter, "next": next, "str": str, "repr": repr, "hash": hash, "int": int, "float": float, "round": round, "abs": abs,
     "len": len, "isinstance": isinstance, "setattr": setattr, "delattr": delattr,
     "equals_all": _equals_all,
@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class LinkLost(BaseException):
-    """The other side is gone, or talks nonsense."""
+    """The other side is gone, or sent something that is no valid message."""
 
 
 class CodeExit(SystemExit):
@@ -50,28 +50,28 @@ class CodeExit(SystemExit):
 
 
 class Link:
-    """One end of a conversation over two pipes."""
+    """One end of a connection over two pipes."""
 
     def __init__(self, read_fd: int, write_fd: int, *, trusted: bool) -> None:
         self._read_fd, self._write_fd, self.trusted = read_fd, write_fd, trusted
-        self._objects: list[Any] = []
+        self._objects: list[Value] = []
         self._handles: dict[int, int] = {}
-        self._remotes: dict[int, Any] = {}
+        self._remotes: dict[int, Remote] = {}
         self._errors: dict[tuple[str, ...], type[BaseException]] = {}
         self._lock = _thread.RLock()
         self.named: set[int] = set()
         """Handles of the classes that the tests name."""
         self.lost = ""
-        """Why the conversation is over, even where a test has caught that."""
+        """Why the connection is over. A test may have caught the `LinkLost`, so the reason is kept here."""
 
     # -------------------------------------------------------------------------------------------------------- messages
     # As in core/framing.py, which cannot be imported here: this program has no package, sees none of its files, and starts in
     # milliseconds because it imports neither json nor socket.
-    def _lose(self, reason: str) -> LinkLost:
+    def _lost_by(self, reason: str) -> LinkLost:
         self.lost = self.lost or reason
         return LinkLost(self.lost)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Form) -> None:
         if self.lost:
             raise LinkLost(self.lost)
         data = memoryview(plain.to_bytes(message))
@@ -79,39 +79,39 @@ class Link:
             while data:
                 data = data[os.write(self._write_fd, data) :]
         except OSError as error:
-            raise self._lose("the code ended its process") from error
+            raise self._lost_by("the code ended its process") from error
 
-    def receive(self) -> Any:
+    def receive(self) -> Form:
         size = int.from_bytes(self._read(4), "big")
         if size > plain.LARGEST:
-            raise self._lose("the code answered with too much data")
+            raise self._lost_by("the code answered with too much data")
         try:
             return plain.from_bytes(self._read(size))
         except ValueError as error:
-            raise self._lose("the code's process answered with nonsense") from error
+            raise self._lost_by("the code's process answered with nonsense") from error
 
     def _read(self, size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
             part = os.read(self._read_fd, min(size - len(parts), 1 << 20))
             if not part:
-                raise self._lose("the code ended its process")
+                raise self._lost_by("the code ended its process")
             parts += part
         return bytes(parts)
 
     # ------------------------------------------------------------------------------------------------------- questions
-    def ask(self, what: str, *args: Any) -> Any:
-        """Have the other side do something; what it asks meanwhile is answered."""
-        with self._lock:
+    def ask(self, what: str, *args: Value) -> Value:
+        """Send a request and return its result; requests of the other side that arrive meanwhile are served."""
+        with self._lock:  # re-entrant, because serving a nested request may ask in turn
             return self._ask(what, args)
 
-    def _ask(self, what: str, args: tuple[Any, ...]) -> Any:
+    def _ask(self, what: str, args: tuple[Value, ...]) -> Value:
         captured = self.trusted and sys.stdout is not sys.__stdout__
         self.send(["?", f"captured {what}" if captured else what, [self.encode(a) for a in args]])
         while True:
             answer = self.receive()
             if not isinstance(answer, list) or len(answer) != 3:
-                raise self._lose("the code's process answered with nonsense")
+                raise self._lost_by("the code's process answered with nonsense")
             if answer[0] == "?":
                 self.answer(answer)
             elif answer[0] == "=":
@@ -119,13 +119,13 @@ class Link:
             else:
                 raise self._error(answer[1], answer[2])
 
-    def _returned(self, answer: list[Any], args: tuple[Any, ...]) -> Any:
-        """The value; containers among the arguments that were changed over there are changed here."""
+    def _returned(self, answer: list[Form], args: tuple[Value, ...]) -> Value:
+        """The result; argument containers that the other side changed are changed here too."""
         for at, form in answer[2] if len(args) == 3 else []:
             old = _place(args, at)
             new = self.decode(form)
             if type(old) is not type(new) or type(old) not in (list, dict, set, bytearray):
-                raise self._lose("the code's process answered with nonsense")
+                raise self._lost_by("the code's process answered with nonsense")
             if isinstance(old, list | bytearray):
                 old[:] = new
             else:
@@ -134,14 +134,14 @@ class Link:
         return self.decode(answer[1])
 
     def serve(self) -> None:
-        """Answer until the other side is gone."""
+        """Serve requests until the other side is gone."""
         try:
             while True:
                 self.answer(self.receive())
         except LinkLost:
             return
 
-    def answer(self, question: list[Any]) -> None:
+    def answer(self, question: list[Form]) -> None:
         _, what, forms = question
         try:
             args = tuple(self.decode(f) for f in forms)
@@ -158,8 +158,8 @@ class Link:
             reply = ["!", *self._described(error)]
         self.send(reply)
 
-    def _captured(self, what: str, args: tuple[Any, ...]) -> Any:
-        """Do it, and have the tests print what it prints: they have redirected their output, to look at it."""
+    def _captured(self, what: str, args: tuple[Value, ...]) -> Value:
+        """Serve a request and send its output to the tests: they have redirected their output to look at it."""
         before, sys.stdout = sys.stdout, io.StringIO()
         try:
             return self._do(what, args)
@@ -167,7 +167,7 @@ class Link:
             printed, sys.stdout = sys.stdout, before
             self.ask("print", printed.getvalue())
 
-    def _do(self, what: str, args: tuple[Any, ...]) -> Any:
+    def _do(self, what: str, args: tuple[Value, ...]) -> Value:
         if what == "names":
             return self._names(args[0])
         if what == "call":
@@ -184,9 +184,9 @@ class Link:
             return getattr(_operator, what)(*args)
         return FUNCTIONS[what](*args)
 
-    def _permit(self, what: str, forms: list[Any], target: Any) -> None:
-        """What the code may ask of the tests: calls of functions that it was given, and use of objects of the tests' classes.
-        Nothing else is called here, or else code could build what it likes among the tests."""
+    def _permit(self, what: str, forms: list[Form], target: Value) -> None:
+        """Raise unless the code may make this request: calls of functions that it was given, and uses of objects of the tests'
+        classes. With any other call, the code could build objects of its choice among the tests."""
         kind = target if isinstance(target, type) else type(target)
         given = isinstance(forms[0], list) and forms[0][:1] == ["o"]
         public = what not in ("get", "setattr", "delattr") or (isinstance(forms[1], str) and forms[1][:1] != "_")
@@ -195,8 +195,8 @@ class Link:
         if what != "print" and not (given and (what == "call" or iterated or used)):
             raise PermissionError("tests can be called, not looked into")
 
-    def _names(self, wanted: list[str]) -> dict[str, Any]:
-        """Top-level names of the code: those that there are."""
+    def _names(self, wanted: list[str]) -> dict[str, Value]:
+        """Those of the wanted top-level names that the code has."""
         names = sys.modules["solution"].__dict__
         for value in (names.get(n) for n in wanted):
             if isinstance(value, type):
@@ -204,22 +204,22 @@ class Link:
         return {n: names[n] for n in wanted if n in names}
 
     # ---------------------------------------------------------------------------------------------------------- values
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: Value) -> Form:
         return plain.encode(value, self._refer)
 
-    def decode(self, form: Any) -> Any:
+    def decode(self, form: Form) -> Value:
         try:
             return plain.decode(form, self._resolve)
         except (ValueError, TypeError, IndexError, RecursionError) as error:
-            raise self._lose("the code's process answered with nonsense") from error
+            raise self._lost_by("the code's process answered with nonsense") from error
 
-    def _export(self, value: Any) -> int:
+    def _export(self, value: Value) -> int:
         handle = self._handles.setdefault(id(value), len(self._objects))
         if handle == len(self._objects):
             self._objects.append(value)
         return handle
 
-    def _refer(self, value: Any) -> list[Any]:
+    def _refer(self, value: Value) -> list[Form]:
         if type(value) is Remote:
             return ["o", value._remote_handle]
         if (origin := _origin(value)) is not None:
@@ -235,7 +235,7 @@ class Link:
             return ["a", self._export(value)]
         return ["x", self._export(value), kind if kind in self.named else -1]
 
-    def _resolve(self, form: list[Any]) -> Any:
+    def _resolve(self, form: list[Form]) -> Value:
         tag, rest = form[0], form[1:]
         if tag == "o":
             return self._objects[rest[0]] if type(rest[0]) is int and 0 <= rest[0] < len(self._objects) else _bad()
@@ -254,15 +254,15 @@ class Link:
         return getattr(builtins, rest[0]) if tag == "B" and not self.trusted else _bad()
 
     # ---------------------------------------------------------------------------------------------------------- errors
-    def _described(self, error: BaseException) -> list[Any]:
-        """Classes of an error from its own up to a builtin one, what it was made of, and its plain attributes."""
+    def _described(self, error: BaseException) -> list[Form]:
+        """An error as forms: names of its classes up to a builtin one, its arguments, and its plain attributes."""
         try:
             args, held = self.encode(error.args), self.encode({k: v for k, v in vars(error).items() if k.isidentifier()})
         except Exception:  # the code's own class may do anything
             args, held = ["t", []], ["d", []]
         return [[_lineage(type(error)), args], held]
 
-    def _error(self, described: Any, held: Any) -> BaseException:
+    def _error(self, described: Form, held: Form) -> BaseException:
         try:
             lineage, args = described
             error = self._error_class(tuple(lineage))(*self.decode(args))
@@ -270,11 +270,11 @@ class Link:
                 if name[:1] != "_":
                     setattr(error, name, value)
         except (TypeError, ValueError, AttributeError, IndexError) as wrong:
-            raise self._lose("the code's process answered with nonsense") from wrong
+            raise self._lost_by("the code's process answered with nonsense") from wrong
         return error
 
-    def _error_class(self, lineage: tuple[Any, ...]) -> type[BaseException]:
-        """The builtin class that ends a lineage, or one of our own for each name before it."""
+    def _error_class(self, lineage: tuple[Form, ...]) -> type[BaseException]:
+        """The builtin class at the end of a lineage, with a class made here for each name before it."""
         *names, base = map(str, lineage)
         known = getattr(builtins, base, None)
         if not (isinstance(known, type) and issubclass(known, BaseException)):
@@ -291,22 +291,22 @@ SHARED = tuple(m for m in plain.MODULES if m not in ("numpy", "pandas"))
 """Modules whose names tests may use because the code imported them: they come from the tests' own library."""
 
 
-def _origin(value: Any) -> tuple[str, str] | None:
-    """Module and name of a function or class of the standard library; it is told by its place, and found again there."""
+def _origin(value: Value) -> tuple[str, str] | None:
+    """Module and name of a function or class of the standard library, by which the other side finds its own."""
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     if module not in SHARED or not isinstance(name, str) or not callable(value):
         return None
     return (str(module), name) if getattr(sys.modules.get(str(module)), name, None) is value else None
 
 
-def _module(name: Any) -> Any:
+def _module(name: Form) -> Value:
     if name not in plain.MODULES:
         return _bad()
     __import__(name)
     return sys.modules[name]
 
 
-def _bad() -> Any:
+def _bad() -> Value:
     raise ValueError("no such value")
 
 
@@ -317,19 +317,19 @@ def _lineage(kind: type) -> list[str]:
     return [k.__qualname__ for k in kinds[: end + 1]]
 
 
-async def _awaited(link: Link, remote: Remote) -> Any:
+async def _awaited(link: Link, remote: Remote) -> Value:
     return link.ask("await", remote)
 
 
-def _containers(forms: list[Any]) -> list[tuple[Any, Any]]:
-    """Where a call's arguments have containers that may change, and what they were."""
-    found: list[tuple[Any, Any]] = [(i, f) for i, f in enumerate(forms[1][1]) if _mutable(f)]
+def _containers(forms: list[Form]) -> list[tuple[Form, Form]]:
+    """Place and form of each argument of a call that is a mutable container."""
+    found: list[tuple[Form, Form]] = [(i, f) for i, f in enumerate(forms[1][1]) if _mutable(f)]
     return found + [(k, f) for k, f in forms[2][1] if _mutable(f)]
 
 
-def _mutable(form: Any) -> bool:
+def _mutable(form: Form) -> bool:
     return isinstance(form, list) and form[0] in ("l", "d", "s", "y")
 
 
-def _place(args: tuple[Any, ...], at: Any) -> Any:
+def _place(args: tuple[Value, ...], at: Form) -> Value:
     return args[1][at] if isinstance(at, int) else args[2][at]

@@ -1,8 +1,9 @@
-"""Values as plain data between the interpreter that runs a model's code and the one that judges it.
+"""Values as plain data between the interpreter that runs a model's code and the one that runs the tests.
 
 Numbers, texts and containers cross by value, as JSON with a tag for each type that JSON lacks; everything else as a reference.
-A reader builds only what it knows, by exact type: whatever the other side sends, an object that equals everything cannot come
-out. Started in the sandbox with few imports, like `child.py`; that is why JSON is read and written with the C parts alone.
+A reader builds only objects of known types, by exact type. Whatever the other side sends, no object that claims to equal
+everything can come out. The module imports little, like `child.py`, because imports are most of a start; therefore it reads and
+writes JSON with the C functions only.
 """
 
 from __future__ import annotations
@@ -16,23 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    Form = Any  # what crosses: None, a truth value, a number, a text, or a list of forms
+    Value = Any  # an object of one of the programs
+    Refer = Callable[[Value], list[Form]]  # makes the form of a reference
+    Read = Callable[[Form], Value]
+
 SMALL = 1 << 63
 AS_THEY_ARE = {int, str, bool, float, type(None)}
-"""What JSON has, too."""
+"""Types that JSON has too."""
 LARGEST = 1 << 26
 """Most bytes of a message."""
 VALUES = {("collections", "deque"), ("fractions", "Fraction"), ("decimal", "Decimal"), ("collections", "Counter")}
-"""Types of the standard library that cross by value beside those below, each built again from what it is made of."""
+"""Further types of the standard library that cross by value; the reader builds each again from its members."""
 MODULES = (
     "collections", "math", "cmath", "fractions", "decimal", "datetime", "itertools", "functools", "statistics", "string",
     "typing", "operator", "_operator", "re", "copy", "bisect", "heapq", "numpy", "pandas",
 )  # fmt: skip
-"""Modules that are told by their name: each side has its own."""
+"""Modules that cross as their names: each side has its own."""
 DATES = ("date", "datetime", "time", "timedelta")
 
 
 class _Form:
-    """What the C scanner of JSON wants to know."""
+    """The settings that the C scanner of JSON reads."""
 
     strict, object_hook, object_pairs_hook, memo = True, None, None, None
     parse_float, parse_int = float, int
@@ -43,13 +49,13 @@ _scan: Any = make_scanner(_Form())  # type: ignore[arg-type]
 _write: Any = make_encoder(None, None, encode_basestring_ascii, None, ": ", ", ", False, False, True)  # type: ignore[arg-type]
 
 
-def to_bytes(message: Any) -> bytes:
+def to_bytes(message: Form) -> bytes:
     """A message of lists, texts and numbers, behind its length."""
     data = "".join(_write(message, 0)).encode()
     return len(data).to_bytes(4, "big") + data
 
 
-def from_bytes(data: bytes) -> Any:
+def from_bytes(data: bytes) -> Form:
     """The message again; a ValueError where it is none."""
     try:
         text = data.decode()
@@ -62,7 +68,7 @@ def from_bytes(data: bytes) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------- writing
-def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+def encode(value: Value, refer: Refer) -> Form:
     """A value as lists, texts and numbers; `refer` makes the reference of what is not plain."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
@@ -79,20 +85,20 @@ def encode(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
     return _other(value, kind, refer)
 
 
-def _items(values: Any, refer: Callable[[Any], list[Any]]) -> list[Any]:
-    """Each encoded; large containers of numbers or texts are theirs already, and most of the cost without this."""
+def _items(values: Value, refer: Refer) -> list[Form]:
+    """All values encoded. Large containers of plain numbers or texts are copied at once, which saves most of the cost."""
     kinds = set(map(type, values))
     small = int not in kinds or (kinds == {int} and min(values) > -SMALL and max(values) < SMALL)
     return list(values) if kinds <= AS_THEY_ARE and small else [encode(v, refer) for v in values]
 
 
-def _values(forms: Any, d: Callable[[Any], Any]) -> list[Any]:
+def _values(forms: Form, d: Read) -> list[Value]:
     if type(forms) is not list:
         raise ValueError("not a value")
     return list(forms) if set(map(type, forms)) <= AS_THEY_ARE else [d(v) for v in forms]
 
 
-_WRITERS: dict[str, Any] = {
+_WRITERS: dict[str, Callable[[Value, Callable[[Value], Form]], Form]] = {
     "bytes": lambda v, e: ["b", v.hex()],
     "bytearray": lambda v, e: ["y", v.hex()],
     "complex": lambda v, e: ["c", v.real, v.imag],
@@ -105,15 +111,15 @@ _WRITERS: dict[str, Any] = {
 }
 
 
-def _other(value: Any, kind: type, refer: Callable[[Any], list[Any]]) -> Any:
-    """Types that are told by their names, types and modules themselves; a reference for all else."""
+def _other(value: Value, kind: type, refer: Refer) -> Form:
+    """The form of a type, a module, or a value of a library type; a reference for everything else."""
     if isinstance(value, type) and value.__module__ == "builtins":
         return ["T", value.__name__]
     if kind is type(sys) and value.__name__ in MODULES:
         return ["M", value.__name__]
     name = (kind.__module__, kind.__name__)
     if name in VALUES:
-        return ["V", kind.__name__, *_parts(value, kind.__name__, refer)]
+        return ["V", kind.__name__, *_members(value, kind.__name__, refer)]
     if kind.__module__ == "datetime" and kind.__name__ in DATES and getattr(value, "tzinfo", None) is None:
         return [
             "D",
@@ -126,7 +132,7 @@ def _other(value: Any, kind: type, refer: Callable[[Any], list[Any]]) -> Any:
     return refer(value)
 
 
-def _parts(value: Any, name: str, refer: Callable[[Any], list[Any]]) -> list[Any]:
+def _members(value: Value, name: str, refer: Refer) -> list[Form]:
     if name == "deque":
         return [[encode(v, refer) for v in value], value.maxlen]
     if name == "Counter":
@@ -136,20 +142,20 @@ def _parts(value: Any, name: str, refer: Callable[[Any], list[Any]]) -> list[Any
     return [str(value)]
 
 
-def as_base(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+def as_base(value: Value, refer: Refer) -> Form:
     """An instance of a subclass of a plain type as that type (a defaultdict as a dict, an IntEnum as an int, a named tuple with
     its fields); None where it is of no such class."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ["n", type(value).__name__, list(value._fields), [encode(v, refer) for v in tuple(value)]]
     if isinstance(value, dict):
         return encode(dict(value.items()), refer)
-    kinds: tuple[Any, ...] = (int, str, float, list, tuple, set, frozenset, bytes)
+    kinds: tuple[type, ...] = (int, str, float, list, tuple, set, frozenset, bytes)
     base = next((k for k in kinds if isinstance(value, k)), None)
     return None if base is None else encode(base(value), refer)
 
 
 # ---------------------------------------------------------------------------------------------------------------- reading
-def decode(form: Any, resolve: Callable[[list[Any]], Any]) -> Any:
+def decode(form: Form, resolve: Callable[[list[Form]], Value]) -> Value:
     """The value of what `encode` wrote; `resolve` finds what a reference stands for. Nonsense is a ValueError."""
     if not isinstance(form, list):
         if isinstance(form, dict):
@@ -164,7 +170,7 @@ def decode(form: Any, resolve: Callable[[list[Any]], Any]) -> Any:
         raise ValueError("not a value") from error
 
 
-def _library(form: list[Any], d: Callable[[Any], Any]) -> Any:
+def _library(form: list[Form], d: Read) -> Value:
     import collections
 
     if form[1] == "deque":
@@ -182,7 +188,7 @@ def _library(form: list[Any], d: Callable[[Any], Any]) -> Any:
     return Decimal(str(form[2]))
 
 
-def _date(form: list[Any], d: Callable[[Any], Any]) -> Any:
+def _date(form: list[Form], d: Read) -> Value:
     import datetime
 
     if form[1] not in DATES:
@@ -191,26 +197,26 @@ def _date(form: list[Any], d: Callable[[Any], Any]) -> Any:
     return kind(*form[2]) if form[1] == "timedelta" else kind.fromisoformat(form[2])
 
 
-def _named(form: list[Any], d: Callable[[Any], Any]) -> Any:
+def _named(form: list[Form], d: Read) -> Value:
     from collections import namedtuple
 
     return namedtuple(form[1], form[2])(*[d(v) for v in form[3]])
 
 
-def _array(form: list[Any], d: Callable[[Any], Any]) -> Any:
+def _array(form: list[Form], d: Read) -> Value:
     import numpy
 
     return numpy.array(d(form[1]), dtype=form[2])
 
 
-def _builtin(form: list[Any], d: Callable[[Any], Any]) -> Any:
+def _builtin(form: list[Form], d: Read) -> Value:
     value = vars(builtins)[form[1]]
     if not isinstance(value, type):
         raise ValueError("not a type")  # a function of the other side's choice is never called here
     return value
 
 
-_READERS: dict[str, Any] = {
+_READERS: dict[str, Callable[[list[Form], Read], Value]] = {
     "h": lambda f, d: int(f[1], 16),
     "l": lambda f, d: _values(f[1], d),
     "t": lambda f, d: tuple(_values(f[1], d)),

@@ -1,15 +1,16 @@
-"""An object of the other interpreter, as this one holds it: each use of it is a question over the `Link`.
+"""The proxy of an object of the other interpreter: each use of it is a request over the `Link`.
 
-Among the tests (a link that is trusted) an object of the code never equals plain data, is never ordered or added to it, and has
-no methods of plain types: no answer of the code may stand for a comparison that a test wants made. Objects of classes that the
-tests name have their own operators among themselves.
+Among the tests (a trusted link), an object of the code never equals plain data, is never ordered with it or added to it, and
+has no methods of plain types. Otherwise the code could decide the comparisons of a test. Objects of classes that the tests name
+have their own operators among themselves.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from runnel.llm.sandbox.link import Link
+    from runnel.llm.sandbox.plain import Value
 
 PRETENDERS = frozenset(n for kind in (str, list, dict, set, tuple, int, float, bytes) for n in dir(kind) if n[0] != "_")
 """Methods of plain types: an object that has them, and is none, could answer what a test wants to hear."""
@@ -22,11 +23,11 @@ OPERATORS = frozenset((*BINARY, *ORDER, "eq", "ne", "neg", "pos", "invert", "get
 
 
 class Remote:
-    """An object of the other side; each use of it is a question."""
+    """The proxy of an object of the other side; each use of it is a request."""
 
     __slots__ = ("_remote_handle", "_remote_kind", "_remote_link")
 
-    def __init__(self, link: Any, handle: int, kind: int) -> None:
+    def __init__(self, link: Link, handle: int, kind: int) -> None:
         object.__setattr__(self, "_remote_link", link)
         object.__setattr__(self, "_remote_handle", handle)
         object.__setattr__(self, "_remote_kind", kind)
@@ -36,16 +37,16 @@ class Remote:
         link = self._remote_link
         return not link.trusted or self._remote_kind in link.named
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Value, **kwargs: Value) -> Value:
         return self._remote_link.ask("call", self, list(args), kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Value:
         special = self._remote_link.trusted and name[:2] == "__" and name not in ATTRIBUTES
         if special or (name in PRETENDERS and not self._remote_free()):
             raise AttributeError(f"the code's object is no plain data; it has no {name} here")
         return self._remote_link.ask("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Value) -> None:
         self._remote_link.ask("setattr", self, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -68,14 +69,14 @@ class Remote:
     def __instancecheck__(self, value: object) -> bool:
         return type(value) is Remote and self._remote_link.ask("isinstance", value, self) is True
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Value:
         return self._remote_link.ask("get", self, "__enter__")()
 
-    def __exit__(self, *error: Any) -> bool:
+    def __exit__(self, *error: object) -> bool:
         return bool(self._remote_link.ask("get", self, "__exit__")(None, None, None))
 
 
-def _operate(name: str, left: Any, right: Any, link: Any) -> Any:
+def _operate(name: str, left: Value, right: Value, link: Link) -> Value:
     """An operator with an object of the code: never one by which plain data is compared with it."""
     both = type(left) is Remote and type(right) is Remote
     free = all(v._remote_free() for v in (left, right) if type(v) is Remote)

@@ -20,10 +20,11 @@ import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from runnel.core.errors import ConfigError
 from runnel.core.process import ChildProgram
+from runnel.core.state import State
 from runnel.llm.sandbox import calls
 from runnel.llm.sandbox.folder import sandbox_folder
 
@@ -123,7 +124,7 @@ def protection() -> dict[str, str]:
     return run_python("", config=SandboxConfig(allow_weaker=True)).protection
 
 
-def _order(code: str, stdin: str, tested: bool, c: SandboxConfig, without: tuple[str, ...], folder: str) -> dict[str, Any]:
+def _order(code: str, stdin: str, tested: bool, c: SandboxConfig, without: tuple[str, ...], folder: str) -> State:
     library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     path = [*dict.fromkeys(library), str(Path(library[0]) / "lib-dynload")]
     packages = [p for p in sys.path if p.endswith("site-packages")] if c.packages else []
@@ -158,7 +159,7 @@ def _filters() -> dict[str, str]:
 class _Watch:
     """A running sandbox: its process, and what it has said so far."""
 
-    def __init__(self, order: dict[str, Any], checks: tuple[str, ...], config: SandboxConfig, folder: str) -> None:
+    def __init__(self, order: State, checks: tuple[str, ...], config: SandboxConfig, folder: str) -> None:
         self._config, self._drop = config, bool(checks)
         parts = {name: _compiled(name) for name in (TESTED if checks else ALONE)}
         asked, tests = _held(order), _held(list(checks))
@@ -227,7 +228,7 @@ class _Watch:
         printed = stdout > self._config.output_kb << 10 and not self._drop
         return printed or status > 1 << 20 or self._dropped > FLOOD
 
-    def facts(self) -> list[dict[str, Any]]:
+    def facts(self) -> list[State]:
         """What the child told on its status line, which is closed before the code runs."""
         lines = bytes(self.said[self._status]).splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith(b"\n")]  # one that was killed may leave half a line
@@ -271,7 +272,7 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _held(value: Any) -> int:
+def _held(value: object) -> int:
     """A literal in memory, as a file to be read from its start."""
     fd = os.memfd_create("order")
     _write_all(fd, repr(value).encode())
@@ -296,7 +297,7 @@ def _result(forced: Status | None, watch: _Watch, c: SandboxConfig, num_checks: 
     return SandboxResult(status, code, stdout, stderr, seconds, checks, reasons, broken, dict(first["took"]) if first else {})
 
 
-def _verdicts(facts: list[dict[str, Any]], forced: Status | None, num_checks: int) -> tuple[tuple[bool, ...], tuple[str, ...]]:
+def _verdicts(facts: list[State], forced: Status | None, num_checks: int) -> tuple[tuple[bool, ...], tuple[str, ...]]:
     """What the tests' process said of each check; where it said nothing, or not all was done in time, none holds."""
     told = next((f for f in facts if "checks" in f), None)
     if told is None or forced is not None:

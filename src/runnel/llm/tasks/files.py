@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from runnel.core.config import refuse_unused
 from runnel.core.errors import ConfigError, DataError
@@ -82,7 +81,7 @@ def row_example(row: Row, config: DataConfig, form: str = "") -> Example:
     return Example(prompt, None if text is None else shown(text, form), columns)
 
 
-def _imitated(answer: Any) -> str | None:
+def _imitated(answer: object) -> str | None:
     """The answer that a demonstration gives: of a list of right ones the first. Other structures (tests, tables) are for the
     reward alone.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from runnel.core.errors import DataError
 
@@ -11,7 +10,7 @@ SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt"
 """Who speaks in ShareGPT's `from`; other names (system, tool) are roles already."""
 
 
-def chat_message(value: Any, place: str) -> dict[str, str]:
+def chat_message(value: object, place: str) -> dict[str, str]:
     """One message as role and content.
 
     >>> chat_message({"from": "human", "value": "hi"}, "line 1")
@@ -24,14 +23,14 @@ def chat_message(value: Any, place: str) -> dict[str, str]:
     return {"role": value["role"], "content": value["content"]}
 
 
-def conversation(value: Any, place: str) -> list[dict[str, str]]:
+def conversation(value: object, place: str) -> list[dict[str, str]]:
     """A list of messages, all of them checked."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"{place}: a prompt is text or a list of messages, not {type(value).__name__}")
     return [chat_message(message, place) for message in value]
 
 
-def chat_prompt(value: Any, place: str) -> str | list[dict[str, str]]:
+def chat_prompt(value: object, place: str) -> str | list[dict[str, str]]:
     """A prompt: text, or a conversation in which the assistant is to speak next."""
     if isinstance(value, str):
         return value

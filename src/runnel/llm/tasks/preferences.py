@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.data.rows import Row, read_rows
@@ -93,7 +92,7 @@ def _prompt(row: Row, before: Mapping[str, list[dict[str, str]]]) -> str | list[
     return chat_prompt(given, where)
 
 
-def _answer(value: Any, where: str, name: str) -> tuple[list[dict[str, str]], str]:
+def _answer(value: object, where: str, name: str) -> tuple[list[dict[str, str]], str]:
     """The text of an answer that may be a message, or a conversation that ends with one; and the turns before it."""
     messages: list[dict[str, str]] = []
     if isinstance(value, Mapping):

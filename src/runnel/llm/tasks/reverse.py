@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from runnel.core.rng import make_rng
 from runnel.llm.tasks.text import Example, TextTask
 
 
-def reverse_reward(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+def reverse_reward(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
     """1 for the prompt's word written backwards, else 0.
 
     >>> reverse_reward(["abc", "abc"], ["cba", "abc"])

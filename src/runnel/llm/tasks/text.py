@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.state import State
-from runnel.llm.rewards.components import RewardComponent, RewardSpec, as_components
+from runnel.llm.rewards.components import RewardComponent, RewardSpec, Value, as_components
 from runnel.llm.rewards.judging import scalar
 
 
@@ -29,7 +29,7 @@ class Example:
 
     prompt: str | Sequence[Mapping[str, str]]
     answer: str | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -89,7 +89,7 @@ class TextTask:
         """Channels that have a number for each token: those finer than a sequence."""
         return tuple(c for part in self.components if part.level != "sequence" for c in part.weights)
 
-    def total(self, rewards: Mapping[str, Any]) -> float:
+    def total(self, rewards: Mapping[str, Value]) -> float:
         """The number that is maximised: the weighted sum of the channels that apply (those that are not None)."""
         pairs = zip(self.channels, self.weights, strict=True)
         return sum(w * scalar(rewards[c]) for c, w in pairs if rewards[c] is not None)

@@ -1,4 +1,5 @@
-"""Where metric rows go: always to metrics.jsonl, on request to other places; one file for each, one contract (`base.py`)."""
+"""Where metric rows go: always to metrics.jsonl, on request to other places. One file for each sink, one contract
+(`base.py`)."""
 
 from runnel.track.sinks.base import Sink, scalars, step_of
 from runnel.track.sinks.guard import GuardedSink

@@ -1,12 +1,13 @@
-"""What a sink is, and what it takes from a row.
+"""The contract of a sink, and the numbers that it takes from a row.
 
-metrics.jsonl is the truth (reports and resume read it); sinks are views of it. The contract:
+metrics.jsonl is the truth (reports and resume read it). Sinks are views of it. The contract:
 
-- a sink is made with the run's folder and its config, when metrics.jsonl holds what the run has kept (nothing, for a new run;
-  after a resume, without what was cut away). It brings its view in line with that file: nothing twice, nothing cut away;
-- `row` takes each row as the run makes it, of any kind, and passes by what it does not show;
-- `flush` leaves nothing in memory: what was given so far survives a kill;
-- `close` is the end of this view; the folder may be opened again by another.
+- A sink is made with the run's folder and its config. At that moment metrics.jsonl holds the rows that the run kept: none for a
+new run, and after a resume no rows that were cut away. The sink brings its view in line with that file: each row once, no
+other.
+- `row` gets every row that the run makes, of any kind, and ignores those that it does not show.
+- `flush` leaves nothing in memory: all rows given so far survive a kill.
+- `close` ends this view. Another sink may open the folder again.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from runnel.track.folder import Row, RunFolder, read_rows
 
 
 class Sink(Protocol):
-    """Takes rows as the run makes them; see the module for what a sink must do on resume."""
+    """Gets the rows of a run as they are made. The module's docstring says what a sink must do on resume."""
 
     def row(self, row: Row) -> None: ...
 
@@ -30,7 +31,7 @@ class Sink(Protocol):
 
 
 def step_of(row: Row) -> int:
-    """The horizontal axis: environment steps, or the version where a run counts no steps.
+    """The position of a row on the horizontal axis: environment steps, or the version if the run counts no steps.
 
     >>> step_of({"version": 3, "steps": 0}), step_of({"version": 3, "steps": 96})
     (3, 96)
@@ -39,12 +40,12 @@ def step_of(row: Row) -> int:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The numbers of an update or eval row under flat names, without the ones that are not finite.
+    """The finite numbers of an update or eval row, under flat names.
 
     >>> scalars({"kind": "eval", "mean": 9.5, "low": 9.0, "high": float("nan")})
     {'eval/mean': 9.5, 'eval/low': 9.0}
     """
-    flat: dict[str, Any] = {}
+    flat: Row = {}
     if row.get("kind") == "update":
         flat.update(row.get("metrics", {}))
         timing = row.get("time", {})
@@ -57,15 +58,16 @@ def scalars(row: Row) -> dict[str, float]:
     return {k: float(v) for k, v in flat.items() if _is_finite(v)}
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     try:
         return isinstance(value, int | float) and math.isfinite(value)
     except OverflowError:  # an integer beyond what a float holds
         return False
 
 
-def _counts(prefix: str, counts: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _counts(prefix: str, counts: Mapping[str, object]) -> Row:
+    """The account of a stream under flat names: counts by reason have the reason as the last part."""
+    flat: Row = {}
     for name, value in counts.items():
         if isinstance(value, Mapping):
             flat.update({f"{prefix}/{name}/{reason}": n for reason, n in value.items()})
@@ -75,15 +77,15 @@ def _counts(prefix: str, counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_rows(folder: Path) -> list[Row]:
-    """The rows of metrics.jsonl that have numbers to show: what a view of the run must hold when it is made."""
+    """The rows of metrics.jsonl that have numbers: a view of the run must hold exactly these when it is made."""
     return [row for row in read_rows(RunFolder(folder).metrics)[0] if scalars(row)]
 
 
 KEYS = ("kind", "version", "steps", "tokens")
 
 
-def cells(row: Row) -> dict[str, Any]:
-    """A row of a wide table: what it is and where it stands, then its numbers; empty for a row without numbers.
+def cells(row: Row) -> Row:
+    """A line of a wide table: kind and position of the row, then its numbers. Empty for a row without numbers.
 
     >>> cells({"kind": "eval", "version": 2, "steps": 64, "tokens": 0, "mean": 9.5})
     {'kind': 'eval', 'version': 2, 'steps': 64, 'tokens': 0, 'eval/mean': 9.5}

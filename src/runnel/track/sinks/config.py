@@ -1,16 +1,17 @@
-"""Under which names a run appears at a place that keeps many runs: W&B, MLflow, trackio."""
+"""The names under which a run appears in a tracker that keeps many runs: W&B, MLflow, trackio."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from runnel.core.config import override
 from runnel.core.resolve import is_reference
 from runnel.core.resuming import OnResume, may_change
+from runnel.track.folder import Settings
 
 PROJECT = "runnel"
 WANDB = ("wandb", "wandb-offline")
@@ -19,7 +20,7 @@ NAMED = (*WANDB, "mlflow", "trackio")
 
 @dataclass(frozen=True)
 class SinksConfig:
-    """What a run is called by the sinks of `track` that keep many runs."""
+    """The names of a run in the sinks of `track` that keep many runs."""
 
     on_resume: ClassVar[OnResume] = may_change(
         *("project", "entity", "group", "name"), then="a place where the run has not been before gets all of it"
@@ -44,13 +45,13 @@ class SinksConfig:
         return self.name or folder.resolve().name
 
 
-def names_in(config: Mapping[str, Any]) -> SinksConfig:
-    """The names that a run's config, as data, gives."""
+def names_in(config: Settings) -> SinksConfig:
+    """The names that a run's config gives."""
     return override(SinksConfig(), config.get("sinks") or {})
 
 
 def unused_names(track: Collection[str]) -> dict[str, str]:
-    """Names that no sink of `track` reads, and why; one of the user's own may read any."""
+    """The names that no sink of `track` reads, and why. A sink of the user's own may read any."""
     if any(is_reference(name) for name in track):
         return {}
     found: dict[str, str] = {}

@@ -1,24 +1,23 @@
-"""metrics.csv: a wide table of a run, one line for each update and evaluation; pandas and spreadsheets open it."""
+"""metrics.csv: a wide table of a run, one line for each update and evaluation. Pandas and spreadsheets open it."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from runnel.track.folder import Row
+from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import KEYS, cells, kept_rows
 
 
 class CsvSink:
-    """Lines of metrics.csv; an empty cell is a number that the row does not have.
+    """Writes metrics.csv. An empty cell is a number that the row does not have.
 
-    A column that appears later is added to the header: the file is written again beside itself and put in its place, so it is
-    one whole table at every moment. On resume it is made from metrics.jsonl.
+    When a new column appears, the whole file is written again under another name and renamed. So it is a complete table at
+    every moment. On resume it is made anew from metrics.jsonl.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, config: Settings | None = None) -> None:
         self.path = folder / "metrics.csv"
         self._columns: list[str] = list(KEYS)
         self._rewrite([cells(row) for row in kept_rows(folder)])
@@ -30,7 +29,7 @@ class CsvSink:
         if not line.keys() <= self._known:
             self._file.close()
             with self.path.open(newline="", encoding="utf-8") as file:
-                before: list[dict[str, Any]] = list(csv.DictReader(file))
+                before: list[Row] = list(csv.DictReader(file))
             self._rewrite([*before, line])
             return
         self._writer.writerow(line)
@@ -42,8 +41,7 @@ class CsvSink:
     def close(self) -> None:
         self._file.close()
 
-    def _rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        lines = list(lines)
+    def _rewrite(self, lines: Sequence[Row]) -> None:
         self._columns = list(dict.fromkeys([*self._columns, *(name for line in lines for name in line)]))
         self._known = frozenset(self._columns)
         new = self.path.with_suffix(".csv.new")

@@ -1,9 +1,8 @@
-"""A sink as a run holds it: one that fails is switched off and named, and the run goes on."""
+"""Protects a run from its sinks: a sink that fails is switched off and reported, and the run goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.track.folder import Row
@@ -11,9 +10,9 @@ from runnel.track.sinks.base import Sink
 
 
 class GuardedSink:
-    """Makes a sink, and makes it again when the run goes back to a checkpoint. `warn` is told, once, if it fails.
+    """Makes a sink, and makes it again when the run goes back to a checkpoint. If the sink fails, `warn` is called once.
 
-    A `ConfigError` when it is first made is the user's to mend, and goes through; a full disk or an error of a library does not
+    A `ConfigError` while the sink is first made is raised: the user can mend it. A full disk or an error of a library does not
     end the run.
     """
 
@@ -29,7 +28,7 @@ class GuardedSink:
 
     @property
     def is_on(self) -> bool:
-        """Whether rows still get there."""
+        """Whether rows still reach the sink."""
         return self._sink is not None
 
     def row(self, row: Row) -> None:
@@ -43,19 +42,19 @@ class GuardedSink:
         self._sink = None
 
     def rewind(self) -> None:
-        """metrics.jsonl was cut back while the run goes on: a new sink brings its view in line with it."""
+        """metrics.jsonl was cut back: make a new sink, which brings its view in line with the file."""
         self._try(lambda sink: sink.close())
-        self._try(lambda _: self._remake())
+        self._try(self._remake)
 
-    def _remake(self) -> None:
+    def _remake(self, _: Sink) -> None:
         self._sink = self._make()
 
-    def _try(self, call: Callable[[Sink], Any]) -> None:
+    def _try(self, call: Callable[[Sink], None]) -> None:
         if self._sink is None:
             return
         try:
             call(self._sink)
-        except Exception as error:
+        except Exception as error:  # any: a view of the run, and whatever library is behind it, must not end training
             self._switch_off(error)
 
     def _switch_off(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, always written, the truth that every other view follows."""
+"""metrics.jsonl: one JSON object a line. It is always written, and all other views follow it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import DiskError
-from runnel.track.cut import BLOCK, cut_rows
+from runnel.track.cut import BLOCK, FileMark, cut_rows
 from runnel.track.folder import Row
 
 
 class JsonlSink:
-    """Appends one JSON object a line and flushes it, so that a killed run keeps all but its last line. The file is opened when
-    the first row comes."""
+    """Appends one JSON object a line, without a buffer: a killed run keeps all but its last line. The file is opened at the
+    first row."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -32,15 +31,15 @@ class JsonlSink:
         self._write(encode(row).encode(errors="backslashreplace") + b"\n")
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """No-op: every row is written at once."""
 
-    def mark(self) -> dict[str, Any]:
-        """Bytes in the file, and their SHA-256: what a checkpoint stores."""
+    def mark(self) -> FileMark:
+        """The end of the file now: its length and SHA-256, for a checkpoint."""
         self._open()
         return {"offset": self._size, "digest": self._hash.hexdigest()}
 
-    def cut(self, mark: Mapping[str, Any], version: int) -> str:
-        """Cut the file back to `mark`, of the checkpoint of `version`, and go on from there; what is lost of it, in words."""
+    def cut(self, mark: FileMark, version: int) -> str:
+        """Cut the file back to `mark`, its end at the checkpoint of `version`. Returns what is lost of it, in words."""
         self.close()
         return cut_rows(self.path, mark, version)
 
@@ -58,12 +57,12 @@ class JsonlSink:
             while data := self._file.read(BLOCK):
                 self._add(data)
                 last = data[-1:]
-            if self._size and last != b"\n":  # a killed run has left half a row
+            if self._size and last != b"\n":  # a kill left half a row: end it, or the next row would be damaged too
                 self._write(b"\n")
         return self._file
 
     def _write(self, data: bytes) -> None:
-        """All of `data`, or an error and nothing of it: a row that the disk has no room for leaves no half of it behind."""
+        """Write all of `data`. If the disk is full, remove what was written of it and raise: no half row stays."""
         file, left = self._open(), memoryview(data)
         try:
             with told_if_refused(self.path):
@@ -81,18 +80,18 @@ class JsonlSink:
 
 
 def encode(row: Row) -> str:
-    """One line of strict JSON: numpy scalars as numbers, and null for what is not finite.
+    """A row as one line of strict JSON: numpy scalars become numbers, numbers that are not finite become null.
 
     >>> encode({"loss": float("nan"), "n": np.int64(3)})
     '{"loss": null, "n": 3}'
     """
     try:
         return json.dumps(row, allow_nan=False, default=_plain, ensure_ascii=False)
-    except ValueError:
+    except ValueError:  # it holds NaN or infinity: rare, so only then is the row walked through
         return json.dumps(_finite(row), allow_nan=False, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -100,7 +99,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a metrics row holds a {type(value).__name__}; give plain numbers, strings, lists and dicts")
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(k): _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,14 +1,14 @@
-"""Sinks by name."""
+"""Makes sinks by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import is_reference, load_object
+from runnel.track.folder import Settings
 from runnel.track.sinks.base import Sink
 from runnel.track.sinks.csv import CsvSink
 from runnel.track.sinks.guard import GuardedSink
@@ -18,7 +18,7 @@ from runnel.track.sinks.tensorboard import TensorBoardSink
 from runnel.track.sinks.trackio import TrackioSink
 from runnel.track.sinks.wandb import WandbSink, wandb_offline
 
-SinkMaker = Callable[[Path, Mapping[str, Any]], Sink]
+SinkMaker = Callable[[Path, Settings], Sink]
 
 SINKS: dict[str, SinkMaker] = {
     "tensorboard": TensorBoardSink,
@@ -32,7 +32,7 @@ SINKS: dict[str, SinkMaker] = {
 
 
 def find_sink(name: str) -> SinkMaker:
-    """What makes the sink `name`: one of `SINKS`, or the user's own, `module:name` or `file.py:name`."""
+    """The class or function that makes the sink `name`: one of `SINKS`, or the user's own, `module:name` or `file.py:name`."""
     if name in SINKS:
         return SINKS[name]
     if not is_reference(name):
@@ -45,8 +45,8 @@ def find_sink(name: str) -> SinkMaker:
     return maker
 
 
-def make_sink(name: str, folder: Path | str, config: Mapping[str, Any]) -> Sink:
-    """The sink called `name` for a run folder. On resume, call it after metrics.jsonl was cut back: sinks go on from there."""
+def make_sink(name: str, folder: Path | str, config: Settings) -> Sink:
+    """Make the sink `name` for a run folder. On resume, call this after metrics.jsonl was cut back: sinks go on from there."""
     sink = find_sink(name)(Path(folder), config)
     lacks = [method for method in ("row", "flush", "close") if not callable(getattr(sink, method, None))]
     if lacks:
@@ -54,8 +54,6 @@ def make_sink(name: str, folder: Path | str, config: Mapping[str, Any]) -> Sink:
     return sink
 
 
-def open_sinks(
-    names: Sequence[str], folder: Path | str, config: Mapping[str, Any], warn: Callable[[str], None]
-) -> list[GuardedSink]:
-    """The sinks of a run; `warn` is told of those that fail."""
+def open_sinks(names: Sequence[str], folder: Path | str, config: Settings, warn: Callable[[str], None]) -> list[GuardedSink]:
+    """Make the sinks of a run. `warn` is called for each that fails."""
     return [GuardedSink(name, partial(make_sink, name, folder, config), warn) for name in dict.fromkeys(names)]

@@ -1,4 +1,4 @@
-"""MLflow: a store in the run's folder (mlflow.db), or wherever MLFLOW_TRACKING_URI says."""
+"""The MLflow sink. Its store is mlflow.db in the run's folder, or where MLFLOW_TRACKING_URI says."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from runnel.core.config import flat
 from runnel.core.errors import ConfigError
-from runnel.track.folder import Row
+from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import scalars, step_of
 from runnel.track.sinks.config import names_in
 from runnel.track.sinks.outbox import Outbox
 
 MOST = 1000
-"""Metrics that one call of MLflow takes."""
+"""MLflow's limit of metrics in one call."""
 MOST_PARAMS = 100
+"""MLflow's limit of parameters in one call."""
 LONGEST_PARAM = 6000
+"""MLflow's limit of characters of a parameter's value."""
 ENDS = {"failed": "FAILED", "collapsed": "FAILED"}
 
 
 class MlflowSink:
-    """Scalars to an MLflow store.
+    """Sends scalars to an MLflow store.
 
-    A run that was cut by a resume becomes a new run there, with all that was kept; the one before it is deleted, which hides it
-    in MLflow.
+    MLflow cannot remove single metrics. So a run that a resume cut back becomes a new run there, with all rows that were kept,
+    and the old one is deleted (MLflow hides it).
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Settings) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:
             from mlflow.entities import Metric, Param
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise ConfigError("track", "mlflow", f"cannot import it ({error}); pip install 'runnel[mlflow]'") from error
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
+        logging.getLogger("mlflow.store.db.utils").setLevel(
+            logging.WARNING
+        )  # else it logs a line for every table that it makes
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._metric, self._client = Metric, MlflowClient(tracking_uri=uri)
         names = names_in(config)
@@ -47,7 +51,7 @@ class MlflowSink:
         if not self._id or self._outbox.is_cut:
             where = self._experiment(experiment, folder)
             self._id = self._client.create_run(where, run_name=names.name_of(folder)).info.run_id
-            params = [Param(_name(k), str(v)[:LONGEST_PARAM]) for k, v in _flat(config).items()]
+            params = [Param(_name(k), str(v)[:LONGEST_PARAM]) for k, v in flat(config).items()]
             for start in range(0, len(params), MOST_PARAMS):
                 self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])
             if self._outbox.id:
@@ -84,21 +88,9 @@ class MlflowSink:
 
 
 def _name(name: str) -> str:
-    """A name as MLflow takes it.
+    """A metric's name with only the characters that MLflow allows.
 
     >>> _name("loss/policy (µ)")
     'loss/policy ___'
     """
     return re.sub(r"[^A-Za-z0-9_. :/-]", "_", name)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names.
-
-    >>> _flat({"seed": 1, "ppo": {"lr": 0.1}})
-    {'seed': 1, 'ppo.lr': 0.1}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return flat

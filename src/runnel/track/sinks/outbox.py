@@ -1,7 +1,8 @@
-"""Rows on their way to a place that keeps a record of the run of its own, and how much of them it was sent.
+"""Sends rows to a tracker that keeps its own record of the run, and notes how many rows it was sent.
 
-A file in the run's folder (`NAME_run.json`) says under which id the place knows the run, and how many rows it may have got.
-It is written before they are: after a kill it says too much rather than too little, so a resume never sends a row twice.
+A file in the run's folder (`NAME_run.json`) holds the id under which the tracker knows the run, and how many rows it may have
+received. The file is written before the rows are sent. So after a kill the number is too large rather than too small, and a
+resume never sends a row twice.
 """
 
 from __future__ import annotations
@@ -9,45 +10,48 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from runnel.core.clock import Clock, WallClock
 from runnel.track.folder import Row
 from runnel.track.sinks.base import kept_rows, scalars
 
 BLOCK = 50
-"""Rows that are sent together."""
+"""Rows in one message."""
 INTERVAL_S = 5.0
-"""Rows wait for others no longer than this."""
+"""Longest time in seconds that a row waits to be sent together with others."""
 
 
 class Outbox:
-    """The rows of one run that one place is sent. Ask `is_cut` first, then `begin`. `place` names it where it is one of
-    several: another one has nothing of the run yet."""
+    """The rows of one run for one tracker. Read `is_cut` first, then call `begin`.
+
+    `place` names the project at the tracker. A run that was resumed with another project is new there.
+    """
 
     def __init__(self, folder: Path, name: str, clock: Clock | None = None, *, place: str = "") -> None:
         self._path, self._clock = folder / f"{name}_run.json", clock or WallClock()
         self._kept = kept_rows(folder)
-        known: dict[str, Any] = json.loads(self._path.read_text()) if self._path.is_file() else {"id": "", "rows": 0}
+        known: Row = json.loads(self._path.read_text()) if self._path.is_file() else {"id": "", "rows": 0}
         self._place = place
-        if known.get("place", place) != place:  # it has nothing of this run; files of earlier versions name none
+        if known.get("place", place) != place:  # another project has no row of this run; files of older versions name none
             known = {"id": "", "rows": 0}
         self.id: str = known["id"]
-        """The id of an earlier life of the run; empty if there was none."""
+        """The id that the tracker gave the run before a resume; empty for a new run."""
         self._sent: int = known["rows"]
         self.was_closed: bool = known.get("closed", True)
-        """Whether the earlier life has ended in order: a place that keeps rows in memory may else have lost some."""
+        """Whether the sink was closed properly before the resume. If not, a tracker that keeps rows in memory may have lost
+        some."""
         self._rows: list[Row] = []
         self._send: Callable[[Sequence[Row]], None] = lambda rows: None
         self._due = 0.0
 
     @property
     def is_cut(self) -> bool:
-        """Whether the place may have rows that the run no longer has."""
+        """Whether the tracker may have rows that the run no longer has."""
         return self._sent > len(self._kept)
 
     def begin(self, new_id: str, send: Callable[[Sequence[Row]], None]) -> None:
-        """Send what the place lacks: all that the run has kept where it knows it under another id, else the rest."""
+        """Send the rows that the tracker lacks: all rows that the run kept if `new_id` is new, else those that were not
+        sent."""
         if new_id != self.id:
             self.id, self._sent = new_id, 0
         self._send, self._rows = send, self._kept[self._sent :]
@@ -55,7 +59,7 @@ class Outbox:
         self.flush()
 
     def add(self, row: Row) -> None:
-        """A new row; sent with others, after a few seconds at most. One without numbers is passed by."""
+        """Add a row. It is sent together with others, after a few seconds at most. A row without numbers is ignored."""
         if not scalars(row):
             return
         self._rows.append(row)
@@ -66,13 +70,13 @@ class Outbox:
         while self._rows:
             block, self._rows = self._rows[:BLOCK], self._rows[BLOCK:]
             self._sent += len(block)
-            self._save()
+            self._save()  # before sending: see the module's docstring
             self._send(block)
         self._save()
         self._due = self._clock.now() + INTERVAL_S
 
     def close(self) -> None:
-        """Nothing more comes. Call it when the place has all."""
+        """Note that the sink was closed properly. Call it when the tracker has all rows."""
         self._save(closed=True)
 
     def _save(self, *, closed: bool = False) -> None:

@@ -1,28 +1,30 @@
-"""metrics.parquet/: the wide table of a run as Parquet files of one schema; pandas, pyarrow and DuckDB read the folder."""
+"""metrics.parquet/: the wide table of a run as Parquet files of one schema. Pandas, pyarrow and DuckDB read the folder."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.errors import ConfigError
-from runnel.track.folder import Row
+from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import KEYS, cells, kept_rows
 
+if TYPE_CHECKING:
+    import pyarrow
+
 PART = 4096
-"""Rows of one file; the last one is written again until it is full."""
+"""Rows of one file. The last file is written again until it is full."""
 
 
 class ParquetSink:
-    """Whole Parquet files, each put in place when it is complete: a run that is killed keeps all that was flushed.
+    """Writes a folder of Parquet files, each renamed into place when it is complete: a killed run keeps all that was flushed.
 
-    One Parquet file cannot be read before it is ended, so the table is a folder of files. A column that appears later is added
-    to all of them, so that every reader sees the same columns. On resume the folder is made from metrics.jsonl.
+    A Parquet file cannot be read before it is closed, so the table is a folder of files. A column that appears later is added
+    to all of them, so that every reader sees the same columns. On resume the folder is made anew from metrics.jsonl.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, *, part: int = PART) -> None:
+    def __init__(self, folder: Path, config: Settings | None = None, *, part: int = PART) -> None:
         try:
             import pyarrow
             from pyarrow import parquet
@@ -34,7 +36,7 @@ class ParquetSink:
         self.path.mkdir()
         self._columns: dict[str, None] = dict.fromkeys(KEYS)
         self._num_full = 0
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Row] = []
         self._dirty = False
         for row in kept_rows(folder):
             self.row(row)
@@ -61,13 +63,13 @@ class ParquetSink:
     def close(self) -> None:
         self.flush()
 
-    def _schema(self) -> Any:
+    def _schema(self) -> pyarrow.Schema:
         arrow = self._arrow
         kinds = {"kind": arrow.string(), **{key: arrow.int64() for key in KEYS[1:]}}
         return arrow.schema([(name, kinds.get(name, arrow.float64())) for name in self._columns])
 
     def _widen(self) -> None:
-        """Give all full files the columns of now."""
+        """Write all full files again, with today's columns."""
         schema = self._schema()
         for number in range(self._num_full):
             table = self._parquet.ParquetFile(self._file(number)).read()
@@ -77,7 +79,7 @@ class ParquetSink:
     def _file(self, number: int) -> Path:
         return self.path / f"part-{number:05}.parquet"
 
-    def _write(self, number: int, table: Any) -> None:
+    def _write(self, number: int, table: pyarrow.Table) -> None:
         new = self.path / f".part-{number:05}.new"
         self._parquet.write_table(table, new)
         new.replace(self._file(number))

@@ -1,30 +1,28 @@
-"""TensorBoard event files, in the run's folder under tensorboard/."""
+"""The TensorBoard sink: event files in tensorboard/ of the run's folder."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import ConfigError
-from runnel.track.folder import Row, RunFolder
+from runnel.track.folder import Row, RunFolder, Settings
 from runnel.track.sinks.base import kept_rows, scalars, step_of
 
 MOST_OLD = 1000
-"""Updates of a run that was begun without this sink that it shows."""
+"""If a run was started without this sink, about this many of its earlier updates are shown."""
 
 
 class TensorBoardSink:
-    """Scalars as TensorBoard events. On resume it hides what an earlier life of the run wrote after the last row that was kept.
+    """Writes scalars as TensorBoard events. On resume it hides events that lie after the last row that the run kept.
 
-    An event costs about half a millisecond (its checksum is computed in Python), so of updates that come faster than every
-    `interval_s` only the newest is written; metrics.jsonl has them all.
+    An event costs about half a millisecond (its checksum is computed in Python). So if updates come faster than every
+    `interval_s`, only the newest is written; metrics.jsonl has them all.
     """
 
     def __init__(
-        self, folder: Path, config: Mapping[str, Any] | None = None, *, interval_s: float = 0.1, clock: Clock | None = None
+        self, folder: Path, config: Settings | None = None, *, interval_s: float = 0.1, clock: Clock | None = None
     ) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -40,7 +38,7 @@ class TensorBoardSink:
         again = directory.is_dir() and any(directory.iterdir())
         self._writer = EventFileWriter(str(directory), flush_secs=10)
         kept = kept_rows(folder)
-        if again:  # hide the last step that was kept and all later ones, and write that step anew
+        if again:  # TensorBoard can hide only from a step on: hide the last step that was kept too, and write it again
             last = step_of(kept[-1]) if kept else 0
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=last, session_log=start))

@@ -1,33 +1,37 @@
-"""trackio: a database in the run's folder under trackio/, or where TRACKIO_DIR says. Local: no server, no network."""
+"""The trackio sink: a database in trackio/ of the run's folder, or where TRACKIO_DIR says. It needs no server and no
+network."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.errors import ConfigError
-from runnel.track.folder import Row
+from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import scalars, step_of
 from runnel.track.sinks.config import names_in
 from runnel.track.sinks.outbox import Outbox
 
+if TYPE_CHECKING:
+    from trackio.sqlite_storage import SQLiteStorage
+
 
 class TrackioSink:
-    """Scalars into trackio's own storage, which `trackio show` reads: `TRACKIO_DIR=RUN/trackio trackio show`.
+    """Writes scalars into trackio's storage. `TRACKIO_DIR=RUN/trackio trackio show` displays them.
 
-    The storage is called directly, not `trackio.init`: that would look for a Hugging Face Space or a server in the environment,
-    and takes its folder from the moment of its first import. What was cut away by a resume is deleted, the run written anew.
+    It calls the storage and not `trackio.init`: that would look for a Hugging Face Space or a server in the environment, and it
+    fixes its folder at its first import. After a resume that cut rows away, the run is deleted there and written again.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Settings) -> None:
         try:
             from trackio import sqlite_storage
         except ImportError as error:
             raise ConfigError("track", "trackio", f"cannot import it ({error}); pip install 'runnel[trackio]'") from error
-        self._module: Any = sqlite_storage
+        self._module = sqlite_storage
         self._folder = Path(os.environ.get("TRACKIO_DIR") or folder / "trackio").resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         names = names_in(config)
@@ -55,8 +59,8 @@ class TrackioSink:
             storage.bulk_log(self._project, self._run, numbers, steps=steps, config=self._config)
 
     @contextmanager
-    def _here(self) -> Iterator[Any]:
-        """trackio's storage, with this folder for its own: it keeps one for the whole process."""
+    def _here(self) -> Iterator[type[SQLiteStorage]]:
+        """trackio's storage, set to this run's folder meanwhile: trackio keeps one folder for the whole process."""
         before = self._module.TRACKIO_DIR
         self._module.TRACKIO_DIR = self._folder
         try:

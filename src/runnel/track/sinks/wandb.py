@@ -1,15 +1,15 @@
-"""Weights & Biases: online, or offline in the run's folder under wandb/ (`wandb sync` sends it later)."""
+"""The Weights & Biases sink: online, or offline in wandb/ of the run's folder (`wandb sync` sends it later)."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from runnel.core.errors import ConfigError
-from runnel.track.folder import Row
+from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import scalars, step_of
 from runnel.track.sinks.config import names_in
 from runnel.track.sinks.outbox import Outbox
@@ -18,14 +18,14 @@ WandbMode = Literal["online", "offline"]
 
 
 class WandbSink:
-    """Scalars to Weights & Biases. The id in wandb_run.json makes a resumed run the same run there.
+    """Sends scalars to Weights & Biases. The id in wandb_run.json makes a resumed run the same run there.
 
-    `mode=None` leaves the choice to wandb (`WANDB_MODE`, else online). What a resume cut away: offline files that hold it are
-    moved to wandb/superseded/ and written anew; so are those of a life that was killed, because wandb writes them when it sees
-    fit. Online, wandb takes nothing back, so steps that it has stay as they are.
+    `mode=None` leaves the choice to wandb (`WANDB_MODE`, else online). Offline files with rows that a resume cut away are moved
+    to wandb/superseded/ and written again. The same happens after a kill, because wandb may not have written all rows to its
+    files. Online, wandb cannot remove rows, so the steps that it has stay as they are.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], *, mode: WandbMode | None = None) -> None:
+    def __init__(self, folder: Path, config: Settings, *, mode: WandbMode | None = None) -> None:
         try:
             import wandb
         except ImportError as error:
@@ -39,7 +39,7 @@ class WandbSink:
             _set_aside(folder / "wandb", identity)
             self._outbox.id = ""
         try:
-            self._run: Any = wandb.init(
+            self._run = wandb.init(
                 project=project,
                 entity=names.entity or None,
                 group=names.group or None,
@@ -64,7 +64,7 @@ class WandbSink:
             self._exit_code = int(row.get("status") in ("failed", "collapsed"))
 
     def flush(self) -> None:
-        """wandb's own process has each row as soon as it is logged."""
+        """Send what waits. wandb's own process has each row as soon as it is logged."""
         self._outbox.flush()
 
     def close(self) -> None:
@@ -74,17 +74,17 @@ class WandbSink:
 
     def _send(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            if step_of(row) >= self._run.step:  # what is older wandb has already
+            if step_of(row) >= self._run.step:  # wandb has older steps already, and would warn about each
                 self._run.log(scalars(row), step=step_of(row))
 
 
-def wandb_offline(folder: Path, config: Mapping[str, Any]) -> WandbSink:
+def wandb_offline(folder: Path, config: Settings) -> WandbSink:
     """The sink `wandb-offline`."""
     return WandbSink(folder, config, mode="offline")
 
 
 def _set_aside(folder: Path, identity: str) -> None:
-    """Offline files of this run that hold rows it no longer has: `wandb sync --sync-all` passes by where they go."""
+    """Move offline files of this run to a folder that `wandb sync --sync-all` does not read."""
     aside = folder / "superseded"
     for number, path in enumerate(sorted(folder.glob(f"offline-run-*-{identity}"))):
         aside.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A picture of a run that was traced, as Perfetto and chrome://tracing open it."""
+"""Writes a traced run as a picture that Perfetto and chrome://tracing open."""
 
 from runnel.track.trace.write import TraceSummary, write_trace
 

@@ -1,4 +1,4 @@
-"""The files that processes of a traced run have left (`core/trace.py` writes them), on one time base."""
+"""Reads the files that the processes of a traced run have written (`core/trace.py`), and brings them onto one time base."""
 
 from __future__ import annotations
 
@@ -6,42 +6,46 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
 from runnel.core.trace import FORMAT, KINDS, LANES, RECORD
 from runnel.track.files import NotRegularError, read_regular
-from runnel.track.folder import RunFolder
+from runnel.track.folder import Row, RunFolder
 
-Numbers = np.ndarray[Any, np.dtype[np.float64]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
+Numbers = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 @dataclass
 class Process:
-    """What one process has recorded. Records `[n, RECORD]`: code, time, and three numbers."""
+    """What one process recorded. Records `[n, RECORD]`: code, time, and three numbers."""
 
     group: str
+    """The name of its process group."""
     epoch: int
+    """How often the run had gone back to a checkpoint."""
     incarnation: int
+    """Restart counter of the group in the upper bits; see `restarts`."""
     pid: int
     host: str
     boot: str
     clocks: list[tuple[float, float]]
-    """Moments by the clock of the process and by that of the world."""
+    """Pairs of one moment: by the process's monotonic clock, and by the wall clock."""
     names: list[str] = field(default_factory=list)
-    lanes: list[str] = field(default_factory=list)
+    tracks: list[str] = field(default_factory=list)
     records: Numbers = field(default_factory=lambda: np.zeros((0, RECORD)))
     left_out: int = 0
     problem: str = ""
     shift_s: float = 0.0
-    """To be added to its times: processes of one machine have one clock, those of another follow the clock of the world."""
+    """Seconds to add to its times. Processes of one machine share a monotonic clock; machines are aligned by their wall
+    clocks."""
 
     @property
     def restarts(self) -> int:
-        """Times that the group was started before, in this epoch."""
+        """How often the group was restarted before, in this epoch."""
         return self.incarnation >> 12
 
     def of_kind(self, kind: int) -> Numbers:
@@ -50,8 +54,8 @@ class Process:
         return found
 
 
-def lanes_of(records: Numbers) -> Integers:
-    """The lane of each record."""
+def tracks_of(records: Numbers) -> Integers:
+    """The track of each record."""
     found: Integers = records[:, 0].astype(np.int64) // KINDS % LANES
     return found
 
@@ -63,7 +67,7 @@ def names_of(records: Numbers) -> Integers:
 
 
 def read_processes(run: Path | str) -> list[Process]:
-    """All processes of a run, in the order of the picture; a `ConfigError` if it was not traced."""
+    """All processes of a run, in the order of the picture. Raises a `ConfigError` if the run was not traced."""
     folder = RunFolder.open(run)
     paths = sorted(folder.trace.glob("*.bin")) if folder.trace.is_dir() else []
     if not paths:
@@ -75,7 +79,7 @@ def read_processes(run: Path | str) -> list[Process]:
 
 
 def read_process(path: Path) -> Process:
-    """One file. Half a block at its end (the process was killed) is left out; so is all that comes after damage."""
+    """Read one file. An incomplete block at its end (the process was killed) is left out, and so is all that follows damage."""
     try:
         data = read_regular(path, below=path.parent.parent)
     except NotRegularError as error:
@@ -95,6 +99,7 @@ def read_process(path: Path) -> Process:
 
 
 def _read_blocks(process: Process, data: bytes, place: int) -> str:
+    """Add the blocks from byte `place` on to `process`; return what is wrong with them, or an empty text."""
     blocks: list[Numbers] = []
     problem = ""
     while place < len(data):
@@ -110,25 +115,30 @@ def _read_blocks(process: Process, data: bytes, place: int) -> str:
             problem = "the end of the file is missing or damaged (the process was killed?)"
             break
         process.names += [str(name) for name in head.get("names", [])]
-        process.lanes += [str(lane) for lane in head.get("lanes", [])]
+        # files written by older versions call tracks lanes
+        process.tracks += [str(track) for track in head.get("tracks", head.get("lanes", []))]
         process.left_out = int(head.get("left_out", process.left_out))
         process.clocks += [_clock(head)] if "clock" in head else []
         blocks.append(np.frombuffer(data, np.float64, size // 8, end + 1).reshape(-1, RECORD))
         place = end + 1 + size
     if blocks:
         records = np.concatenate(blocks)
-        known = (names_of(records) < len(process.names)) & (lanes_of(records) < len(process.lanes))
+        # a damaged file may hold codes of names and tracks that it never introduced
+        known = (names_of(records) < len(process.names)) & (tracks_of(records) < len(process.tracks))
         process.records = records[known & np.isfinite(records).all(axis=1)]
     return problem
 
 
-def _clock(head: dict[str, Any]) -> tuple[float, float]:
+def _clock(head: Row) -> tuple[float, float]:
     here, world = head["clock"]
     return float(here), float(world)
 
 
 def _align(processes: list[Process]) -> None:
-    """One time base for all: that of the first machine."""
+    """Set `shift_s` so that all processes have the time base of the first machine.
+
+    A machine's offset is a median over many readings: one reading may be late because the process was suspended in between.
+    """
     offsets = {
         boot: median(world - here for p in processes if p.boot == boot for here, world in p.clocks)
         for boot in dict.fromkeys(p.boot for p in processes)
@@ -139,6 +149,6 @@ def _align(processes: list[Process]) -> None:
 
 
 def _rank(group: str) -> int:
-    """Launcher, then who trains, then the rest."""
+    """The place of a group in the picture: the launcher first, then trainers, then the others."""
     order = ("launcher", "main", "trainer", "buffer", "policy", "actor")
     return next((i for i, name in enumerate(order) if group.startswith(name)), len(order))

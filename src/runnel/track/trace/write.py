@@ -1,4 +1,4 @@
-"""`runnel trace`: the files of a traced run as one JSON file that Perfetto and chrome://tracing open."""
+"""`runnel trace`: writes the files of a traced run as one JSON file that Perfetto and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from runnel.core.errors import ConfigError
 from runnel.track.folder import RunFolder
 from runnel.track.trace.files import Process, read_processes
 from runnel.track.trace.paths import Paths
-from runnel.track.trace.picture import Track
+from runnel.track.trace.picture import ProcessPicture
 
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """What a picture shows, and in plain sentences what it does not."""
+    """What the written trace shows. `notices` say what it leaves out."""
 
     path: Path
     num_processes: int
@@ -30,30 +30,30 @@ class TraceSummary:
 
 
 def write_trace(run: Path | str, out: Path | str | None = None) -> TraceSummary:
-    """Write the trace of a run; compressed where the name ends in .gz. Default: trace.json.gz in its folder."""
+    """Write the trace of a run. A name that ends in .gz is compressed. Default: trace.json.gz in the run's folder."""
     processes = read_processes(run)
     path = Path(out) if out is not None else RunFolder(run).path / "trace.json.gz"
     zero_s = min((p.clocks[0][0] + p.shift_s for p in processes), default=0.0)
-    tracks = [Track(process, pid, zero_s) for pid, process in enumerate(processes, start=1)]
-    paths = Paths(tracks, pid=len(tracks) + 1)
+    pictures = [ProcessPicture(process, pid, zero_s) for pid, process in enumerate(processes, start=1)]
+    paths = Paths(pictures, pid=len(pictures) + 1)
     notices = tuple(_notices(processes))
     num_epochs = len({p.epoch for p in processes})
     num_events = 0
     with _opened(path) as file:
         about = json.dumps({"run": RunFolder(run).path.name, "left_out": list(notices)})
         file.write(f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n')
-        for event in _events(tracks, paths, num_epochs):
+        for event in _events(pictures, paths, num_epochs):
             file.write(f",\n{event}" if num_events else event)
             num_events += 1
         file.write("\n]}\n")
     return TraceSummary(path, len(processes), num_events, paths.num_segments, paths.num_versions, notices)
 
 
-def _events(tracks: list[Track], paths: Paths, num_epochs: int) -> Iterator[str]:
-    for track in tracks:
-        yield from track.heads(num_epochs=num_epochs)
-    for track in tracks:
-        yield from track.events()
+def _events(pictures: list[ProcessPicture], paths: Paths, num_epochs: int) -> Iterator[str]:
+    for picture in pictures:
+        yield from picture.heads(num_epochs=num_epochs)
+    for picture in pictures:
+        yield from picture.events()
     yield from paths.events()
 
 
@@ -67,7 +67,7 @@ def _notices(processes: list[Process]) -> Iterator[str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    """A text file, written beside its place and then put there."""
+    """A text file that is written under another name and renamed at the end, so that no reader sees half of it."""
     new = path.with_name(f".{path.name}.new")
     try:
         with gzip.open(new, "wt", compresslevel=5) if path.suffix == ".gz" else new.open("w") as file:

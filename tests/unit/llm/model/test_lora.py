@@ -335,7 +335,7 @@ def test_recorded_passes_with_adapters_are_the_plain_ones(recompute):
         torch.manual_seed(3)
         shake(model.adapters)
         if not record:
-            model._recorded = None
+            model._graphed = None
         out = []
         for lengths in ([5, 9, 3], [20, 30], [5, 9, 3], [5, 9, 3]):
             tokens = (torch.arange(sum(lengths), device="cuda") * 7) % 40

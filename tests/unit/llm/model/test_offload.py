@@ -35,7 +35,7 @@ def trained(device: str, precision: Any, *, offload: bool, steps: int = 3) -> tu
 
 @pytest.mark.parametrize(("device", "precision"), PLACES)
 def test_moments_on_the_host_change_nothing_else(device: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adamw, "PART", 1000)  # many parts, the last of them short
+    monkeypatch.setattr(adamw, "CHUNK", 1000)  # many chunks, the last of them short
     model, losses = trained(device, precision, offload=False)
     other, found = trained(device, precision, offload=True)
     assert found == losses

@@ -1,16 +1,16 @@
-// The server: questions, and word of what has changed.
+// Requests to the server, and its stream that says which runs have changed.
 
 export class Refused extends Error {}
 
 async function ask(url, options) {
-  let answer;
+  let response;
   try {
-    answer = await fetch(url, options);
+    response = await fetch(url, options);
   } catch {
-    throw new Refused("the board does not answer; is `runnel board` still running?");
+    throw new Refused("the board does not respond; is `runnel board` still running?");
   }
-  const data = (answer.headers.get("content-type") ?? "").includes("json") ? await answer.json() : { error: await answer.text() };
-  if (!answer.ok) throw new Refused(data.error ?? `the board answered ${answer.status}`);
+  const data = (response.headers.get("content-type") ?? "").includes("json") ? await response.json() : { error: await response.text() };
+  if (!response.ok) throw new Refused(data.error ?? `the board responded with ${response.status}`);
   return data;
 }
 
@@ -22,7 +22,7 @@ export const post = (path, data, signal) =>
 const listeners = new Set();
 export const on = (f) => { listeners.add(f); return () => listeners.delete(f); };
 
-/** Follow the server while the page is seen (a browser allows a site few connections, over all tabs); `state` hears "live" and "lost". */
+/** Follow the server while the page is visible: a browser allows a site few connections over all its tabs. `state` is called with "live" or "lost". */
 export function follow(state) {
   let source = null;
   const open = () => {
@@ -41,7 +41,7 @@ export function follow(state) {
   open();
 }
 
-/** At most one call in `wait` milliseconds, the last one kept. */
+/** Call `f` at most once in `wait` milliseconds; a call in between is made at the end. */
 export function paced(f, wait = 800) {
   let timer = null, again = false;
   return () => {
@@ -51,7 +51,7 @@ export function paced(f, wait = 800) {
   };
 }
 
-/** What a person chose, kept for the next visit. */
+/** What the user chose, stored for the next visit. */
 export const kept = {
   get(name, otherwise) { try { return JSON.parse(localStorage.getItem(name)) ?? otherwise; } catch { return otherwise; } },
   set(name, v) { try { localStorage.setItem(name, JSON.stringify(v)); } catch { /* no storage: for this visit only */ } },

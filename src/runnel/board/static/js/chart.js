@@ -131,7 +131,7 @@ export class Chart {
         { ...axis, size: 52, values: (u, ticks) => labels(ticks) },
       ],
       focus: { alpha: 0.3 },
-      cursor: { // to fade all lines but the nearest draws everything anew at each move: for a few only
+      cursor: { // fading all lines but the nearest redraws everything at each move, so it is done for few lines only
         sync: this.link.key ? { key: this.link.key, setSeries: false, scales: ["x", null] } : undefined, points: { size: 6, show: !many }, focus: { prox: many ? -1 : 24 },
         drag: { x: true, y: false, setScale: false },
         dataIdx: (u, i, at) => nearest(u.data[i], at),
@@ -144,7 +144,7 @@ export class Chart {
   }
 
   selected(u) {
-    const mine = this.drags && u.select.width >= 8; // the others are told of a drag too, in pixels of their own
+    const mine = this.drags && u.select.width >= 8; // linked charts get the event of a drag too, in their own pixels: only the chart that was dragged zooms
     this.drags = false;
     if (!mine) { if (u.select.width) u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); return; }
     const span = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
@@ -184,7 +184,7 @@ export class Chart {
   }
 }
 
-/** The smallest and the largest of the lines. Bands have no say: that of few seeds would hide the lines, and reach where no value can be. */
+/** The smallest and the largest value of the lines. Bands do not count: a band of few seeds is so wide that lines would look flat. */
 function extent(columns) {
   let low = null, high = null;
   for (const y of columns) for (const v of y) {
@@ -195,7 +195,7 @@ function extent(columns) {
   return [low, high];
 }
 
-/** The range of an axis: a constant is in its middle, zero at its foot. */
+/** The range of an axis. A constant line lies in the middle; a line of zeros lies at the bottom. */
 function room(low, high) {
   if (low === null || high === null) return [0, 1];
   if (low === high) return low === 0 ? [0, 1] : [low - Math.abs(low) / 2, high + Math.abs(high) / 2];

@@ -21,7 +21,7 @@ export class Conversations {
 
   async update(d) {
     if (!d.has.groups) {
-      fill(this.notes, h("p", { class: "soft" }, "No groups of completions were recorded: this run trains no language model, or was told ", h("code", {}, "--record.groups-every 0"), "."));
+      fill(this.notes, h("p", { class: "soft" }, "No groups of completions were recorded. This run trains no language model, or it was started with ", h("code", {}, "--record.groups-every 0"), "."));
       return;
     }
     try {

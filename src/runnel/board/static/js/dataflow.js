@@ -1,4 +1,4 @@
-// The graph of workers and streams, with what flows through it now.
+// The graph of workers and streams, with the rates of now.
 
 import { h, fill, compact, percent } from "./dom.js";
 
@@ -11,7 +11,7 @@ export class Dataflow {
   update(d) {
     const { workers = [], streams = [] } = d.dataflow;
     if (!workers.length) {
-      fill(this.element, d.graph ? h("pre", { class: "box wide" }, d.graph) : h("p", { class: "soft" }, "This run did not write down its graph."));
+      fill(this.element, d.graph ? h("pre", { class: "box wide" }, d.graph) : h("p", { class: "soft" }, "This run has no record of its workers and streams."));
       return;
     }
     const nodes = merged(workers, d);
@@ -26,7 +26,7 @@ export class Dataflow {
   }
 }
 
-/** Workers of one kind and name are one box: a row each would hide what flows. */
+/** Workers of one kind and name share a box, so that the graph stays small. */
 function merged(workers, d) {
   const kinds = new Map(), base = (w) => `${w.kind} ${w.name.replace(/-\d+$/, "")}`;
   for (const w of workers) kinds.set(base(w), [...(kinds.get(base(w)) ?? []), w]);
@@ -37,8 +37,8 @@ function merged(workers, d) {
 
 const mean = (values) => { const known = values.filter((v) => typeof v === "number"); return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null; };
 
-/** Those on the samples' way stand in a row, further ones of a column above it (actors in the row, what shows demonstrations above);
- * those that answer stand below, between who asks and the next. */
+/** Workers on the path of samples stand in a row; further workers of a column stand above it. Policy workers stand below, between
+ * the actors that ask them and the next column. */
 function place(nodes) {
   const column = (n) => COLUMN[n.kind] ?? 3, step = BOX[0] + GAP;
   const used = [...new Set(nodes.map(column))].sort((a, b) => a - b).filter((c) => c !== ASKED);
@@ -53,7 +53,7 @@ function place(nodes) {
   }
 }
 
-/** One arrow from box to box for all streams of a kind, with a line of text for each: names never lie on each other. */
+/** One arrow from box to box for all streams of a kind, with a line of text for each, so that names never overlap. */
 function links(streams, at, d) {
   const out = new Map(), told = new Set();
   for (const s of streams) {

@@ -1,4 +1,4 @@
-// Elements, and numbers as people read them. Text from runs enters as text nodes only, never as markup.
+// Makes elements, and formats numbers. Text from runs enters only as text nodes, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "g", "rect", "line", "text", "circle", "polyline", "title", "defs", "marker", "tspan"]);
@@ -117,7 +117,7 @@ export function choice(name, options, current, onpick) {
 
 export const pill = (status) => h("span", { class: `pill ${status}` }, status);
 
-/** Sentences that must not be missed. */
+/** Sentences in a coloured box. */
 export const notice = (lines, kind = "warn") => (lines.length ? h("div", { class: `notice ${kind}`, role: "alert" }, lines.map((l) => h("p", {}, l))) : null);
 
 export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -1,4 +1,4 @@
-// Recorded episodes as video with the reward beside it, and how returns and lengths are spread.
+// Recorded episodes as videos with their rewards, and histograms of returns and lengths.
 
 import { h, fill, short, whole, percent, notice } from "./dom.js";
 import { get } from "./api.js";
@@ -60,7 +60,7 @@ function total(rewards) {
   return h("polyline", { points: `0,${58 - (56 * (0 - low)) / span} ${points.join(" ")}` });
 }
 
-/** How often each size occurs. */
+/** How often values of each size occur. */
 export function histogram(title, values) {
   const low = Math.min(...values), high = Math.max(...values), num = low === high ? 1 : Math.min(20, Math.max(5, Math.ceil(Math.sqrt(values.length))));
   const counts = new Array(num).fill(0);

@@ -1,4 +1,4 @@
-// Curves of some runs: which metrics, over what, how smooth; in sections that open on request.
+// The curves of some runs, in sections that open and close; with controls for the axis, smoothing and the filter of metrics.
 
 import { h, fill, choice, color, middle } from "./dom.js";
 import { post, kept } from "./api.js";
@@ -63,7 +63,7 @@ export class Panel {
     return this.axes.includes(this.view.axis) ? this.view.axis : this.axes[0] ?? "version";
   }
 
-  /** Other runs, or other metrics of the same: look again. */
+  /** The runs or their metrics have changed: ask for the names of metrics again. */
   async refresh() {
     const ids = this.runs().map((run) => run.id);
     const found = await post("/api/metrics", { runs: ids });
@@ -107,7 +107,7 @@ export class Panel {
     this.drawn = key;
     const shown = new Set();
     fill(this.body, wanted.map(([title, names]) => this.section(title, names, words.length > 0, shown)),
-      wanted.length ? null : h("p", { class: "soft pad" }, this.names.length ? "No metric has that in its name." : "No metrics yet."));
+      wanted.length ? null : h("p", { class: "soft pad" }, this.names.length ? "No metric matches the filter." : "No metrics yet."));
     for (const [name, chart] of this.charts) if (!shown.has(name)) { chart.close(); this.charts.delete(name); }
   }
 
@@ -137,7 +137,7 @@ export class Panel {
     return { x: found.x, axis: found.axis, lines: found.series.map((s) => {
       const run = of.get(s.run) ?? { label: s.run, color: color(0), groupColor: color(0), groupLabel: s.run };
       const label = group ? (s.num > 1 ? `${middle(run.groupLabel)}, mean of ${s.num}${s.caution ? ` (${s.caution})` : ""}` : run.groupLabel) : run.label;
-      const band = s.members ? { low: null, high: null } : {}; // two seeds have no interval worth a picture: they are drawn themselves
+      const band = s.members ? { low: null, high: null } : {}; // an interval of two seeds says nothing: each run is drawn instead
       return { ...s, ...band, label, color: group ? run.groupColor : run.color, dash: group ? run.groupDash : run.dash, faint: many, marks: s.metric.startsWith("eval/") && !many };
     }) };
   }

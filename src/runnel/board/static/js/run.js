@@ -1,4 +1,4 @@
-// One run: what it does now, where its time goes, its streams, its behaviour, its settings.
+// The page of one run: its state, where its time goes, its streams, episodes, completions, settings and events.
 
 import { h, fill, short, whole, compact, seconds, percent, bytes, value, pill, notice, color } from "./dom.js";
 import { get, post, on, paced } from "./api.js";
@@ -111,7 +111,7 @@ class Curves {
   close() { this.panel.close(); }
 }
 
-/** With one run a line is named by its metric, and evaluations carry their interval. */
+/** With one run, a line has the name of its metric, and evaluations have their interval as a band. */
 function bySeries(panel, id) {
   return async (metrics, span) => {
     const { smoothing } = panel.view, interval = metrics[0] === "eval/mean";
@@ -233,6 +233,6 @@ class Events {
     const rows = d.events.filter((e) => this.level === "all" || (e.what ?? e.level) === this.level).reverse();
     fill(this.element, h("h2", {}, "Events"), h("p", { class: "chips" }, kinds.map((k) => h("button", { class: "chip", "aria-pressed": String(k === this.level), onclick: () => { this.level = k; this.update(this.data); } }, k))),
       rows.length ? h("div", { class: "scroll" }, h("table", { id: "events" }, h("tbody", {}, rows.map((e) => h("tr", {}, h("td", { class: "n soft" }, seconds(e.time?.wall_s)),
-        h("td", { class: { warning: "warn", error: "bad" }[e.level] ?? "soft" }, e.what ?? e.level), h("td", {}, e.text)))))) : h("p", { class: "soft" }, "Nothing happened yet that is worth a line."));
+        h("td", { class: { warning: "warn", error: "bad" }[e.level] ?? "soft" }, e.what ?? e.level), h("td", {}, e.text)))))) : h("p", { class: "soft" }, "No events yet."));
   }
 }

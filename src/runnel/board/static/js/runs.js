@@ -17,7 +17,7 @@ const COLUMNS = [
 ];
 const NUM_DRAWN = 200;
 
-/** How far a run is, in what it counts; not every run counts steps. */
+/** How far a run is, in steps, tokens or updates: not every run counts steps. */
 const trained = (run) => {
   const [number, unit] = run.steps ? [run.steps, "steps"] : run.tokens ? [run.tokens, "tokens"] : [run.version, "updates"];
   return [compact(number, 3), h("span", { class: "soft unit" }, ` ${unit}`)];
@@ -25,7 +25,7 @@ const trained = (run) => {
 
 const taskOf = (run) => `${run.subject || run.label} ${run.score_name}`;
 
-/** From the lowest to the highest of all small curves that are of one task: one can be held against the other. */
+/** One scale for the small curves of all runs of a task, so that they can be compared. */
 function scales(runs) {
   const found = new Map();
   for (const run of runs) {
@@ -80,7 +80,7 @@ export class Runs {
     this.draw();
   }
 
-  /** Runs that the search and the chips leave; trials of a study (they have a page of their own) only when asked for. */
+  /** The runs that match the search and the chips. Trials of a study have a page of their own, and appear only if the search asks for them. */
   shown() {
     const words = this.query.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (run) => words.every((w) => {
@@ -140,7 +140,7 @@ export class Runs {
         by ? h("button", { class: "head", onclick: () => this.sortBy(key) }, label, this.sort[0] === key ? (this.sort[1] > 0 ? " ↑" : " ↓") : "") : label)));
     const focused = this.table.contains(document.activeElement);
     fill(this.table, shown.length ? h("table", {}, h("thead", {}, head), h("tbody", {}, shown.map((run, i) => this.row(run, i))))
-      : h("p", { class: "soft pad" }, this.runs.length ? "No run fits." : "No runs here yet. Start one: runnel train cartpole"));
+      : h("p", { class: "soft pad" }, this.runs.length ? "No run matches." : "No runs here yet. Start one: runnel train cartpole"));
     if (focused) this.table.querySelectorAll("tbody tr")[this.at]?.focus({ preventScroll: true });
   }
 

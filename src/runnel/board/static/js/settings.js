@@ -1,4 +1,4 @@
-// Settings side by side: what is not the same in all runs, and the difference of two.
+// Settings side by side: those that differ between the runs, and the difference of two runs.
 
 import { h, fill, short, value, notice, pill } from "./dom.js";
 import { get, post } from "./api.js";
@@ -53,7 +53,7 @@ export class Difference {
       const rows = (list) => list.map((d) => h("tr", {}, h("td", {}, d.name), h("td", { class: "setting old" }, value(d.a)), h("td", { class: "setting new" }, value(d.b))));
       const score = (r) => `${short(r.eval?.mean ?? r.score)}${r.eval ? ` (${short(r.eval.low)} to ${short(r.eval.high)})` : ""}`;
       const moved = found.commits[0] !== found.commits[1];
-      fill(this.root, h("p", { class: "soft small" }, found.config.length ? `${found.config.length} settings differ, ${found.num_same} are the same.` : "These runs were told the same."),
+      fill(this.root, h("p", { class: "soft small" }, found.config.length ? `${found.config.length} settings differ, ${found.num_same} are the same.` : "These runs have the same settings."),
         h("div", { class: "scroll" }, h("table", { id: "difference" },
           h("thead", {}, h("tr", {}, h("th", {}, "setting"), h("th", {}, a.name), h("th", {}, b.name))),
           h("tbody", {}, h("tr", {}, h("td", {}, "score"), h("td", {}, score(a)), h("td", {}, score(b))), rows(found.config),

@@ -13,13 +13,11 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 
 from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths, loop_tiles
 from runnel.kernels.lm.numba.loop_maths import (
     LANES,
-    OPTIONS,
     add,
     enter,
     exp,
@@ -27,6 +25,7 @@ from runnel.kernels.lm.numba.loop_maths import (
     floats,
     fused,
     integers,
+    jit,
     larger,
     load,
     number,
@@ -42,14 +41,14 @@ TILE = LANES
 F0, F1 = np.float32(0.0), np.float32(1.0)
 
 
-@njit(**OPTIONS)
+@jit
 def _clear(to, at, step, num, size):
     for a in range(num):
         for d in range(size):
             to[at + a * step + d] = F0
 
 
-@njit(**OPTIONS)
+@jit
 def _hide(scores, at, num):
     """Keys behind a query are not seen: key `a` of a tile by lanes below `a`."""
     for a in range(1, num):
@@ -110,7 +109,7 @@ def _forward(words):
                         out[to + i * out_row + d] *= share
 
 
-@njit(**OPTIONS)
+@jit
 def _soften(memory, scores, dscores, count, log, scale):
     """Scores of a tile become probabilities, the gradients of those become the gradients of scores."""
     less, delta = load(memory, log), fill(F0)

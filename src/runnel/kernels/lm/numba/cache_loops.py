@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 
 from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
 from runnel.kernels.lm.numba.loop_maths import (
     LANES,
-    OPTIONS,
     add,
     enter,
     exp,
@@ -19,6 +17,7 @@ from runnel.kernels.lm.numba.loop_maths import (
     floats,
     fused,
     integers,
+    jit,
     larger,
     largest,
     load,
@@ -34,7 +33,7 @@ forget_older(__file__, loop_maths.__file__)
 F0, F1 = np.float32(0.0), np.float32(1.0)
 
 
-@njit(**OPTIONS)
+@jit
 def attend(query, q, cache, base, values, count, size, scores, s, scale, out, to):
     """`softmax(scale q K^T) V` of one query over `count` keys from `cache[base]` on, and values from `cache[values]` on.
 

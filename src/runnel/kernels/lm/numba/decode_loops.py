@@ -13,14 +13,12 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 
 from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import cache_loops, loop_maths, loop_tiles
 from runnel.kernels.lm.numba.cache_loops import F0, F1, attend
 from runnel.kernels.lm.numba.loop_maths import (
     LANES,
-    OPTIONS,
     add,
     enter,
     exp,
@@ -29,6 +27,7 @@ from runnel.kernels.lm.numba.loop_maths import (
     floats,
     fused,
     integers,
+    jit,
     load,
     number,
     over,
@@ -43,7 +42,7 @@ forget_older(__file__, loop_maths.__file__, loop_tiles.__file__, cache_loops.__f
 TILE = 2 * LANES
 
 
-@njit(**OPTIONS)
+@jit
 def _norm(memory, x, y, weight, width, eps):
     """`y = x / size(x) * weight` of a tile; `y` has room for one more line."""
     end = y + width * TILE
@@ -62,7 +61,7 @@ def _norm(memory, x, y, weight, width, eps):
             store(memory, y + at, fused(load(memory, x + at), add(fill(F0), weight[d], inverse), fill(F0)))
 
 
-@njit(**OPTIONS)
+@jit
 def _apply(memory, to, source, weight, bias, has_bias, num_out, num_in):
     """`to = weight source + bias` of a tile."""
     wide_products(memory, to, weight, memory, source, num_out, num_in)
@@ -73,14 +72,14 @@ def _apply(memory, to, source, weight, bias, has_bias, num_out, num_in):
                 store(memory, at, add(load(memory, at), F1, fill(bias[a])))
 
 
-@njit(**OPTIONS)
+@jit
 def _add(memory, x, y, width):
     """`x += y` of a tile."""
     for at in range(0, width * TILE, LANES):
         store(memory, x + at, add(load(memory, x + at), F1, load(memory, y + at)))
 
 
-@njit(**OPTIONS)
+@jit
 def _gate(memory, gate, width):
     """`silu(gate) * up` of a tile, in place of the gates."""
     for at in range(gate, gate + width * TILE, LANES):
@@ -89,7 +88,7 @@ def _gate(memory, gate, width):
         store(memory, at, fused(share, up, fill(F0)))
 
 
-@njit(**OPTIONS)
+@jit
 def _norm_head(memory, at, weight, size, eps):
     """A head of one row, normalised in place."""
     square = F0
@@ -100,7 +99,7 @@ def _norm_head(memory, at, weight, size, eps):
         memory[at + d] = memory[at + d] * inverse * weight[d]
 
 
-@njit(**OPTIONS)
+@jit
 def _turn_head(memory, at, cos, sin, angle, half):
     """A head of one row, turned in place."""
     for j in range(half):

@@ -9,14 +9,22 @@ from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-OPTIONS = {"cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp", "reassoc"}}
-EXACT = {"cache": True, "error_model": "numpy", "fastmath": {"contract"}}
-"""For functions whose sums must not change their order."""
+_FASTMATH = {"contract", "nsz", "arcp", "reassoc"}
+
+
+def jit(function, fastmath=_FASTMATH):
+    """Compile a function, whose sums may change their order to become vector instructions."""
+    return njit(function, cache=True, error_model="numpy", fastmath=fastmath)
+
+
+def jit_exact(function):
+    """Compile a function that must not change the order of its sums."""
+    return jit(function, fastmath={"contract"})
 
 
 def compile_loop(body):
     """`body(words)` as machine code that may run on any thread."""
-    return cfunc(types.void(types.CPointer(types.int64)), **OPTIONS)(body)
+    return cfunc(types.void(types.CPointer(types.int64)), cache=True, error_model="numpy", fastmath=_FASTMATH)(body)
 
 
 def _counter(index):
@@ -228,7 +236,7 @@ def _exp_of(context, x):
     return x(x), lambda target, builder, signature, args: _exp(builder, args[0])
 
 
-@njit(**EXACT)
+@jit_exact
 def exp(x):
     """e^x of a float32 number or a vector, within 2 units in the last place; 0 below -87.3, e^88 above 88, NaN for NaN."""
     return _exp_of(x)

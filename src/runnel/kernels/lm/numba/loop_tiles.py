@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
-from runnel.kernels.lm.numba.loop_maths import LANES, OPTIONS, add, fill, load, store
+from runnel.kernels.lm.numba.loop_maths import LANES, add, fill, jit, load, store
 
 forget_older(__file__, loop_maths.__file__)
 
 F0 = np.float32(0.0)
 
 
-@njit(**OPTIONS)
+@jit
 def products(to, at, coef, first, step, source, start, num, size):
     """`to[a, i] = sum_d coef[a, d] source[d, i]` over the lanes `i`, for `num` rows `a` that lie `step` apart."""
     for a in range(0, num - num % 8, 8):
@@ -45,7 +44,7 @@ def products(to, at, coef, first, step, source, start, num, size):
         store(to, at + a * LANES, s0)
 
 
-@njit(**OPTIONS)
+@jit
 def weigh(to, at, step, num, weight, start, step_a, step_b, source, first, step_s, count, size):
     """`to[a, d] += sum_b weight[a, b] source[b, d]` for `num` rows `a` and `count` rows `b`."""
     for d in range(0, size - size % LANES, LANES):
@@ -74,7 +73,7 @@ def weigh(to, at, step, num, weight, start, step_a, step_b, source, first, step_
                 to[at + a * step + d] += w * source[first + b * step_s + d]
 
 
-@njit(**OPTIONS)
+@jit
 def wide_products(to, at, coef, source, start, num, size):
     """`products` over lines of two vectors: every coefficient is read once for `2 LANES` lanes. Rows lie side by side."""
     for a in range(0, num - num % 4, 4):
@@ -105,7 +104,7 @@ def wide_products(to, at, coef, source, start, num, size):
         store(to, at + (2 * a + 1) * LANES, t0)
 
 
-@njit(**OPTIONS)
+@jit
 def to_lanes(to, at, line, source, first, step, num, size):
     """Rows `source[i, d]`, `num` of them, as lanes `to[d, i]` of lines of `line` numbers; the other lanes are 0."""
     for i in range(line):
@@ -113,7 +112,7 @@ def to_lanes(to, at, line, source, first, step, num, size):
             to[at + d * line + i] = source[first + i * step + d] if i < num else F0
 
 
-@njit(**OPTIONS)
+@jit
 def to_rows(to, at, step, source, first, line, num, size):
     """Lanes `source[d, i]` as rows `to[i, d]`, `num` of them."""
     for i in range(num):

@@ -26,10 +26,13 @@ Words = ctypes.Array[ctypes.c_int64]
 
 
 class Loop:
-    """`body(words)`, compiled when it is first called. Words are: the next piece, the number of pieces, the next thread, then
-    what was given: the address of each tensor, integers, and the bits of float64 numbers (`loop_maths.py` reads them)."""
+    """`body(words)`, compiled at its first call.
 
-    def __init__(self, body: Callable[[Any], None]) -> None:
+    The words are: the next piece, the number of pieces, the next thread, then the arguments: addresses of tensors, integers,
+    and the bits of float64 numbers (`loop_maths.py` reads them).
+    """
+
+    def __init__(self, body: Callable[[object], None]) -> None:
         self._body = body
         self._address = 0
         self._call: Callable[[Words], None] | None = None
@@ -64,7 +67,7 @@ _plain: list[bool] = []
 
 @contextmanager
 def without_loops() -> Iterator[None]:
-    """Inside it torch does what loops would: for a little work, where compiling would take longer."""
+    """Use torch instead of loops inside this block: for little work, compiling would take longer."""
     _plain.append(True)
     try:
         yield
@@ -78,11 +81,11 @@ def loops(*tensors: Tensor) -> bool:
 
 
 def split(rows: int, size: int, *, work: int = 65536) -> int:
-    """Rows of a piece, where a row has `size` elements: enough that handing it out costs little."""
+    """Rows of a piece, if a row has `size` elements: enough that the cost of scheduling a piece is small."""
     return max(1, min(rows, -(-work // max(size, 1))))
 
 
-def _word(x: Any) -> int:
+def _word(x: Tensor | float) -> int:
     return int(struct.unpack("q", struct.pack("d", x))[0]) if isinstance(x, float) else int(x.data_ptr())
 
 

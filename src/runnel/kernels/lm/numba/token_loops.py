@@ -7,11 +7,10 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 
 from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
-from runnel.kernels.lm.numba.loop_maths import OPTIONS, doubles, exp, floats, integers, number, take
+from runnel.kernels.lm.numba.loop_maths import doubles, exp, floats, integers, jit, number, take
 from runnel.kernels.lm.numba.loops import Loop, split
 
 forget_older(__file__, loop_maths.__file__)
@@ -21,7 +20,7 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-@njit(**OPTIONS)
+@jit
 def _choose(logits, at, size, heat, uniform, shares, sums, block_at, blocks):
     """A token of the row at `logits[at]` and its log-probability (NaN: the logits are broken). Exponentials go to `shares`,
     their sums over blocks to `sums`."""
@@ -61,7 +60,7 @@ def _choose(logits, at, size, heat, uniform, shares, sums, block_at, blocks):
     return best, np.float32((logits[at + best] - top) / by - math.log(total))
 
 
-@njit(**OPTIONS)
+@jit
 def _append(row, new, logprob, numbers, every, stops, num_stops, to_tokens, to_logprobs, columns):
     """Append token `new` to row `row`, which is active. The place where it went."""
     made, left = numbers[2 * every + row], numbers[3 * every + row]

@@ -1,30 +1,30 @@
-"""Q-learning with a small network on the CPU, compiled: as `ppo.py`, for `QNet`."""
+"""Compiled Q-learning with a small network on the CPU: like `ppo.py`, for `QNet`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from runnel.core.state import Array
 from runnel.kernels.small.numba.ppo import ACT_ROWS, OnVector, has_numba, one_blas_thread
 from runnel.kernels.small.numpy_act import NumpyQ, vector_leaf
 from runnel.nets.optim import Adam
 from runnel.nets.q_nets import QNet
 
 METRICS = ("loss/td", "td_error", "q", "grad_norm")
-"""What `step` says of an optimiser step."""
-Array = NDArray[Any]
+"""The numbers of an optimiser step that `step` returns."""
 _NO_MASK = np.zeros((0, 0), np.bool_)
 _COLUMNS = ("action", "rewards/env", "discount", "weight")
 
 
 def why_not(net: QNet) -> str:
-    """Why the kernels do not serve this network, empty where they do: they are for one float vector, two fully connected hidden
-    layers of tanh or relu and one number for each action, on the CPU."""
+    """The reason why the kernels cannot serve this network, or an empty text.
+
+    They are for one float vector, two fully connected hidden layers of tanh or relu and one number for each action, on the CPU.
+    """
     first = net.head.weight[0]
     if reason := NumpyQ.why_not(net):
         return reason
@@ -50,7 +50,7 @@ class NumbaQ(OnVector):
         self._memory: dict[int, tuple[Array, ...]] = {}
 
     def best(self, x: Array, mask: Array | None) -> Array | None:
-        """The best action of rows `[B, I]` `-> [B]`; None for so many that numpy is faster."""
+        """The best action of each row, `[B, I] -> [B]`. None for more rows than `ACT_ROWS`: numpy is faster then."""
         from runnel.kernels.small.numba import steps as kernels
 
         if len(x) > ACT_ROWS:
@@ -69,8 +69,10 @@ class NumbaQ(OnVector):
         optimiser: Adam,
         max_norm: float,
     ) -> tuple[Tensor, Tensor]:
-        """An optimiser step of DQN (`DQNLearner.step`), with `target` the parameters of the target network `[P]`: the numbers
-        of `METRICS`, and the error of each row. A loss that is not finite changes nothing. `[4], [B]`"""
+        """An optimiser step of DQN (`DQNLearner.step`): the numbers of `METRICS` `[4]`, and the error of each row `[B]`.
+
+        `target` has the parameters of the target network `[P]`. A loss that is not finite changes nothing.
+        """
         from runnel.kernels.small.numba import steps as kernels
 
         mask = batch.get("next_action_mask")

@@ -1,11 +1,11 @@
-"""Small actor-critics on the CPU, compiled: an optimiser step of PPO is one call (`steps.py` has the kernels).
+"""Compiled small actor-critics on the CPU: an optimiser step of PPO is one call (`steps.py` has the kernels).
 
 On a few hundred rows torch and numpy spend most of an update between their operations. Numba compiles forward pass, loss,
 backward pass and Adam into one function, which is three times as fast for two layers of 64. It works on the flat vector that
-holds the parameters (`nets/optim.py`), so it sees every update, whoever makes it.
+holds the parameters (`nets/optim.py`), so it sees every update, also those of other code.
 
-Numbers agree with torch's to float32 rounding. The first run on a machine compiles for some 20 seconds; Numba keeps the
-result beside the source (or in NUMBA_CACHE_DIR), and later runs load it in half a second.
+Results agree with torch's to float32 rounding. The first run on a machine compiles for some 20 seconds. Numba keeps the
+compiled code beside the source (or in NUMBA_CACHE_DIR), and later runs load it in half a second.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runnel.core.contracts.inference import RowPolicy
+from runnel.core.state import Array
 from runnel.nets.actor_critic import ActorCritic, SeparateBody
 from runnel.nets.layers import MLP, RunningMeanStd, Torso
 from runnel.nets.optim import Adam
 from runnel.ops.distributions import UNIFORM_MARGIN, ContinuousHead, DiscreteHead
 
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
-"""What `passes` says of each optimiser step."""
-Array = NDArray[Any]
+"""The numbers of an optimiser step that `passes` returns."""
 ACT_ROWS = 128
-"""Rows up to which compiled code, which goes row by row there, acts faster than torch."""
+"""Up to this number of rows, compiled code (which acts row by row) is faster than torch."""
 CHUNK = 1024
-"""Rows that go through all layers before the next ones do: what lies between layers then stays in the cache."""
+"""Rows that go through all layers together: their values between layers then stay in the cache."""
 MOST_THREADS = 16
 _WIDEST = 256
 _NO_FLOATS, _NO_MASK = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.bool_)
 
 
 def why_not(net: ActorCritic) -> str:
-    """Why the kernels do not serve this network, empty where they do: they are for two fully connected hidden layers of tanh or
-    relu over vectors, on the CPU."""
+    """The reason why the kernels cannot serve this network, or an empty text.
+
+    They are for two fully connected hidden layers of tanh or relu over vectors, on the CPU.
+    """
     body, first = net.body, next(net.parameters())
     if type(net) is not ActorCritic or type(body) is not SeparateBody or type(body.nets) is not MLP:
         return "the network is not one of separate fully connected layers"
@@ -66,19 +67,21 @@ def why_not(net: ActorCritic) -> str:
 
 @cache
 def has_numba() -> bool:
-    """Whether what compiled kernels need is installed (`pip install 'runnel[compiled]'`)."""
+    """Whether the packages of compiled kernels are installed (`pip install 'runnel[compiled]'`)."""
     return all(importlib.util.find_spec(name) is not None for name in ("numba", "scipy", "threadpoolctl"))
 
 
 def is_cached(kernel: str) -> bool:
-    """Whether a run on this machine has compiled this function of `steps.py` before."""
+    """Whether an earlier run on this machine has compiled this function of `steps.py`."""
     folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"
     return next(Path(folder).rglob(f"steps.{kernel}-*.nbi"), None) is not None
 
 
 class OnVector:
-    """Kernels that work on `vector` `[P]`, in which the parameters of a network lie one after the other (a learner's do, once
-    its optimiser is made)."""
+    """Kernels that work on `vector` `[P]`, which holds the parameters of a network one after the other.
+
+    The optimiser of a learner makes such a vector.
+    """
 
     def __init__(self, vector: Tensor) -> None:
         self._vector, self._address = vector.numpy(), vector.data_ptr()
@@ -99,7 +102,8 @@ class NumbaActorCritic(OnVector):
         self._rows = tuple(np.empty(n, np.float32) for n in self._sizes[1:4])
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Actions and log-probabilities `[B, *action.shape], [B]`; None for so many rows that torch is faster."""
+        """Actions and log-probabilities `[B, *action.shape], [B]`. None for more rows than `ACT_ROWS`: torch is faster then."""
+        # imported at first use, here and below: Numba is optional and slow to import
         from runnel.kernels.small.numba import steps as kernels
 
         if len(noise) > ACT_ROWS:
@@ -125,7 +129,7 @@ class NumbaActorCritic(OnVector):
         return torch.from_numpy(found), torch.from_numpy(logprob)
 
     def row_policy(self) -> RowPolicy:
-        """For compiled code that asks row by row."""
+        """The network for compiled code that calls it row by row."""
         return RowPolicy(self._vector, self._sizes, self._relu)
 
     def values(self, obs: Mapping[str, Tensor]) -> Tensor:
@@ -158,10 +162,10 @@ class NumbaActorCritic(OnVector):
         value_coef: float,
         entropy_coef: float,
     ) -> Tensor:
-        """An optimiser step of PPO (`PPOLearner.step`) for each `size` rows of each of `orders` `[epochs, N]` of `batch`
-        `[N, ...]`: the numbers of `METRICS` for each.
+        """Take the optimiser steps of PPO (`PPOLearner.step`): the numbers of `METRICS` for each step, `[steps, 7]`.
 
-        A step whose loss is not finite changes nothing. Sums do not depend on the number of threads. `[steps, 7]`
+        There is one step for each `size` rows of `batch` `[N, ...]` in each of `orders` `[epochs, N]`. A step whose loss is not
+        finite changes nothing.
         """
         from runnel.kernels.small.numba import steps as kernels
 
@@ -171,6 +175,7 @@ class NumbaActorCritic(OnVector):
         vector, mean, square, count = optimiser.on_host(len(steps))
         assert vector.data_ptr() == self._address, "the optimiser of another network"
         moments, numbers = (mean.numpy(), square.numpy()), np.zeros((len(steps), 7), np.float32)
+        # one gradient for each chunk, added in the order of chunks: the sum does not depend on the number of threads
         num_chunks, workers = -(-size // CHUNK), self._workers(size)
         grads, parts = np.zeros((num_chunks, len(self._vector)), np.float32), np.zeros((num_chunks, 7), np.float32)
         memory = self._memory(0, min(size, CHUNK))
@@ -190,7 +195,7 @@ class NumbaActorCritic(OnVector):
         return torch.from_numpy(numbers)
 
     def _workers(self, num_rows: int) -> int:
-        """Threads that share `num_rows` rows; compiled code runs outside of Python's lock."""
+        """The number of threads for `num_rows` rows; compiled code releases Python's lock."""
         return max(1, min(torch.get_num_threads(), num_rows // (2 * CHUNK)))
 
     def _spread(self, run: Callable[[int], None], workers: int) -> None:
@@ -200,7 +205,7 @@ class NumbaActorCritic(OnVector):
             other.result()
 
     def _features(self, obs: Mapping[str, Tensor]) -> Array:
-        """What the layers see, `[N, I]`: leaves side by side, normalised where that is on."""
+        """The input of the layers, `[N, I]`: leaves side by side, normalised where that is on."""
         x: Array = self._torso(self._net.observe(obs)).numpy()
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
@@ -212,7 +217,7 @@ class NumbaActorCritic(OnVector):
         return taken, actions, _NO_MASK if mask is None else mask.numpy(), *rest
 
     def _memory(self, worker: int, num: int) -> tuple[Array, ...]:
-        """Where one thread keeps what lies between layers, for `num` rows at a time."""
+        """Memory of one thread for the values between layers of `num` rows."""
         if (worker, num) not in self._memories:
             (inputs, first, second, scores, _), float32 = self._sizes, np.float32
             layers: list[tuple[int, ...]] = [(2, num, first), (2, num, second)]
@@ -230,8 +235,8 @@ class NumbaActorCritic(OnVector):
 
 @cache
 def _blas() -> list[Any]:
-    """The BLAS libraries of this process, SciPy's (by which Numba multiplies) among them."""
-    import scipy.linalg.cython_blas  # noqa: F401  (loads it)
+    """The BLAS libraries of this process, with SciPy's, which Numba calls."""
+    import scipy.linalg.cython_blas  # noqa: F401  (the import loads SciPy's)
     from threadpoolctl import ThreadpoolController
 
     return list(ThreadpoolController().select(user_api="blas").lib_controllers)
@@ -239,7 +244,8 @@ def _blas() -> list[Any]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Products run on one thread: those of BLAS wait for each other longer than small products take."""
+    """Run matrix products on one thread."""
+    # for small products BLAS's threads wait for each other longer than the product takes
     before = [library.get_num_threads() for library in _blas()]
     try:
         for library in _blas():

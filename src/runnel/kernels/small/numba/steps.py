@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""What `ppo.py` and `dqn.py` run: networks of two hidden layers, their losses and Adam, compiled by Numba.
+"""The kernels of `ppo.py` and `dqn.py`: networks of two hidden layers, their losses and Adam, compiled by Numba.
 
-Parameters lie in one vector in the order of `parameters()` (`rows.py` has the layout of an actor and a critic).
-Formulas are those of `losses/` and `nets/optim.py`; the tests hold them against each other. Products of matrices are BLAS's,
-everything between two of them is one loop.
+Parameters lie in one vector in the order of `parameters()` (`rows.py` has the layout of an actor and a critic). The formulas
+are those of `losses/` and `nets/optim.py`; the tests compare both. BLAS computes the products of matrices, and one loop
+computes everything between two products.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 
 import numpy as np
 
-from runnel.kernels.jit import forget_older, njit
+from runnel.kernels.jit import forget_older
 from runnel.kernels.small.numba import rows
-from runnel.kernels.small.numba.rows import HALF_LOG_TWO_PI, LOWEST, OPTIONS, pick, score_row, split, tanh
+from runnel.kernels.small.numba.rows import HALF_LOG_TWO_PI, LOWEST, jit, pick, score_row, split, tanh
 
 forget_older(__file__, rows.__file__)
 
 
-@njit(**OPTIONS)
+@jit
 def _activate(h, bias, relu):
     """Bias and nonlinearity, in place. `[N, H], [H]`"""
     for n in range(h.shape[0]):
@@ -32,9 +32,10 @@ def _activate(h, bias, relu):
                 row[j] = tanh(row[j] + bias[j])
 
 
-@njit(**OPTIONS)
+@jit
 def _through(grad, h, to_bias, relu):
     """A gradient through the nonlinearity that gave `h`, in place, and its sum over the rows. `[N, H], [N, H], [H]`"""
+    # tanh'(x) = 1 - tanh(x)^2 and relu'(x) need only the output `h`, so the input need not be kept
     to_bias[:] = 0.0
     for n in range(h.shape[0]):
         g, a = grad[n], h[n]
@@ -48,7 +49,7 @@ def _through(grad, h, to_bias, relu):
                 to_bias[j] += g[j]
 
 
-@njit(**OPTIONS)
+@jit
 def values(vector, sizes, relu, x, memory, out):
     """The critic, in chunks of as many rows as `memory` has. `[N, I] -> [N]`"""
     _, w1, w2, _, wc, b1, b2, _, bc = split(vector, sizes)
@@ -64,7 +65,7 @@ def values(vector, sizes, relu, x, memory, out):
     out += bc[0]
 
 
-@njit(**OPTIONS)
+@jit
 def act(vector, sizes, relu, x, noise, mask, action, moves, logprob, h1, h2, scores):
     """Actions and log-probabilities of rows `[B, I]`: `action` `[B]` by uniform noise, or `moves` `[B, A]` by normal noise."""
     log_std, w1, w2, wa, _, b1, b2, ba, _ = split(vector, sizes)
@@ -85,7 +86,7 @@ def act(vector, sizes, relu, x, noise, mask, action, moves, logprob, h1, h2, sco
         action[n], logprob[n] = pick(scores, noise[n, 0])
 
 
-@njit(**OPTIONS)
+@jit
 def _losses(scores, value, to_scores, to_value, to_log_std, log_std, rows, count, coefs, numbers):
     """Gradients of the loss over `count` rows in scores `[n, A]`, values `[n]` and log_std; sums of metrics go to `numbers`."""
     action, moves, mask, logprob, advantage, target, behaviour = rows
@@ -102,7 +103,7 @@ def _losses(scores, value, to_scores, to_value, to_log_std, log_std, rows, count
             found = -spread
             for k in range(a):
                 z = (moves[i, k] - scores[i, k]) * np.exp(-log_std[k])
-                to_scores[i, k] = z
+                to_scores[i, k] = z  # kept here until the gradient needs it
                 found -= np.float32(0.5) * z * z
             entropy = spread + np.float32(0.5) * np.float32(a)
         else:
@@ -113,6 +114,7 @@ def _losses(scores, value, to_scores, to_value, to_log_std, log_std, rows, count
             top = scores[i, 0]
             for k in range(1, a):
                 top = max(top, scores[i, k])
+            # to_scores keeps `exp(score - top)` until the gradient needs it
             total, mean = np.float32(0.0), np.float32(0.0)
             for k in range(a):
                 e = np.exp(scores[i, k] - top)
@@ -157,10 +159,11 @@ def _losses(scores, value, to_scores, to_value, to_log_std, log_std, rows, count
     numbers[0] = numbers[1] + value_coef * numbers[2] - entropy_coef * numbers[3]
 
 
-@njit(**OPTIONS)
+@jit
 def adam(vector, grad, mean, square, scale, rate, b1, b2, eps, count):
     """One step of Adam along `scale * grad`."""
     c1, c2 = np.float32(1.0 / (1.0 - b1**count)), np.float32(1.0 / math.sqrt(1.0 - b2**count))
+    # float32 throughout: one float64 number would make the loop float64, with half as many numbers in a vector register
     f1, f2, lr, e, s = np.float32(b1), np.float32(b2), np.float32(rate), np.float32(eps), np.float32(scale)
     one = np.float32(1.0)
     for i in range(vector.shape[0]):
@@ -171,28 +174,30 @@ def adam(vector, grad, mean, square, scale, rate, b1, b2, eps, count):
         vector[i] -= lr * c1 * m / (np.sqrt(v) * c2 + e)
 
 
-@njit(**OPTIONS)
+@jit
 def step(vector, grads, moments, sizes, relu, obs, columns, order, coefs, adam_numbers, memory, parts, numbers):
     """One optimiser step over the rows `order` of the batch: `gradients` of all chunks, and `descend`."""
     gradients(vector, grads, sizes, relu, obs, columns, order, 0, grads.shape[0], coefs, memory, parts)
     descend(vector, grads, moments, adam_numbers, parts, numbers)
 
 
-@njit(**OPTIONS)
+@jit
 def gradients(vector, grads, sizes, relu, obs, columns, order, first, stop, coefs, memory, parts):
-    """The gradient `grads[c]` of the loss over `order` that is due to chunk c of its rows, for `first` <= c < `stop`, and its
-    parts of the metrics in `parts[c]`. A chunk has as many rows as `memory`, the last one may have fewer."""
+    """The part of the gradient from each chunk c of the rows `order`, into `grads[c]`, for `first` <= c < `stop`.
+
+    Its part of the metrics goes into `parts[c]`. A chunk has as many rows as `memory`; the last one may have fewer.
+    """
     size = memory[0].shape[0]
     for c in range(first, stop):
         rows = order[c * size : (c + 1) * size]
         _gradient(vector, grads[c], sizes, relu, obs, columns, rows, order.shape[0], coefs, memory, parts[c])
 
 
-@njit(**OPTIONS)
+@jit
 def descend(vector, grads, moments, adam_numbers, parts, numbers):
-    """Adam along the sum of `grads`, cut to the longest norm; the metrics and that norm go into `numbers` `[7]`.
+    """Adam along the sum of `grads`, clipped to the largest norm; metrics and norm go into `numbers` `[7]`.
 
-    Nothing is changed where the loss is not finite.
+    If the loss is not finite, nothing changes.
     """
     numbers[:] = 0.0
     for c in range(parts.shape[0]):
@@ -207,7 +212,7 @@ def descend(vector, grads, moments, adam_numbers, parts, numbers):
     numbers[6] = _descend(vector, grad, moments, adam_numbers)
 
 
-@njit(**OPTIONS)
+@jit
 def _gradient(vector, grad, sizes, relu, obs, columns, order, count, coefs, memory, numbers):
     log_std, w1, w2, wa, wc, b1, b2, ba, bc = split(vector, sizes)
     to_log_std, to_w1, to_w2, to_wa, to_wc, to_b1, to_b2, to_ba, to_bc = split(grad, sizes)
@@ -261,9 +266,9 @@ def _gradient(vector, grad, sizes, relu, obs, columns, order, count, coefs, memo
         np.dot(x.T, d1[s], to_w1[s])
 
 
-@njit(**OPTIONS)
+@jit
 def _descend(vector, grad, moments, adam_numbers):
-    """Adam along the gradient, scaled to the longest norm allowed; returns its norm before."""
+    """Adam along the gradient, clipped to the largest norm; returns the norm before."""
     norm = np.float32(0.0)
     for i in range(grad.shape[0]):
         norm += grad[i] * grad[i]
@@ -274,7 +279,7 @@ def _descend(vector, grad, moments, adam_numbers):
 
 
 # ------------------------------------------------------------------------------------------------------------ Q-learning
-@njit(**OPTIONS)
+@jit
 def split_q(vector, sizes):
     """Weights and biases of one network in a vector; `sizes` are I, H1, H2, A."""
     ni, h1, h2, a = sizes
@@ -287,16 +292,16 @@ def split_q(vector, sizes):
     return w1, w2, w3, vector[at : at + h1], vector[at + h1 : at + h1 + h2], vector[at + h1 + h2 :]
 
 
-@njit(**OPTIONS)
+@jit
 def best_actions(vector, sizes, relu, x, mask, action, h1, h2, scores):
-    """The best action of each row `[B, I]` among those that `mask` leaves open."""
+    """The best action of each row `[B, I]` of those that `mask` allows."""
     w1, w2, w3, b1, b2, b3 = split_q(vector, sizes)
     for n in range(x.shape[0]):
         score_row(x[n], w1, w2, w3, b1, b2, b3, h1, h2, scores, relu)
         action[n] = _best(scores, mask, n)
 
 
-@njit(**OPTIONS)
+@jit
 def _best(scores, mask, n):
     at = -1
     for k in range(scores.shape[0]):
@@ -305,7 +310,7 @@ def _best(scores, mask, n):
     return at
 
 
-@njit(**OPTIONS)
+@jit
 def _all_scores(vector, sizes, relu, x, h1, h2, out):
     w1, w2, w3, b1, b2, b3 = split_q(vector, sizes)
     np.dot(x, w1, h1)
@@ -316,11 +321,11 @@ def _all_scores(vector, sizes, relu, x, h1, h2, out):
     out += b3
 
 
-@njit(**OPTIONS)
+@jit
 def q_step(vector, target, grad, moments, sizes, relu, double, delta, columns, adam_numbers, memory, error, numbers):
     """One optimiser step of Q-learning; loss, mean error, mean Q and the gradient's norm go into `numbers` `[4]`.
 
-    Nothing is changed where the loss is not finite.
+    If the loss is not finite, nothing changes.
     """
     x, following, action, reward, discount, weight, mask = columns
     h1, h2, d1, d2, scores, after, chooser, to_scores = memory
@@ -340,7 +345,7 @@ def q_step(vector, target, grad, moments, sizes, relu, double, delta, columns, a
         slope = c * weight[i] * scale
         to_scores[i, action[i]] = slope
         error[i] = abs(e)
-        numbers[0] += slope * (e - np.float32(0.5) * c)
+        numbers[0] += slope * (e - np.float32(0.5) * c)  # Huber's loss, with the error e clipped to c: c e - c^2 / 2
         numbers[1] += error[i] * scale
         numbers[2] += q * scale
     if not np.isfinite(numbers[0]):

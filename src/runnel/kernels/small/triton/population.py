@@ -1,7 +1,7 @@
 """PPO for a population on a CUDA device: the steps of all members in one launch of each kernel.
 
-One launch for 32 small learners costs little more than one for a single learner. Stands in for `PopulationLearner`
-(`agents/ppo_population.py`), which makes the same steps one member after the other.
+One launch for 32 small learners costs little more than one for a single learner. It stands in for `PopulationLearner`
+(`agents/ppo_population.py`), which makes the same steps member by member.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from runnel.ops.returns import explained_variance
 
 
 class TritonPopulationLearner(PPOLearner):
-    """All members in the same kernels, with one flat vector of weights and one optimiser (norms are each member's own)."""
+    """All members in the same kernels, with one flat vector of weights and one optimiser. Each member has its own gradient
+    norm."""
 
     def __init__(self, config: PPOConfig, net: Population, *, seed: int, device: str) -> None:
         super().__init__(replace(config, normalise_advantage=False), cast(ActorCritic, net), seed=seed, device=device)
@@ -44,11 +45,11 @@ class TritonPopulationLearner(PPOLearner):
         return batch
 
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """The critics, on rows `[T, members * num_envs]` in a line. `[N, ...] -> [N]`"""
+        """The critics, on flattened rows `[T, members * num_envs]`. `[N, ...] -> [N]`"""
         return self._kernels.values(obs, width=len(self.population.members) * self.population.num_envs)
 
     def update(self, batch: Batch) -> Update:
-        """One version of every member."""
+        """Make one version of every member."""
         history, means = self.learn(batch)
         metrics = self._metrics(batch, history, means)
         self.version += 1
@@ -60,7 +61,7 @@ class TritonPopulationLearner(PPOLearner):
         return history, torch.stack([*(x.mean() for x in history.values()), explained])
 
     def epochs(self, batch: Batch) -> Numbers:
-        """As for one network, with an order of its own for each member; means over members. `-> {name: [steps]}`"""
+        """As `PPOLearner.epochs`, with another order for each member. Returns means over members. `-> {name: [steps]}`"""
         c, num = self.config, len(self.population.members)
         num_rows, width = len(batch["advantage"]) // num, num * self.population.num_envs
         size = num_rows // c.num_minibatches

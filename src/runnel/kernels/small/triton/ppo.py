@@ -1,11 +1,11 @@
-"""Small actor-critics on a CUDA device, without a trip to memory between layers (`steps.py` has the kernels).
+"""Small actor-critics on a CUDA device, with activations that never leave the chip (`steps.py` has the kernels).
 
-For a network of two hidden layers torch needs some forty kernels for one optimiser step and writes every activation to memory;
-here it is one kernel for the gradient, one for its sum and one for Adam. It works on the flat vector that holds the parameters
-(`nets/optim.py`), so it sees every update, whoever makes it.
+For a network of two hidden layers torch launches some forty kernels in an optimiser step and writes every activation to memory.
+Here one kernel computes the gradient, one sums it, and one is Adam. They work on the flat vector of the parameters
+(`nets/optim.py`), so they see every update, also one by torch.
 
-Matrices are multiplied in tf32: gradients differ from float32 by 0.2 to 0.5 %. The first call compiles, for about 7 seconds in
-all; Triton keeps the result on disk, and later runs need 0.3 seconds for it.
+Matrices are multiplied in tf32, so gradients differ from float32 by 0.2 to 0.5 %. The first call compiles for about 7 seconds.
+Triton keeps the result on disk, and later runs need 0.3 seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -29,13 +29,16 @@ _SHARES = 132
 """Programs for each of actor and critic: two fit on one of an H200's 132 multiprocessors."""
 _WIDTHS = (16, 32, 64)
 _METRICS = 8
-"""Numbers behind the gradient: five metrics, three unused."""
+"""Numbers stored after the gradient: five metrics, and three unused ones for alignment."""
 _COLUMNS = 128
 
 
 def why_not(net: ActorCritic) -> str:
-    """Why the kernels do not serve this network, empty where they do: they are for one float vector that is not normalised, no
-    mask, two hidden layers of 16, 32 or 64 of tanh or relu, and at most 16 scores, on a CUDA device."""
+    """The reason why the kernels do not serve this network; empty if they do.
+
+    They serve one float vector without normalisation, no mask, two hidden layers of 16, 32 or 64 with tanh or relu, and at most
+    16 scores, on a CUDA device.
+    """
     spec, body, first = net.env_spec, net.body, next(net.parameters())
     if type(net) is not ActorCritic or type(body) is not SeparateBody or type(body.nets) is not MLP:
         return "the network is not one of separate fully connected layers"
@@ -55,11 +58,23 @@ def why_not(net: ActorCritic) -> str:
     return "" if importlib.util.find_spec("triton") is not None else "Triton is not installed"
 
 
-class TritonActorCritic:
-    """The kernels for networks like `net`, whose parameters lie one after the other in `vector` `[members * total]`.
+class StepSettings(TypedDict):
+    """The settings of an optimiser step of PPO, as `TritonActorCritic.step` takes them."""
 
-    With several members (a population of networks), rows `[T, B]` belong to them by their place in B: the first
-    B / members to the first, and so on.
+    optimiser: Adam
+    max_norm: float
+    clip: float
+    dual_clip: float | None
+    value_clip: float | None
+    value_coef: float
+    entropy_coef: float
+
+
+class TritonActorCritic:
+    """Kernels for networks like `net`, with their parameters in `vector` `[members * total]`, one network after the other.
+
+    With several members (a population of networks), the first B / members columns of rows `[T, B]` belong to the first one,
+    and so on.
     """
 
     def __init__(self, net: ActorCritic, vector: Tensor, *, members: int = 1) -> None:
@@ -69,7 +84,9 @@ class TritonActorCritic:
         self._leaf_dims = len(leaf.shape)
         self._vector, self._action_shape, self._members = vector, spec.action.shape, members
         num_inputs, num_scores, total = nets.num_inputs, spec.action.size, vector.numel() // members
-        self._shape: dict[str, Any] = {
+        self._num_scores = num_scores
+        # constants of compilation: with the sizes known, Triton unrolls the layers and keeps them in registers
+        self._shape: dict[str, int | str] = {
             "NI": num_inputs,
             "H1": nets.weight[0].shape[-1],
             "H2": nets.weight[1].shape[-1],
@@ -95,7 +112,7 @@ class TritonActorCritic:
         num, each = len(rows), len(rows) // self._members
         logprob = rows.new_empty(num)
         if self._shape["GAUSS"]:
-            action = rows.new_empty(num, self._shape["A"])
+            action = rows.new_empty(num, self._num_scores)
         else:
             action = torch.empty(num, dtype=torch.int64, device=rows.device)
         grid = (math.ceil(each / _BLOCK), self._members)
@@ -113,7 +130,7 @@ class TritonActorCritic:
         kernels.value_kernel[grid](rows, self._vector, out, each, width // self._members, width, self._total, **self._shape)
         return out
 
-    def passes(self, batch: Mapping[str, Tensor], orders: Tensor, *, size: int, **settings: Any) -> Tensor:
+    def passes(self, batch: Mapping[str, Tensor], orders: Tensor, *, size: int, **settings: Unpack[StepSettings]) -> Tensor:
         """A `step` for each `size` rows of each of `orders` `[epochs, N]`. `[steps, 7]`"""
         starts = range(0, orders.shape[-1], size)
         return torch.cat([self.step(batch, order, rows=(i, i + size), **settings) for order in orders for i in starts])

@@ -40,7 +40,7 @@ def test_a_shape_holds_its_rows_and_little_more(lengths):
 def passes(model: TokenModel, *, record: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Loss and gradient of each of some batches."""
     if not record:
-        model._recorded = None
+        model._graphed = None
     out = []
     for i, lengths in enumerate(BATCHES):
         generator = torch.Generator().manual_seed(i)
@@ -85,7 +85,7 @@ def test_passes_without_gradients_are_the_plain_ones():
 @pytest.mark.cuda
 def test_a_backward_pass_that_comes_too_late_raises():
     model = half()
-    recorded = model._recorded
+    recorded = model._graphed
     assert isinstance(recorded, GraphedDecoder)
     tokens = torch.arange(30, device="cuda")
     for _ in range(2):
