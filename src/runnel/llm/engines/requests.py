@@ -1,12 +1,13 @@
-"""What engines are asked and what they answer: the rows of requests and replies, the same for every engine.
+"""The rows of requests and replies, the same for every engine.
 
-A request carries everything that its answer depends on (tokens, seed, sampling), so any engine of a run can serve it.
+A request holds everything that its reply depends on (tokens, seed, sampling), so any engine of a run can serve it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Decode = Callable[[Sequence[int]], str]
-"""Tokens to text: needed for stop texts alone."""
+"""Tokens to text: needed only for stop texts."""
 LogitsHook = Callable[[Tensor, Sequence[Request]], Tensor]
-"""`hook(logits [n, vocabulary], requests) -> logits`: changes what may be sampled next. Log-probabilities stay those of the
-model; `sampling_logprob` tells what was sampled from."""
+"""`hook(logits [n, vocabulary], requests) -> logits`: changes the distribution of the next token. `logprob` stays that of the
+model; `sampling_logprob` is that of the changed distribution."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class SamplingConfig:
     """How the next token is drawn."""
 
     temperature: float = bounded(1.0, at_least=0)
-    """Divides the logits; 0 takes the likeliest token."""
+    """Divides the logits; 0 always chooses the likeliest token."""
     top_k: int = bounded(0, at_least=0)
     """Only the k likeliest tokens; 0 is all."""
     top_p: float = bounded(1.0, above=0, at_most=1)
@@ -59,8 +60,8 @@ class SamplingConfig:
 
 
 def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling: SamplingConfig | None = None) -> Batch:
-    """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; where they are set `top_k`, `top_p`,
-    `min_p` `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte behind each text)."""
+    """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; and, if set, `top_k`, `top_p`, `min_p`
+    `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte after each text)."""
     s = sampling or SamplingConfig()
     rows = Batch(
         tokens=torch.tensor(tokens, dtype=torch.int64),
@@ -82,21 +83,29 @@ def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling:
 
 
 def sampling_of(rows: Batch) -> SamplingConfig:
-    """The sampling that `request_rows` put into `rows`.
+    """The inverse of `request_rows`: the sampling settings in `rows`.
 
     >>> sampling = SamplingConfig(temperature=0.5, top_k=3, stop=("END",))
     >>> sampling_of(request_rows([1], seed=0, max_tokens=1, sampling=sampling)) == sampling
     True
     """
     texts = bytes(rows["stop_text"].tolist()).split(b"\0")[:-1] if "stop_text" in rows else []
-    return SamplingConfig(
-        temperature=float(rows["temperature"]),
-        top_k=int(rows["top_k"]) if "top_k" in rows else 0,
-        top_p=float(rows["top_p"]) if "top_p" in rows else 1.0,
-        min_p=float(rows["min_p"]) if "min_p" in rows else 0.0,
-        stop=tuple(t.decode() for t in texts),
-        stop_tokens=tuple(rows["stop_tokens"].tolist()) if "stop_tokens" in rows else (),
+    return _sampling(
+        float(rows["temperature"]),
+        int(rows["top_k"]) if "top_k" in rows else 0,
+        float(rows["top_p"]) if "top_p" in rows else 1.0,
+        float(rows["min_p"]) if "min_p" in rows else 0.0,
+        tuple(t.decode() for t in texts),
+        tuple(rows["stop_tokens"].tolist()) if "stop_tokens" in rows else (),
     )
+
+
+# nearly all requests of a run sample alike: the bounds of one such config are checked once, and not at every request
+@lru_cache(maxsize=64)
+def _sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, stop: tuple[str, ...], stop_tokens: tuple[int, ...]
+) -> SamplingConfig:
+    return SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop, stop_tokens=stop_tokens)
 
 
 def make_request(
@@ -122,8 +131,9 @@ def reply_rows(
 ) -> Batch:
     """The rows of a reply: `tokens`, `logprob`, `policy_version` `[m]` and `terminated [1]`.
 
-    `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks; where those are on,
-    `sampling_logprob [m]` is what the tokens were drawn from. `terminated`: ended by eos, a stop token or a stop text.
+    `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks. With either of them,
+    `sampling_logprob [m]` is in the distribution from which the tokens were drawn. `terminated`: ended by eos, a stop token or
+    a stop text.
     """
     rows = Batch(
         tokens=torch.as_tensor(tokens, dtype=torch.int64),
@@ -140,27 +150,27 @@ class Engine(Inferencer, Protocol):
     """An inferencer that completes tokens (`testing.check_engine` is its contract)."""
 
     max_length: int
-    """Most tokens of a prompt and its completion."""
+    """The most tokens of a prompt with its completion."""
     num_tokens: int
-    """Tokens made since the start."""
+    """Tokens generated since the start."""
 
     def pause(self) -> None:
-        """`step` does nothing until `resume`; what is running stays."""
+        """`step` does nothing until `resume`. Running requests stay."""
         ...
 
     def resume(self) -> None: ...
 
     def so_far(self, id: int) -> list[int]:
-        """The tokens that request `id`, still running, has got until now: streaming."""
+        """The tokens so far of the running request `id`, for streaming."""
         ...
 
     def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probabilities at temperature 1 of `tokens` behind `prompt`, by the loaded weights; what is running goes on as if
-        never asked. `[n], [m] int64 -> [m] float32`, on the host."""
+        """Log-probabilities at temperature 1 of `tokens` after `prompt`, by the loaded weights. It does not affect running
+        requests. `[n], [m] int64 -> [m] float32`, on the CPU."""
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds outside this process."""
+        """Release what the engine holds outside this process."""
         ...
 
 
@@ -174,7 +184,7 @@ def check_sizes(model: PreTrainedModel, *, num_slots: int, max_length: int) -> N
 
 
 def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:
-    """Raise a `DataError` for what can never be answered, before any of it is taken."""
+    """Raise a `DataError` if a request can never be answered, before any of `requests` is accepted."""
     for request in requests:
         n, m = request.rows["tokens"].shape[0], int(request.rows["max_tokens"])
         if n == 0 or m < 1 or n + m > max_length:
@@ -187,7 +197,7 @@ def check_requests(requests: Sequence[Request], max_length: int, decode: Decode 
 
 
 def check_row(prompt: Tensor, tokens: Tensor, max_length: int) -> None:
-    """Raise a `DataError` for a row whose log-probabilities an engine cannot tell."""
+    """Raise a `DataError` if an engine cannot compute the log-probabilities of a row."""
     n, m = len(prompt), len(tokens)
     if n == 0 or m == 0 or n + m > max_length:
         raise DataError(f"a prompt of {n} tokens and {m} behind it: both must be at least 1, their sum at most {max_length}")

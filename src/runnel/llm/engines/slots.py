@@ -1,7 +1,7 @@
-"""The rows of an engine: what each is doing, in tensors beside the model, so that decoding needs no host.
+"""The rows of an engine: each completion's state in tensors on the model's device, so that decoding never waits for the CPU.
 
-Running completions fill the rows `0 ... num_running - 1` (the last one moves into a hole); row i owns slot i of the cache. A
-decode step reads and writes these tensors alone; the host looks when it wants to know who has ended.
+Running completions fill the rows `0 ... num_running - 1`. When a row ends, the last row moves into its place. Row i owns slot i
+of the cache. A decode step reads and writes only these tensors. The CPU reads them when it checks which rows have ended.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from runnel.llm.engines.requests import SamplingConfig, sampling_of
 from runnel.llm.model.logprobs import draw
 
 MAX_STOPS = 16
-"""Tokens that may end a row: those of the model, and those of its request."""
+"""The most tokens that may end a row: the model's, and those of its request."""
 NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
 
 
 class SlotRows:
-    """Numbers of every row. `last`: newest token, not in the cache yet; `position`: where it goes; `count`: tokens made;
-    `left`: how many more may come; `active`: 1 while running; `sane`: 0 once a log-probability was not finite."""
+    """The state of every row. `last`: newest token, not in the cache yet; `position`: its position; `count`: tokens made;
+    `left`: how many more may follow; `active`: 1 while running; `sane`: 0 after a log-probability that is not finite."""
 
     def __init__(self, num_rows: int, max_new: int, *, device: torch.device) -> None:
         self._ints = torch.zeros((len(NUMBERS), num_rows), dtype=torch.int64, device=device)
@@ -51,11 +51,11 @@ class SlotRows:
         self.record(rows, *draw(logits, heat=self.heat[rows], uniform=self.uniform(rows)), None)
 
     def uniform(self, rows: Tensor) -> Tensor:
-        """The number that decides the next token of each of `rows`. `[n] -> [n]`"""
+        """The uniform number for the next token of each of `rows`. `[n] -> [n]`"""
         return self.uniforms[rows, self.count[rows].clamp(max=self._last_column)]
 
     def record(self, rows: Tensor, token: Tensor, logprob: Tensor, drawn: Tensor | None) -> None:
-        """Append a token to each of `rows` that is active, and end those that are through. All on the device."""
+        """Append a token to each of `rows` that is active, and end rows that are complete. All on the device."""
         if loops(logprob):
             from runnel.kernels.lm.numba import token_loops
 
@@ -70,11 +70,12 @@ class SlotRows:
             self.drawn[rows, at] = torch.where(live, drawn, self.drawn[rows, at])
         self.last[rows] = torch.where(live, token, self.last[rows])
         sane = sane * torch.where(live, torch.isfinite(logprob), True)
+        # `left` counts this token still: a row goes on if more than this one (1 while active) may come
         going = (self.stops[rows] != token[:, None]).all(dim=1) & (left > active)
         self._ints[1:6, rows] = torch.stack((position + active, count + active, left - active, active * going, sane))
 
     def put(self, rows: Sequence[Running]) -> None:
-        """Set rows to what their completions say; they run once `start` is called."""
+        """Write the state of completions into their rows. The rows run after `start`."""
         where = torch.tensor([r.row for r in rows], device=self._ints.device)
         ints = [[r.last, r.length - 1, r.made, r.max_tokens - r.made, 0, 1, r.sampling.top_k] for r in rows]
         self._ints[:, where] = torch.tensor(ints, device=where.device).t()
@@ -89,27 +90,27 @@ class SlotRows:
         self.uniforms[where, :widest] = torch.from_numpy(uniforms).to(where.device)
 
     def start(self, rows: Sequence[Running]) -> Tensor:
-        """These rows run from now on. Their numbers: `[n]`"""
+        """Let rows run from now on. Returns their indices `[n]`."""
         where = torch.tensor([r.row for r in rows], device=self._ints.device)
         self.active[where] = 1
         return where
 
     def seen(self, n: int) -> Tensor:
-        """What the host wants to know of rows `0 ... n - 1`: last, count, active, sane. `[n, 4]`"""
+        """A CPU copy of last, count, active and sane of the rows `0 ... n - 1`. `[n, 4]`"""
         return self._ints[[0, 2, 4, 5], :n].t().cpu()
 
     def quiet(self, n: int) -> bool:
-        """Whether none of the rows `0 ... n - 1` has ended or is broken, where that is cheap to ask: on the host."""
+        """Whether none of the rows `0 ... n - 1` has ended or is broken. Always False on a GPU, where reading it would wait."""
         return self._ints.is_cpu and bool(self._ints[4:6, :n].all())
 
     def put_made(self, row: Running, tokens: Tensor, logprobs: Tensor, drawn: Tensor) -> None:
-        """What a restored row had made before."""
+        """Write the tokens that a restored row had made before the snapshot."""
         self.tokens[row.row, : row.made] = tokens.to(self.tokens.device)
         self.logprobs[row.row, : row.made] = logprobs.to(self.logprobs.device)
         self.drawn[row.row, : row.made] = drawn.to(self.drawn.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """SlotRows `sources` take the places `targets`."""
+        """Move the rows `sources` to the rows `targets`."""
         a, b = list(sources), list(targets)
         self._ints[:, b], self._floats[:, b] = self._ints[:, a], self._floats[:, a]
         for part in (self.stops, self.uniforms, self.tokens, self.logprobs, self.drawn):
@@ -118,7 +119,7 @@ class SlotRows:
 
 @dataclass(eq=False)
 class Running:
-    """One completion on its way, as the host knows it."""
+    """A running completion, as the CPU knows it."""
 
     request: Request
     sampling: SamplingConfig
@@ -126,16 +127,16 @@ class Running:
     max_tokens: int
     stops: tuple[int, ...]
     uniforms: np.ndarray
-    """One number in [0, 1) for each token that may come, from the request's own seed."""
+    """One number in [0, 1) for each possible token, from the request's own seed."""
     num_prompt: int
     """Tokens of the prompt."""
     row: int = -1
     made: int = 0
-    """Tokens made when the host last looked."""
+    """Tokens made at the last check."""
     last: int = 0
-    """Newest token when the host last looked."""
+    """Newest token at the last check."""
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """(first token, version): from that token on, this version made it."""
+    """(first token, version): this version made the tokens from that one on, up to the next span."""
 
     @staticmethod
     def of(request: Request, *, end_ids: Sequence[int]) -> Running:
@@ -158,7 +159,7 @@ class Running:
         return out
 
     def mark(self, version: int) -> None:
-        """Tokens from now on are made by `version`."""
+        """Note that `version` makes the tokens from now on."""
         if self.spans and self.spans[-1][0] == self.made:
             self.spans.pop()
         if not self.spans or self.spans[-1][1] != version:
