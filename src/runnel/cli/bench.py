@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,6 +18,7 @@ from runnel.cli import train
 from runnel.cli.profiling import Bench, Parts, Window, machine_limits, split
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.envs.registry import is_tensor_env, make_source
 from runnel.envs.vector.measure import measure_backends
 from runnel.envs.vector.processes import num_cores
@@ -33,7 +33,7 @@ from runnel.track.sinks.config import SinksConfig
 ENDLESS = 1_000_000_000
 PROFILED_S, PROFILED_UPDATES = 0.3, (3, 50)
 """Operators are counted over so many seconds of updates, at least and at most so many updates."""
-Result = dict[str, Any]
+Result = JsonObject
 ABOUT = """Measure a recipe: steps and updates a second of a short run, after a warm-up.
 
 With --profile also where the time goes: by worker, stage and part of a stage, for each step and each update; the operators
@@ -126,7 +126,7 @@ def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Resu
     """A real run on its launcher; its workers report their stages and how much of the time they waited."""
     state: dict[str, float] = {}
 
-    def look(row: Mapping[str, Any]) -> bool:
+    def look(row: JsonObject) -> bool:
         now = time.perf_counter()
         return now < state.setdefault("end", now + args.warmup + args.seconds)
 
@@ -183,7 +183,7 @@ def _rates(rates: Mapping[str, float]) -> str:
     return ", ".join(f"{value} {name}/s" for name, value in shown.items())
 
 
-def _operators(rows: list[dict[str, Any]]) -> Table:
+def _operators(rows: list[JsonObject]) -> Table:
     table = Table("operator", title="operators of the update, by their own time", title_justify="left")
     for name in ("share", "us an update", "calls an update"):
         table.add_column(name, justify="right")

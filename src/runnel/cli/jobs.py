@@ -18,6 +18,7 @@ from typing import Any
 from runnel.board.library import run_folders
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
+from runnel.core.state import JsonObject
 from runnel.run.names import JOB_RUN
 from runnel.track.files import NotRegularError, open_regular, read_regular, size_of
 from runnel.track.folder import Row, RunFolder
@@ -225,7 +226,7 @@ def rows_of(folder: RunFolder, *, follow: bool) -> Iterator[Row]:
         time.sleep(POLL_S)
 
 
-def _last_row(folder: RunFolder, kind: str = "") -> dict[str, Any]:
+def _last_row(folder: RunFolder, kind: str = "") -> JsonObject:
     """The last readable row, of a kind if one is named; only the end of the file is read."""
     if not (size := _size(folder)):
         return {}

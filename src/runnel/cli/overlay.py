@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject, Settings
 from runnel.graphs.run_config import BUDGETS
 from runnel.run.trust import check_code
 from runnel.track.folder import RunFolder
@@ -17,7 +17,7 @@ OF_ONE_RUN = ("out", "name", "tags")
 """What a config.json says of the run that wrote it, and not of how it was trained."""
 
 
-def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ()) -> dict[str, Any]:
+def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ()) -> JsonObject:
     """What the file of `--config` says, if there is one. Of a run's own config.json the fields `without` are left out too; code
     that it names runs only if you made that run, or say --trust (`run/trust.py`)."""
     for i, arg in enumerate(args):
@@ -34,7 +34,7 @@ def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ())
     return {}
 
 
-def budgets_named(args: list[str], overlay: Mapping[str, Any]) -> set[str]:
+def budgets_named(args: list[str], overlay: Settings) -> set[str]:
     """The budgets that a user has named: on the command line, else in the file."""
     flags = {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
     return {*BUDGETS} & flags or {name for name in BUDGETS if overlay.get(name) is not None}
@@ -48,7 +48,7 @@ def _found(path: Path) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     is_json = path.suffix == ".json"
     try:
         text = path.read_text("utf-8")

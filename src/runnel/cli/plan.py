@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich import box
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from runnel.cli import train
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs
 from runnel.plan.measure import measure
@@ -118,7 +118,7 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
         raise ConfigError("cluster", str(path), "there is no such file")
     try:
         text = path.read_text("utf-8")
-        data: dict[str, Any] = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        data: JsonObject = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("cluster", str(path), f"cannot be read: {error}") from error
     return Cluster.of(data)

@@ -13,11 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from runnel.core.clock import WallClock
+from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.learning import Update
+from runnel.core.records import Batch
+from runnel.core.state import JsonObject
+from runnel.core.worker import Worker
 from runnel.envs.vector import VectorEnv
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.trainer import TrainerWorker
@@ -29,6 +34,8 @@ from runnel.run.ledger import Ledger
 from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
 
+P = ParamSpec("P")
+R = TypeVar("R")
 ENVIRONMENT, POLICY, BACKWARD, OPTIMISER, TARGETS = "environment", "policy", "backward", "optimiser", "targets"
 COMPILED = "compiled steps"
 """Forward, backward and optimiser in one call (`kernels/small/numba`)."""
@@ -47,10 +54,10 @@ class Parts:
         self.calls: dict[str, int] = defaultdict(int)
         self._inner = 0.0
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, with its time kept under `name`."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             outer, self._inner, start = self._inner, 0.0, time.perf_counter()
             try:
                 return function(*args, **kwargs)
@@ -63,7 +70,7 @@ class Parts:
         return call
 
     @contextmanager
-    def opened(self, workers: list[Any]) -> Iterator[None]:
+    def opened(self, workers: Sequence[Worker]) -> Iterator[None]:
         """Time the parts of these workers' stages until the end of the block."""
         with ExitStack() as undo:
             for worker in workers:
@@ -84,17 +91,17 @@ class Parts:
                 undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
             yield
 
-    def _open(self, owner: Any, calls: Sequence[str], name: str, undo: ExitStack) -> None:
+    def _open(self, owner: object, calls: Sequence[str], name: str, undo: ExitStack) -> None:
         """Time those of `calls` that `owner` has."""
         for call in calls:
             if hasattr(owner, call):
                 undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
 
-    def _open_client(self, client: Any, undo: ExitStack) -> None:
+    def _open_client(self, client: InferenceClient, undo: ExitStack) -> None:
         self._open(client, CLIENT_CALLS, POLICY, undo)
         direct = client.local
 
-        def local() -> Any:
+        def local() -> Callable[[Batch], Batch] | None:
             answer = direct()
             return None if answer is None else self.timed(POLICY, answer)
 
@@ -102,7 +109,7 @@ class Parts:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """`owner.name` is `value` inside the block."""
     own = name in vars(owner)
     before = vars(owner)[name] if own else None
@@ -116,7 +123,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-def found_in(owner: Any, kind: type, depth: int = 3) -> list[Any]:
+def found_in(owner: object, kind: type, depth: int = 3) -> list[object]:
     """Everything of `kind` that `owner` holds, itself or in its lists and objects."""
     if isinstance(owner, kind):
         return [owner]
@@ -182,7 +189,7 @@ class Bench:
         window.updates = updates
         return window
 
-    def operators(self, updates: int, *, most: int = 12) -> list[dict[str, Any]]:
+    def operators(self, updates: int, *, most: int = 12) -> list[JsonObject]:
         """Torch operators of the next `updates` updates, by the time spent in them alone. The one before warms up."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its stages are nothing that a reader of the table needs
         totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -191,7 +198,7 @@ class Bench:
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
 
-        def update(batch: Any) -> Any:
+        def update(batch: Batch) -> Update:
             with torch.profiler.profile(activities=activities) as profiler:
                 done = original(batch)
             for row in profiler.key_averages() if self.trainer.version > first else ():
@@ -213,7 +220,7 @@ class Bench:
         self._ledger.close()
 
 
-def split(window: Window, parts: Parts) -> list[dict[str, Any]]:
+def split(window: Window, parts: Parts) -> list[JsonObject]:
     """Rows of the table: each worker's stages, the parts of `sample` and `update` beneath them, and what nobody timed."""
     known = {"sample": (ENVIRONMENT, POLICY), "update": (BACKWARD, OPTIMISER, TARGETS, COMPILED)}
     rows = []
@@ -229,7 +236,7 @@ def split(window: Window, parts: Parts) -> list[dict[str, Any]]:
     return [*rows, _row("run", "rounds", "", max(0.0, rest), window)]
 
 
-def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> dict[str, Any]:
+def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> JsonObject:
     count = window.steps or window.tokens or 1
     return {
         "worker": worker,
@@ -267,7 +274,7 @@ def _gemm_gflops(size: int = 1024) -> float:
     return 2e-9 * size**3 / _median_s(lambda: a @ b)
 
 
-def _median_s(call: Callable[[], Any], seconds: float = 0.2) -> float:
+def _median_s(call: Callable[[], object], seconds: float = 0.2) -> float:
     spent: list[float] = []
     end = time.perf_counter() + seconds
     call()

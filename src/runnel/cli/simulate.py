@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.plan.costs import Costs
 from runnel.plan.simulate import SimConfig, SimResult
 from runnel.plan.sweep import SweepPoint, bottleneck, parse_pair, plot, run_sweep, sweep_points, with_cost
@@ -93,7 +94,7 @@ def _progress(point: SweepPoint, version: int) -> str:
     return f"simulating {named + ': ' if named else ''}update {version} of {point.config.updates}"
 
 
-def as_data(point: SweepPoint, result: SimResult) -> dict[str, Any]:
+def as_data(point: SweepPoint, result: SimResult) -> JsonObject:
     """A result as plain data."""
     shown = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in ("config", "accounting")}
     accounts = {**vars(result.accounting), "balance": result.accounting.balance}

@@ -8,13 +8,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from runnel.cli.help import print_help
 from runnel.cli.overlay import budgets_named, read_overlay
 from runnel.core.config import override, to_data, whole_number
 from runnel.core.errors import ConfigError
 from runnel.core.hints import meant, names_of
+from runnel.core.state import JsonObject
 from runnel.graphs.experiment import describe
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.report.write import write_report
@@ -25,6 +26,9 @@ from runnel.run.trust import check_run, recipe_of
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
 from runnel.track.numbers import seeds_words
+
+if TYPE_CHECKING:  # tyro is slow to import, and `runnel resume --help` does not need it
+    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE]
 
@@ -167,14 +171,14 @@ def _joined(args: list[str], flags: Sequence[str]) -> list[str]:
     return kept + found
 
 
-def _json_rule(found: Any) -> Any:
+def _json_rule(found: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[JsonObject] | None:
     """A free mapping (`env_kwargs`) is one JSON object: --env-kwargs '{"max_steps": 10}'."""
     import tyro
 
     if found.type != dict[str, Any]:
         return None
 
-    def parse_object(words: list[str]) -> dict[str, Any]:
+    def parse_object(words: list[str]) -> JsonObject:
         value = json.loads(words[0])
         if not isinstance(value, dict):
             raise ValueError(f'{words[0]} is not a JSON object; write {{"name": value}}')
@@ -189,7 +193,7 @@ def _json_rule(found: Any) -> Any:
     )
 
 
-def _whole_rule(found: Any) -> Any:
+def _whole_rule(found: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
     """A whole number may be written as people write large ones: 1e5, 100_000."""
     import tyro
 
@@ -204,10 +208,10 @@ def _whole_rule(found: Any) -> Any:
     )
 
 
-def named(args: list[str]) -> dict[str, Any]:
+def named(args: list[str]) -> JsonObject:
     """The environment that flags name, and whether they leave out what was measured on it: both decide what other flags are
     laid over."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for i, arg in enumerate(args):
         flag, _, value = arg.partition("=")
         if flag == "--env" and (value or i + 1 < len(args)):

@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runnel.core.errors import DataError
 from runnel.core.spaces import ActionSpec
+from runnel.core.state import Array, Plain
 
-Array = NDArray[Any]
 Path = tuple[str | int, ...]
 
 
-def env_action(spec: ActionSpec) -> Callable[[Array], Any]:
+def env_action(spec: ActionSpec) -> Callable[[Array], Plain]:
     """A function from network actions `[..., *spec.shape]` to the environment's form, the dimensions in front kept.
 
     So one row gives one action, and `[B, ...]` gives what a Gymnasium vector environment takes: a dict or tuple of arrays
@@ -38,7 +36,7 @@ def env_action(spec: ActionSpec) -> Callable[[Array], Any]:
     return lambda actions: nest(split(actions))
 
 
-def env_action_rows(spec: ActionSpec) -> Callable[[Array], list[Any]]:
+def env_action_rows(spec: ActionSpec) -> Callable[[Array], list[Plain]]:
     """A function from `[B, *spec.shape]` to a list of B actions, each one that `env.step` takes."""
     if spec.kind != "multi":
         convert = env_action(spec)
@@ -83,7 +81,7 @@ def _leaf_reader(parts: Sequence[ActionSpec], columns: slice, shape: tuple[int, 
     return choices
 
 
-def _nester(paths: Sequence[tuple[Path, int]]) -> Callable[[Sequence[Any]], Any]:
+def _nester(paths: Sequence[tuple[Path, int]]) -> Callable[[Sequence[object]], Plain]:
     """A function from the values of all leaves to the nested structure; `paths` has each leaf's path and number."""
     if paths[0][0] == ():
         return itemgetter(paths[0][1])
@@ -97,7 +95,7 @@ def _nester(paths: Sequence[tuple[Path, int]]) -> Callable[[Sequence[Any]], Any]
     return lambda values: {key: make(values) for key, make in inner.items()}
 
 
-def join_masks(raw: Any) -> Array:
+def join_masks(raw: object) -> Array:
     """An array of flags as it is, or the masks of parts (a tuple or list of arrays, nested or not) side by side.
 
     >>> join_masks(([1, 0], [1, 1, 0])).tolist()
@@ -108,7 +106,7 @@ def join_masks(raw: Any) -> Array:
     return np.asarray(raw, dtype=bool)
 
 
-def flat_mask(raw: Any, spec: ActionSpec) -> Array:
+def flat_mask(raw: object, spec: ActionSpec) -> Array:
     """An `action_mask` as the environment gives it, as bool `[..., spec.mask_size]` (nothing is checked here).
 
     Side by side stand the flags of all choices: `MultiDiscrete([2, 3])` has 5, `MultiBinary(2)` has 4 (off, on, off, on), a
@@ -128,7 +126,7 @@ def flat_mask(raw: Any, spec: ActionSpec) -> Array:
     return np.concatenate([np.broadcast_to(mask, (*front, mask.shape[-1])) for mask in masks], axis=-1)
 
 
-def _follow(raw: Any, path: Path) -> Any:
+def _follow(raw: Plain, path: Path) -> Plain:
     """What lies at `path` inside nested masks; None where a dict has no such name."""
     for key in path:
         if raw is None or (isinstance(raw, Mapping) and key not in raw):
@@ -137,7 +135,7 @@ def _follow(raw: Any, path: Path) -> Any:
     return raw
 
 
-def read_mask(raw: Any, spec: ActionSpec) -> Array:
+def read_mask(raw: object, spec: ActionSpec) -> Array:
     """`flat_mask` of one decision, held against the action: bool `[mask_size]`, each discrete part with an open choice."""
     mask = flat_mask(raw, spec)
     if mask.shape != (spec.mask_size,):
@@ -148,7 +146,7 @@ def read_mask(raw: Any, spec: ActionSpec) -> Array:
     return mask
 
 
-def final_mask(raw: Any, spec: ActionSpec, *, terminated: bool) -> Array:
+def final_mask(raw: object, spec: ActionSpec, *, terminated: bool) -> Array:
     """The mask at the observation that ended an episode; `raw` is None where the environment gave none.
 
     Nothing is decided after a terminated episode, so its mask is open, whatever the environment says (often nothing, or
@@ -161,7 +159,7 @@ def final_mask(raw: Any, spec: ActionSpec, *, terminated: bool) -> Array:
     return read_mask(raw, spec)
 
 
-def read_masks(raw: Any, spec: ActionSpec, num_rows: int) -> Array:
+def read_masks(raw: object, spec: ActionSpec, num_rows: int) -> Array:
     """`read_mask` of many decisions at once: bool `[num_rows, mask_size]`."""
     mask = flat_mask(raw, spec)
     if isinstance(raw, Mapping):  # which may leave every part out

@@ -16,6 +16,8 @@ from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.resolve import reference
 
 if TYPE_CHECKING:
+    import torch
+
     from runnel.core.spaces import EnvSpec
 
 _ROWS = 3
@@ -23,7 +25,7 @@ _ROWS = 3
 _SHOWN = 60
 
 
-def name_of(obj: Any) -> str:
+def name_of(obj: object) -> str:
     """The file (or module) and the name of a function, of a class, or of the class of an object.
 
     >>> name_of(math.sqrt), name_of(Sequence)
@@ -34,7 +36,7 @@ def name_of(obj: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
-def as_number(value: Any) -> float | None:
+def as_number(value: object) -> float | None:
     """`value` as a float if it is one number: of Python or numpy, or an array or tensor without dimensions; else None.
 
     >>> import numpy as np
@@ -47,7 +49,7 @@ def as_number(value: Any) -> float | None:
     return float(inner) if isinstance(inner, Real) else None
 
 
-def wrong_number(value: Any) -> str | None:
+def wrong_number(value: object) -> str | None:
     """Why `value` is not one finite number, in words that go on from its name; None if it is one.
 
     >>> wrong_number("1"), wrong_number(float("nan")), wrong_number(1)
@@ -61,13 +63,13 @@ def wrong_number(value: Any) -> str | None:
     return f"is {short(value)} ({kind}); expected one finite number"
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """`repr(value)` in one line, cut where it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
 
 
-def reward_number(value: Any) -> float:
+def reward_number(value: object) -> float:
     """The reward of one step as a float. NaN passes: whoever plays finds it with its place, and infinity too."""
     number = as_number(value)
     if number is None:
@@ -75,7 +77,7 @@ def reward_number(value: Any) -> float:
     return number
 
 
-def check_rewards(rewards: Any, num_envs: int) -> None:
+def check_rewards(rewards: object, num_envs: int) -> None:
     """Refuse rewards of a batch of environments that are not one number for each: numpy would broadcast or parse them."""
     import numpy as np
 
@@ -86,7 +88,7 @@ def check_rewards(rewards: Any, num_envs: int) -> None:
         )
 
 
-def check_tensor_env(env: Any, device: Any) -> None:
+def check_tensor_env(env: Any, device: torch.device | str) -> None:
     """Try a tensor environment when it is made: one step of a few copies, whose arrays must have the shapes and types that it
     declares. Nothing waits for the device, and no generator but one of its own is drawn from."""
     import torch
@@ -103,7 +105,7 @@ def check_tensor_env(env: Any, device: Any) -> None:
     _check_array(env, "terminated of transition", terminated, (), torch.bool)
 
 
-def _check_array(env: Any, what: str, found: Any, shape: Sequence[int], dtype: Any) -> None:
+def _check_array(env: object, what: str, found: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
     if getattr(found, "dtype", None) != dtype or tuple(found.shape) != (_ROWS, *shape):
         known = hasattr(found, "shape") and hasattr(found, "dtype")
         gave = f"{list(found.shape)} of {found.dtype}" if known else short(found)
@@ -112,7 +114,7 @@ def _check_array(env: Any, what: str, found: Any, shape: Sequence[int], dtype: A
 
 
 # ------------------------------------------------------------------------------------------------------------ networks
-def check_body(body: Any, env_spec: EnvSpec, num_scores: int) -> None:
+def check_body(body: object, env_spec: EnvSpec, num_scores: int) -> None:
     """Try a network of a user's own when it is made: on rows of zeros, in eval mode, without a trace in any generator.
 
     Only shapes are looked at: zeros may lie outside what a network is made for, and then its numbers mean nothing.
@@ -134,7 +136,7 @@ def check_body(body: Any, env_spec: EnvSpec, num_scores: int) -> None:
     body.train(training)
 
 
-def check_output(net: Any, method: str, found: Any, shape: Sequence[int], *, finite: bool = True) -> None:
+def check_output(net: object, method: str, found: object, shape: Sequence[int], *, finite: bool = True) -> None:
     """Refuse what `method` of a user's network gave if it has not `shape`, or (`finite`, on the host) holds NaN or infinity.
 
     A device is not asked: that would wait for it. What comes from one is looked at by who reads it.

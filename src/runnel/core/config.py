@@ -13,11 +13,12 @@ import numpy as np
 
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.hints import meant, names_of
+from runnel.core.state import JsonObject, Plain, Settings
 
 C = TypeVar("C")
 
 
-def to_data(config: Any) -> Any:
+def to_data(config: object) -> Plain:
     """A config as JSON-ready data.
 
     >>> @dataclasses.dataclass(frozen=True)
@@ -36,13 +37,13 @@ def to_data(config: Any) -> Any:
     return config
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(before: Settings, after: Settings, path: str = "") -> dict[str, tuple[object, object]]:
     """Fields of two configs as data that differ, by dotted name: (before, after).
 
     >>> differences({"x": 1, "a": {"y": 2}}, {"x": 1, "a": {"y": 3}})
     {'a.y': (2, 3)}
     """
-    found: dict[str, tuple[Any, Any]] = {}
+    found: dict[str, tuple[object, object]] = {}
     for name in {**before, **after}:
         old, new = before.get(name), after.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -52,13 +53,13 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str =
     return found
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Settings, prefix: str = "") -> JsonObject:
     """Nested settings, as data, under dotted names.
 
     >>> flat({"ppo": {"lr": 0.1}, "seed": 1})
     {'ppo.lr': 0.1, 'seed': 1}
     """
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             out.update(flat(value, f"{prefix}{name}."))
@@ -67,7 +68,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def refuse_unused(config: Any, unused: Mapping[str, str], path: str = "") -> None:
+def refuse_unused(config: object, unused: Mapping[str, str], path: str = "") -> None:
     """Raise for the first setting of `config` in `unused` (dotted names of settings or of whole groups of them, and why nothing
     would read them) that is not what it is by default. `path` stands before the name of the field in the error.
 
@@ -86,18 +87,18 @@ def refuse_unused(config: Any, unused: Mapping[str, str], path: str = "") -> Non
                 raise UnusedSettingError(f"{path}{field}", value, f"{why}; leave it at {default!r}")
 
 
-def default_at(config: Any, name: str) -> Any:
+def default_at(config: object, name: str) -> Plain:
     """What the setting with the dotted `name` is by default."""
     return to_data(_at(type(config)(), name))
 
 
-def _at(config: Any, name: str) -> Any:
+def _at(config: object, name: str) -> object:
     for part in name.split("."):
         config = getattr(config, part)
     return config
 
 
-def _both(name: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+def _both(name: str, value: object, default: object) -> Iterator[tuple[str, object, object]]:
     """The settings of a group, or the one setting that `name` is: with what it is and what it is by default."""
     if dataclasses.is_dataclass(value) and type(value) is type(default):
         for f in dataclasses.fields(value):
@@ -106,7 +107,7 @@ def _both(name: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]
         yield name, value, default
 
 
-def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
+def override(config: C, changes: Settings, path: str = "") -> C:
     """A copy of `config` with `changes` applied: nested mappings, or dotted keys. Unknown keys and wrong types raise.
 
     >>> @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
     assert not isinstance(config, type)
     hints = typing.get_type_hints(type(config))
     names = {f.name for f in dataclasses.fields(config)}
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for key, value in _nest(changes).items():
         where = f"{path}{key}"
         if key not in names:
@@ -134,8 +135,8 @@ def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
     return dataclasses.replace(config, **values)
 
 
-def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _nest(changes: Settings) -> JsonObject:
+    out: JsonObject = {}
     for key, value in changes.items():
         head, _, rest = key.replace("-", "_").partition(".")
         if rest:
@@ -170,7 +171,7 @@ def whole_number(text: str) -> int:
     return int(value)
 
 
-def _coerce(field: str, value: Any, hint: Any) -> Any:
+def _coerce(field: str, value: object, hint: object) -> object:
     """`value` as the annotated type, where that loses nothing; else a `ConfigError`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(value, np.generic):
@@ -226,5 +227,5 @@ def _coerce(field: str, value: Any, hint: Any) -> Any:
     raise ConfigError(field, value, f"expected {_name(hint)}, got {type(value).__name__}")
 
 
-def _name(hint: Any) -> str:
+def _name(hint: object) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

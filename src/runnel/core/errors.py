@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 
 class RunnelError(Exception):
@@ -17,7 +16,7 @@ class ConfigError(RunnelError):
     'ppo.num_minibatches = 3: must divide 1024; use 2 or 4'
     """
 
-    def __init__(self, field: str, value: Any, fix: str) -> None:
+    def __init__(self, field: str, value: object, fix: str) -> None:
         super().__init__(f"{field} = {value!r}: {fix}")
         self.field, self.value, self.fix = field, value, fix
 

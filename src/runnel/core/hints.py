@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("lr", "actor_lr", "critic_lr"),
@@ -65,8 +64,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 _MOST = 3
 
 
-def names_of(config: Any, path: str = "") -> Iterator[str]:
+def names_of(config: object, path: str = "") -> Iterator[str]:
     """Every setting of a config by its dotted name."""
+    assert dataclasses.is_dataclass(config)
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if dataclasses.is_dataclass(value):

@@ -91,7 +91,7 @@ def load_object(target: str, field: str) -> Any:
     module_name, _, name = target.rpartition(":")
     if not module_name:
         raise ConfigError(field, target, "write module:name or path/to/file.py:name")
-    found: Any = load_module(module_name, field)
+    found: object = load_module(module_name, field)
     for part in name.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1, cutoff=0.5)
@@ -101,7 +101,7 @@ def load_object(target: str, field: str) -> Any:
     return found
 
 
-def called(factory: Any, *args: Any, field: str, target: Any, how: str) -> Any:
+def called(factory: object, *args: object, field: str, target: object, how: str) -> Any:
     """`factory(*args)`; one that cannot be called so (`how`, in words) is refused, with the place where it is written."""
     if not callable(factory):
         raise ConfigError(field, target, f"is a {type(factory).__name__} and no function; it is called as {how}")
@@ -114,9 +114,9 @@ def called(factory: Any, *args: Any, field: str, target: Any, how: str) -> Any:
         raise ConfigError(field, target, f"{error}; it is called as {how}" + (f"; see {place}" if place else "")) from error
 
 
-def _walk(module: ModuleType, name: str) -> Any:
+def _walk(module: ModuleType, name: str) -> object:
     """What `name` stands for in `module` now: not `obj` for a bound method, or where another took its name."""
-    found: Any = module
+    found: object = module
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
@@ -142,7 +142,7 @@ def own_name(text: str) -> str:
     return (f"{kind}:" if kind else "") + Path(f"/{path}").name
 
 
-def reference(obj: Any) -> str | None:
+def reference(obj: object) -> str | None:
     """The name by which another process could load `obj`, or None (a lambda, a local class, a notebook's function)."""
     name = getattr(obj, "__qualname__", "")
     module = inspect.getmodule(obj)

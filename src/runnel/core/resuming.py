@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
 
@@ -52,7 +51,7 @@ def rule_of(config: type, name: str) -> ResumeRule | None:
     return next((table[name] for table in tables if name in table), None)
 
 
-def rule_at(config: Any, name: str) -> ResumeRule:
+def rule_at(config: object, name: str) -> ResumeRule:
     """The rule of the setting with the dotted `name` of a config."""
     *groups, own = name.split(".")
     for group in groups:
@@ -60,10 +59,10 @@ def rule_at(config: Any, name: str) -> ResumeRule:
     return rule_of(type(config), own) or UNKNOWN
 
 
-def check_changes(before: Any, after: Any, run: str) -> dict[str, tuple[Any, Any, str]]:
+def check_changes(before: object, after: object, run: str) -> dict[str, tuple[object, object, str]]:
     """Settings of the run `run` that differ between two configs, by dotted name: before, after, and what that does. The first
     that must stay raises a `ConfigError`; code and data that only lie elsewhere now are the same."""
-    found: dict[str, tuple[Any, Any, str]] = {}
+    found: dict[str, tuple[object, object, str]] = {}
     for name, rule, old, new in _changed(before, after):
         if _moved(old, new):
             found[name] = (old, new, "is the same at another place")
@@ -75,7 +74,8 @@ def check_changes(before: Any, after: Any, run: str) -> dict[str, tuple[Any, Any
     return found
 
 
-def _changed(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, ResumeRule, Any, Any]]:
+def _changed(before: object, after: object, path: str = "") -> Iterator[tuple[str, ResumeRule, object, object]]:
+    assert dataclasses.is_dataclass(before)
     for f in dataclasses.fields(before):
         old, new = getattr(before, f.name), getattr(after, f.name)
         if dataclasses.is_dataclass(old) and type(old) is type(new):
@@ -84,7 +84,7 @@ def _changed(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Res
             yield f"{path}{f.name}", rule_of(type(before), f.name) or UNKNOWN, old, new
 
 
-def _moved(old: Any, new: Any) -> bool:
+def _moved(old: object, new: object) -> bool:
     """Whether two texts are paths of one file (or of one name in it), in another folder.
 
     >>> _moved("/a/my_env.py:MyEnv", "/b/c/my_env.py:MyEnv"), _moved("ALE/Pong-v5", "My/Pong-v5")

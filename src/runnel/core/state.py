@@ -19,7 +19,9 @@ Plain = Any
 """Plain data: what a message or a JSON text holds."""
 Metrics = dict[str, float]
 """Numbers of an update, by name."""
-WorkerEvent = dict[str, Any]
+JsonObject = dict[str, Any]
+"""A JSON object: a config, a row or a report as plain data."""
+WorkerEvent = JsonObject
 """What a worker, a sampler or a client tells the run: plain data by field. `kind` says what it is (update, eval, ...)."""
 Array: TypeAlias = "NDArray[Any]"
 """A numpy array of any type."""

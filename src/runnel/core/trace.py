@@ -17,9 +17,9 @@ import socket
 import time
 from array import array
 from pathlib import Path
-from typing import Any
 
 from runnel.core.clock import Clock
+from runnel.core.state import JsonObject
 
 FORMAT = 1
 RECORD = 5
@@ -39,7 +39,7 @@ MERGE_S = 0.01
 class TraceWriter:
     """The file of one process. `close` it: what is still in memory is written then."""
 
-    def __init__(self, path: Path, clock: Clock, *, about: dict[str, Any] | None = None, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, path: Path, clock: Clock, *, about: JsonObject | None = None, max_bytes: int = 64 << 20) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("xb", buffering=0)
         self._clock, self._max_bytes, self.now = clock, max_bytes, clock.now
@@ -162,7 +162,7 @@ class TraceTrack:
         self.put(self.code(INSTANT, text))
 
 
-def whereabouts() -> dict[str, Any]:
+def whereabouts() -> JsonObject:
     """Process and machine; processes of one `boot` have one clock."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -171,5 +171,5 @@ def whereabouts() -> dict[str, Any]:
     return {"pid": os.getpid(), "host": socket.gethostname(), "boot": boot or socket.gethostname()}
 
 
-def _line(data: dict[str, Any]) -> bytes:
+def _line(data: JsonObject) -> bytes:
     return json.dumps(data).encode() + b"\n"

@@ -77,7 +77,7 @@ def called_wrongly(error: BaseException) -> bool:
     return not any(_whose(f.filename) == "user" for f in _inner(error))
 
 
-def lines_of(error: BaseException, called: Any) -> str:
+def lines_of(error: BaseException, called: object) -> str:
     """`frames`, or, where the call itself failed, the place where `called` is written."""
     place = place_of(called) if called_wrongly(error) else ""
     return f"\n  {place}" if place else frames(error)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from runnel.core.contracts.inference import InferenceClient
-from runnel.core.state import WorkerEvent
+from runnel.core.state import Plain, WorkerEvent
 
 
 class Evaluation(Protocol):
@@ -21,9 +21,7 @@ class Evaluation(Protocol):
 class EpisodeRecorder(Protocol):
     """Plays episodes to be looked at, and gives each as an event of kind `video`. It changes nothing that is measured."""
 
-    def run(
-        self, client: InferenceClient, *, round_index: int, progress: Progress | None = None
-    ) -> Iterator[dict[str, Any]]: ...
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> Iterator[WorkerEvent]: ...
 
 
 class Progress(Protocol):
@@ -58,7 +56,7 @@ class AgentRoute:
 class Policy(Protocol):
     """What `rl.load` gives back: something that acts."""
 
-    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+    def act(self, obs: Plain, *, deterministic: bool = True) -> Plain:
         """An action that `env.step` accepts."""
         ...
 

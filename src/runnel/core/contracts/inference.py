@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 from torch import Tensor
 
 from runnel.core.contracts.params import ParamSet
 from runnel.core.records import Batch
-from runnel.core.state import State
+from runnel.core.state import Array, State
 
 
 @dataclass
@@ -96,7 +95,7 @@ class ChecksWeights(Protocol):
 class RowPolicy:
     """A small actor as compiled code takes it (`kernels/small/numba/rows.py`): the vector of its parameters, and its shape."""
 
-    vector: np.ndarray[Any, Any]
+    vector: Array
     sizes: tuple[int, int, int, int, bool]
     relu: bool
 

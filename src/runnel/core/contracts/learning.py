@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from runnel.core.records import Batch, Segment
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.state import Metrics, State, WorkerEvent
 from runnel.core.weight_check import WeightCheck
+
+if TYPE_CHECKING:  # torch without distributed has no such module
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Collective(Protocol):
@@ -30,7 +33,7 @@ class Collective(Protocol):
 class MeshCollective(Collective, Protocol):
     """Ranks over which a model can be taken apart."""
 
-    def mesh(self) -> Any:
+    def mesh(self) -> DeviceMesh:
         """A `torch.distributed.DeviceMesh` of the ranks; they meet when it is first asked for."""
         ...
 

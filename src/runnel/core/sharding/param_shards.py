@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from runnel.core.errors import DataError
+from runnel.core.state import Plain, State
 
 KEYS = {"piece", "start", "of"}
 
@@ -46,7 +46,7 @@ class ParamShard:
             place = whole[start : start + len(rows)] if whole.dim() else whole
             place.copy_(rows.detach())
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """As plain data, for a checkpoint of this rank; a copy on the host."""
         return {"piece": self.value.detach().to("cpu", copy=True), "start": self.start, "of": self.shape[0]}
 
@@ -86,14 +86,14 @@ def whole(value: Tensor | ShardRows) -> Tensor:
     return value[:] if isinstance(value, ShardRows) else torch.as_tensor(value)
 
 
-def has_pieces(state: Any) -> bool:
+def has_pieces(state: object) -> bool:
     """Whether a state holds pieces of parameters: it is of one rank among several."""
     if isinstance(state, Mapping):
         return state.keys() == KEYS or any(has_pieces(value) for value in state.values())
     return False
 
 
-def join_pieces(states: Sequence[Any]) -> Any:
+def join_pieces(states: Sequence[Plain]) -> Plain:
     """The state of the first rank, with every piece in it replaced by the `ShardRows` of all ranks.
 
     >>> one, two = ({"w": {"piece": torch.full((1,), x), "start": i, "of": 2}, "n": 7} for i, x in enumerate((3.0, 4.0)))
