@@ -32,7 +32,7 @@ from runnel.track.sinks.config import SinksConfig
 
 ENDLESS = 1_000_000_000
 PROFILED_S, PROFILED_UPDATES = 0.3, (3, 50)
-"""Operators are counted over so many seconds of updates, at least and at most so many updates."""
+"""Operators are measured for this many seconds of updates, and for at least and at most this many updates."""
 Result = JsonObject
 ABOUT = """Measure a recipe: steps and updates a second of a short run, after a warm-up.
 
@@ -81,8 +81,10 @@ def _config(name: str, flags: list[str]) -> RunConfig:
 
 
 def _backends(config: RunConfig) -> Result:
-    """What steps the environments of one actor fastest, alone on this machine. A run never measures: it takes what it is told,
-    or what `vector.backend=auto` stands for."""
+    """Find the back end that steps the environments of one actor fastest, alone on this machine.
+
+    A run never measures: it uses the back end in its config, or the one that `vector.backend=auto` means.
+    """
     if not isinstance(config, EnvConfig) or is_tensor_env(config.env):
         raise ConfigError("backends", True, "only environments of Gymnasium, Atari or EnvPool have back ends; leave it out")
     target, asked = wrapped_target(config.env, config.wrappers), replace(config.vector, backend="auto")
@@ -93,7 +95,7 @@ def _backends(config: RunConfig) -> Result:
 
 
 def _inproc(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
-    """In this process, so that workers can be taken apart."""
+    """Measure a run in this process, where the parts of workers can be timed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(config.placement.threads)
     try:
@@ -123,7 +125,7 @@ def _measure(recipe: str, run: Bench, args: argparse.Namespace) -> Result:
 
 
 def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
-    """A real run on its launcher; its workers report their stages and how much of the time they waited."""
+    """Measure a real run on its launcher. Its workers report their stages and the share of time that they waited."""
     state: dict[str, float] = {}
 
     def look(row: JsonObject) -> bool:
@@ -155,7 +157,7 @@ def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Resu
 
 
 def show(result: Result, console: Console) -> None:
-    """The result as tables."""
+    """Print the result as tables."""
     console.print(f"{result['recipe']}: {_rates(result['rates'])}")
     if "backends" in result:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in result["settings"].items())

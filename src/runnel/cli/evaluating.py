@@ -38,7 +38,7 @@ def evaluate(args: list[str]) -> int:
     add_trust(parser)
     parsed = parser.parse_args(args)
     if parsed.seed < 0:
-        raise ConfigError("seed", parsed.seed, "use 0 or more: below lie the episodes of the run's own evaluations")
+        raise ConfigError("seed", parsed.seed, "use 0 or more: the run's own evaluations use the numbers below 0")
     if parsed.episodes < 1:
         raise ConfigError("episodes", parsed.episodes, "play at least one")
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}
@@ -57,7 +57,7 @@ def evaluate(args: list[str]) -> int:
 
 
 def _check_samples(run: Path, chosen: Settings) -> None:
-    """pass@k needs a language task, and as many samples as k."""
+    """Refuse pass@k for a run without a language task, and for a k above the number of samples."""
     if not chosen:
         return
     config = RunFolder.open(run).read_config()
@@ -78,7 +78,7 @@ def json_object(text: str) -> JsonObject:
 
 
 def _other_env(parsed: argparse.Namespace) -> JsonObject:
-    """The environment that is asked for in place of the run's own; arguments of that one are not for another."""
+    """The flags that replace the run's environment. A new environment does not get the old one's arguments."""
     asked = {"env": parsed.env, "env_kwargs": parsed.env_kwargs, "wrappers": parsed.env_wrapper}
     if parsed.env is not None and parsed.env_kwargs is None:
         asked["env_kwargs"] = {}
@@ -88,7 +88,7 @@ def _other_env(parsed: argparse.Namespace) -> JsonObject:
 def _measure(
     run: Path, parsed: argparse.Namespace, settings: JsonObject, elsewhere: JsonObject
 ) -> tuple[Row, Sequence[JsonObject]]:
-    """Play, and leave the result in the run's folder, with what was not as usual."""
+    """Play episodes, and write the result to the run's folder, with the flags that differ from the run's settings."""
     how: JsonObject = {"episodes": parsed.episodes, "seed": parsed.seed, "best": parsed.best, "trust": parsed.trust}
     result = api.evaluate_run(run, settings=settings, **how)
     folder = RunFolder.open(run)

@@ -70,7 +70,7 @@ def plan(args: list[str]) -> int:
 
 
 def _command(recipe: str, given: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The user's own flags, and those of the placement that are not among them."""
+    """The `runnel train` command: the user's flags, then the flags of the placement that the user did not give."""
     pairs = zip(flags[::2], flags[1::2], strict=True)
     return ["runnel", "train", recipe, *given, *(word for flag, value in pairs if flag not in given for word in (flag, value))]
 
@@ -126,7 +126,7 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
 
 # -------------------------------------------------------------------------------------------------------------- showing
 def show_costs(costs: Costs, console: Console) -> None:
-    """Costs as a table."""
+    """Print the costs as a table."""
     table = _table(f"{costs.name}: costs of its stages", ("stage", "of", "ms"))
     rows, units = costs.rows, costs.update_units or costs.batch_segments * costs.segment_units
     for stage, of, seconds in (

@@ -65,7 +65,7 @@ def _report_parser() -> argparse.ArgumentParser:
 
 
 def _refuse_without_seeds(parsed: argparse.Namespace) -> None:
-    """What only a comparison over seeds knows."""
+    """Refuse flags that only a comparison over seeds has."""
     named = [argument for argument in parsed.runs if "=" in argument and not Path(argument).exists()]
     if (
         parsed.paper
@@ -113,7 +113,7 @@ def card(args: list[str]) -> int:
 
 
 def _defaults(run: str, *, trust: bool) -> JsonObject:
-    """The settings of the run's recipe; none where the recipe is not here any more, or may not be run."""
+    """The default settings of the run's recipe; empty if the recipe no longer exists, or its code may not be run."""
     from runnel.run import registry
     from runnel.run.trust import UntrustedError, check_code, recipe_of
 

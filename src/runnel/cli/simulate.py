@@ -33,7 +33,7 @@ WIDTH = 110
 
 @dataclasses.dataclass(frozen=True)
 class SimulateOptions:
-    """What `runnel simulate` knows beside the cluster."""
+    """Options of `runnel simulate` that do not describe the cluster."""
 
     costs: str = ""
     """A JSON file of stage costs, as `runnel plan` writes it."""
@@ -102,7 +102,7 @@ def as_data(point: SweepPoint, result: SimResult) -> JsonObject:
 
 
 def show(points: Sequence[SweepPoint], results: Sequence[SimResult], console: Console) -> None:
-    """A row for each cluster; of a single one also where its rows went."""
+    """Print a row for each cluster; for a single cluster also the accounting of its rows."""
     swept = list(points[0].setting)
     unit = points[0].costs.unit
     table = Table(title=f"{points[0].costs.name}, simulated", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

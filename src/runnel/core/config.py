@@ -69,8 +69,10 @@ def flat(config: Settings, prefix: str = "") -> JsonObject:
 
 
 def refuse_unused(config: object, unused: Mapping[str, str], path: str = "") -> None:
-    """Raise for the first setting of `config` in `unused` (dotted names of settings or of whole groups of them, and why nothing
-    would read them) that is not what it is by default. `path` stands before the name of the field in the error.
+    """Raise for the first setting in `unused` that does not have its default value.
+
+    `unused` gives dotted names of settings, or of whole groups of settings, and the reason why nothing would read them. `path`
+    is put before the name of the field in the error.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class A:
@@ -81,14 +83,14 @@ def refuse_unused(config: object, unused: Mapping[str, str], path: str = "") -> 
     runnel.core.errors.UnusedSettingError: rate = 0.2: nothing is learned; leave it at 0.1
     """
     usual = type(config)()
-    for name, why in unused.items():
+    for name, why in unused.items():  # a name may be a whole group: `_both` gives each setting in it
         for field, value, default in _both(name, _at(config, name), _at(usual, name)):
             if value != default:
                 raise UnusedSettingError(f"{path}{field}", value, f"{why}; leave it at {default!r}")
 
 
 def default_at(config: object, name: str) -> Plain:
-    """What the setting with the dotted `name` is by default."""
+    """The default value of the setting with the dotted `name`."""
     return to_data(_at(type(config)(), name))
 
 
@@ -99,7 +101,7 @@ def _at(config: object, name: str) -> object:
 
 
 def _both(name: str, value: object, default: object) -> Iterator[tuple[str, object, object]]:
-    """The settings of a group, or the one setting that `name` is: with what it is and what it is by default."""
+    """Name, value and default of each setting of a group, or of the one setting that `name` is."""
     if dataclasses.is_dataclass(value) and type(value) is type(default):
         for f in dataclasses.fields(value):
             yield from _both(f"{name}.{f.name}", getattr(value, f.name), getattr(default, f.name))
@@ -142,11 +144,11 @@ def _nest(changes: Settings) -> JsonObject:
         if rest:
             inner = out.setdefault(head, {})
             if not isinstance(inner, dict):
-                raise ConfigError(key, value, f"{head} is set as a whole too; set it once")
+                raise ConfigError(key, value, f"{head} is given both whole and field by field; give one")
             inner[rest] = value
         elif isinstance(out.get(head), dict):
             if not isinstance(value, Mapping):
-                raise ConfigError(head, value, "a field of it is set too; set it once")
+                raise ConfigError(head, value, "given both whole and field by field; give one")
             out[head].update(value)
         else:
             out[head] = dict(value) if isinstance(value, Mapping) else value
@@ -154,7 +156,7 @@ def _nest(changes: Settings) -> JsonObject:
 
 
 def whole_number(text: str) -> int:
-    """A whole number as people write it; a `ValueError` where it has a fraction, or is no number.
+    """Read a whole number as people write it. Raises a `ValueError` for a text with a fraction, or that is not a number.
 
     >>> whole_number("100_000") == whole_number("1e5") == 100000
     True
@@ -172,9 +174,9 @@ def whole_number(text: str) -> int:
 
 
 def _coerce(field: str, value: object, hint: object) -> object:
-    """`value` as the annotated type, where that loses nothing; else a `ConfigError`."""
+    """Convert `value` to the annotated type if that loses nothing; else raise a `ConfigError`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic):  # a config is plain data: JSON cannot write a numpy number
         value = value.item()
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -183,6 +185,7 @@ def _coerce(field: str, value: object, hint: object) -> object:
     if origin in (typing.Union, types.UnionType):
         if isinstance(value, float) and int in args and float not in args:
             return _coerce(field, value, int)
+        # the type that the value already has comes first: else `1` for `float | int` would become 1.0
         for option in sorted(args, key=lambda a: a is not type(value)):
             try:
                 return _coerce(field, value, option)
@@ -215,7 +218,7 @@ def _coerce(field: str, value: object, hint: object) -> object:
             return override(typing.cast(type, hint)(), value, f"{field}.")
         raise ConfigError(field, value, f"expected a table of {_name(hint)}")
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if value != value:
+        if value != value:  # only NaN differs from itself
             raise ConfigError(field, value, "NaN compares with nothing, so it passes every check; give a number")
         return float(value)
     if hint is int and isinstance(value, float):

@@ -1,7 +1,7 @@
 """Which settings may change when a run is resumed.
 
-Each config class says it of its own fields, in a table `on_resume` beside them: what happens with a changed value, or why the
-field stays as it is. A field that no table names stays too, so that a new setting cannot be taken and mixed without a word.
+Each config class lists its own fields in a table `on_resume`: what a changed value does, or why the field must keep its value.
+A field that no table names must keep its value too. So a new setting cannot be changed in the middle of a run by accident.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runnel.core.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class ResumeRule:
-    """What becomes of one setting on resume; `text` is what then happens, or why it stays."""
+    """Whether one setting may change on resume. `text` says what the change does, or why the setting stays."""
 
     may_change: bool
     text: str
@@ -28,7 +28,7 @@ UNKNOWN = ResumeRule(False, "its config class does not say in `on_resume` that i
 
 
 def may_change(*names: str, then: str = NEXT_UPDATE) -> dict[str, ResumeRule]:
-    """Fields that take a new value on resume, and what happens `then`."""
+    """Fields that may have a new value on resume, and what happens `then`."""
     return dict.fromkeys(names, ResumeRule(True, then))
 
 
@@ -38,7 +38,7 @@ def stays(*names: str, why: str) -> dict[str, ResumeRule]:
 
 
 def rule_of(config: type, name: str) -> ResumeRule | None:
-    """What `config` (or the nearest class that it extends) says of its field `name`; None: nothing.
+    """The rule that the class `config`, or its nearest base class, has for the field `name`; None if there is no rule.
 
     >>> class A:
     ...     on_resume = stays("x", why="it is the network's")
@@ -60,8 +60,11 @@ def rule_at(config: object, name: str) -> ResumeRule:
 
 
 def check_changes(before: object, after: object, run: str) -> dict[str, tuple[object, object, str]]:
-    """Settings of the run `run` that differ between two configs, by dotted name: before, after, and what that does. The first
-    that must stay raises a `ConfigError`; code and data that only lie elsewhere now are the same."""
+    """Changed settings of the run `run`, by dotted name: value before, value after, and what the change does.
+
+    Raises a `ConfigError` for the first changed setting that must stay. Code and data that only moved to another folder may
+    differ.
+    """
     found: dict[str, tuple[object, object, str]] = {}
     for name, rule, old, new in _changed(before, after):
         if _moved(old, new):
@@ -85,7 +88,7 @@ def _changed(before: object, after: object, path: str = "") -> Iterator[tuple[st
 
 
 def _moved(old: object, new: object) -> bool:
-    """Whether two texts are paths of one file (or of one name in it), in another folder.
+    """Whether two texts are paths of the same file (or of the same name in it) in different folders.
 
     >>> _moved("/a/my_env.py:MyEnv", "/b/c/my_env.py:MyEnv"), _moved("ALE/Pong-v5", "My/Pong-v5")
     (True, False)

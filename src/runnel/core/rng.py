@@ -1,4 +1,4 @@
-"""Random streams: every consumer has its own, named by what it is and never by when it runs."""
+"""Random streams: every consumer has its own, named after what the consumer is, not after when it runs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Task:
 
 
 class TaskSource(Protocol):
-    """Decides what to play next; curricula and filters are implementations."""
+    """Decides what to play next. Curricula and filters implement it."""
 
     def next(self, n: int) -> list[Task]: ...
 
