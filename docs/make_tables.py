@@ -24,13 +24,13 @@ from pathlib import Path
 
 from runnel.cli.main import USAGE
 from runnel.core import errors
-from runnel.envs.registry import list_envs
+from runnel.envs.known import KNOWN
 from runnel.graphs.env_config import EnvConfig, ReplayEnvConfig
 from runnel.graphs.pairs import PairConfig
 from runnel.graphs.prompts import PromptConfig
 from runnel.run import registry
 from runnel.run.export import EXPORTS
-from runnel.run.pipeline import PIPELINES, load_pipeline
+from runnel.run.names import ALGORITHMS, PIPELINES, list_pipelines, list_recipes, list_tasks
 from runnel.track.sinks.make import SINKS
 from runnel.track.status import STATUSES
 
@@ -188,11 +188,6 @@ def named(head: str, entries: Callable[[], dict[str, str]]) -> Callable[[Path], 
     return lambda page: table([head, "what it is"], [[code(k), text.rstrip(".")] for k, text in entries().items()])
 
 
-def recipes() -> dict[str, str]:
-    """Recipes, with the first line of what each says of itself."""
-    return {name: registry.load_recipe(name).summary for name in registry.RECIPES}
-
-
 def commands(page: Path) -> str:
     """The commands, from what `runnel --help` prints."""
     rows = []
@@ -241,7 +236,7 @@ def features(page: Path) -> str:
         ["pipelines of several runs", codes(PIPELINES)],
         ["engines of language models", codes(setting("grpo", "engine.kind")[1])],
         ["back ends of environments", codes(w for w in setting("ppo", "vector.backend")[1] if w != "auto")],
-        ["tensor environments", codes(name for name in list_envs() if name.startswith("tensor:"))],
+        ["tensor environments", codes(name for name in KNOWN if name.startswith("tensor:"))],
         ["launchers", codes(setting("ppo", "launcher")[1])],
         ["how training and collecting overlap", codes(setting("ppo", "staleness.mode")[1])],
         ["sinks", codes(SINKS)],
@@ -253,11 +248,11 @@ def features(page: Path) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "settings": settings,
     "choices": words,
-    "recipes": named("recipe", recipes),
-    "pipelines": named("pipeline", lambda: {name: load_pipeline(name).summary for name in PIPELINES}),
-    "algorithms": named("algorithm", lambda: registry.ALGORITHMS),
-    "environments": named("`--env`", list_envs),
-    "tasks": named("`--task`", registry.list_tasks),
+    "recipes": named("recipe", list_recipes),
+    "pipelines": named("pipeline", list_pipelines),
+    "algorithms": named("algorithm", lambda: ALGORITHMS),
+    "environments": named("`--env`", lambda: KNOWN),
+    "tasks": named("`--task`", list_tasks),
     "statuses": lambda page: table(["word", "meaning"], [[code(k), text] for k, text in STATUSES.items()]),
     "commands": commands,
     "extras": extras,

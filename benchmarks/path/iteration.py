@@ -3,8 +3,10 @@
 A run is played in process and in its plain form: `compiled="off"` for networks, and without compiled loops for language models
 (torch does the same). `sys.setprofile` sees every call, in all threads. The iteration begins when the actor is polled for the
 first time after update `WARM_UP`, so nothing of the set-up counts. It ends when the next update is over: the trainer has taken
-a batch, made its optimiser steps, published the version and released the batch. What the run does after that, before the actor
-is polled again (rows of metrics), is kept apart.
+a batch, made its optimiser steps, published the version and released the batch.
+
+The way of a sample leads through workers. So what is called inside of a worker's poll counts, and what other threads call. What
+the launcher does between two polls (whether to stop, orders, rows of metrics) is kept apart.
 
 Every function of the package that is called in this time counts, also generators, lambdas and special methods. Two things do
 not: the bodies of modules and classes (they run when a module is imported), and methods that `dataclasses` writes (no file
@@ -27,6 +29,8 @@ from runnel.kernels.lm.numba.loops import without_loops
 PACKAGE = Path(rl.__file__).parent
 WARM_UP = 3
 """Updates before the iteration that is looked at."""
+POLLS = "flow/workers/"
+"""The files whose `poll` methods are the polls of workers."""
 BEGINS = ("flow/workers/actor.py", "ActorWorker.poll")
 UPDATES = ("flow/workers/trainer.py", "TrainerWorker._update")
 ENDS = ("flow/workers/trainer.py", "TrainerWorker.poll")
@@ -46,7 +50,9 @@ class CallProfile:
     def __init__(self) -> None:
         self.iteration: Functions = {}
         self.between: Functions = {}
-        """Called after the iteration and before the next one begins."""
+        """Called by the launcher between two polls, from the iteration's start to the start of the next one."""
+        self._polls = 0
+        """Calls of `poll` that the main thread is in: a kind of worker may call that of its base."""
         self._num_updates = 0
         self._notes: Functions | None = None
         self._known: dict[CodeType, tuple[str, str] | None] = {}
@@ -56,9 +62,14 @@ class CallProfile:
         if code not in self._known:
             self._known[code] = _place(code)
         place = self._known[code]
-        if place is not None and event == "call":
+        if place is None or event not in ("call", "return"):
+            return
+        is_poll = place[0].startswith(POLLS) and place[1].endswith(".poll")
+        if event == "call":
+            self._polls += is_poll
             self._note(*place)
-        elif place is not None and event == "return":
+        else:
+            self._polls -= is_poll
             self._num_updates += place == UPDATES
             if place == ENDS and self._num_updates == WARM_UP + 1 and self._notes is self.iteration:
                 self._notes = self.between
@@ -66,7 +77,9 @@ class CallProfile:
     def _note(self, file: str, function: str) -> None:
         if (file, function) == BEGINS and self._num_updates >= WARM_UP:
             self._notes = self.iteration if self._num_updates == WARM_UP else None
-        if self._notes is not None and function not in (known := self._notes.setdefault(file, [])):
+        inside = self._polls or threading.current_thread() is not threading.main_thread()
+        notes = self._notes if inside or self._notes is None else self.between
+        if notes is not None and function not in (known := notes.setdefault(file, [])):
             known.append(function)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runnel.losses.base import Loss, same_shape
-from runnel.ops.ragged import row_sum
+from runnel.ops.credit import row_sum
 
 
 def dpo_loss(

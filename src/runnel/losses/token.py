@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runnel.losses.base import Loss, same_shape
-from runnel.ops.ragged import row_sum
+from runnel.ops.credit import row_sum
 
 
 def policy_loss(

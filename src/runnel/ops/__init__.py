@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         mask_logits as mask_logits,
         squashed_gaussian as squashed_gaussian,
     )
-    from runnel.ops.ragged import last_of_row as last_of_row, row_index as row_index, row_sum as row_sum, token_gae as token_gae
+    from runnel.ops.credit import last_of_row as last_of_row, row_index as row_index, row_sum as row_sum, token_gae as token_gae
     from runnel.ops.returns import (
         VTrace as VTrace,
         discounted_suffix_sum as discounted_suffix_sum,

@@ -44,6 +44,9 @@ def _landing(group: str) -> Settings:
     return {"total_steps": 1_000_000, "num_envs": 16, "num_steps": 32, **credit, **rate}
 
 
+SMALL_AND_FRESH: Settings = {**_landing("impala"), "num_envs": 8, "staleness.max_lag": 1}
+"""A2C's, in updates of the same 512 steps: two actors of eight environments, at most one version behind the learner. With 16
+environments an actor, updates have 1,024 steps, and a million steps have room for only half as many."""
 LONG_SIGHTED: Settings = {
     "total_steps": 1_000_000,
     "num_envs": 16,
@@ -82,7 +85,7 @@ ZOO: Mapping[str, Mapping[str, Settings]] = {
         "CartPole-v1": {"total_steps": 500_000},
         "Acrobot-v1": ACROBOT,
         "Pendulum-v1": _swing_up("impala"),
-        "LunarLander-v3": _landing("impala"),
+        "LunarLander-v3": SMALL_AND_FRESH,
     },
     "dqn": {"CartPole-v1": FEW_UPDATES, "LunarLander-v3": LANDER},
     "sac": {"Pendulum-v1": _few_steps("sac", "actor_lr")},

@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 from runnel.kernels.lm.numba import attention_loops, block_loops, cache_loops, token_loops
 from runnel.kernels.lm.numba.loop_maths import exp, floats, take
 from runnel.kernels.lm.numba.loops import Loop, loops
-from runnel.llm.engines import slots
+from runnel.llm.engines import requests
 from runnel.llm.model import attention, blocks, logprobs
 from runnel.llm.model import cpu_blocks as block_host
 from runnel.llm.model.attention import PackedRows, packed_attention
@@ -36,7 +36,7 @@ def in_torch(monkeypatch):
 
     def without(function, *args, **kwargs):
         with monkeypatch.context() as patch:
-            for module in (attention, logprobs, slots):
+            for module in (attention, logprobs, requests):
                 patch.setattr(module, "loops", lambda *tensors: False)
             return function(*args, **kwargs)
 
@@ -176,7 +176,7 @@ def test_a_draw_at_the_end_has_a_probability_and_broken_logits_show():
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_recording_tokens(drawn, in_torch):
-    both = [slots.SlotRows(6, 4, device=torch.device("cpu")) for _ in range(2)]
+    both = [requests.SlotRows(6, 4, device=torch.device("cpu")) for _ in range(2)]
     for rows in both:
         rows.left[:] = torch.tensor([1, 2, 3, 3, 3, 4])
         rows.active[:5], rows.sane[:] = 1, 1
@@ -189,13 +189,13 @@ def test_recording_tokens(drawn, in_torch):
         given = (index, token, logprob, torch.randn(5) if drawn else None)
         both[0].record(*given)
         in_torch(both[1].record, *given)
-        for name in (*slots.NUMBERS, "tokens", "logprobs", "drawn"):
+        for name in (*requests.NUMBERS, "tokens", "logprobs", "drawn"):
             assert torch.equal(getattr(both[0], name).nan_to_num(9.0), getattr(both[1], name).nan_to_num(9.0)), name
 
 
 @pytest.mark.parametrize("size", [7, 600])
 def test_drawing_and_recording_in_one(size, in_torch):
-    both = [slots.SlotRows(6, 4, device=torch.device("cpu")) for _ in range(2)]
+    both = [requests.SlotRows(6, 4, device=torch.device("cpu")) for _ in range(2)]
     uniforms = torch.rand(6, 4, dtype=torch.float64)
     for rows in both:
         rows.left[:], rows.active[:], rows.sane[:] = torch.tensor([1, 2, 3, 3, 3, 4]), 1, 1
@@ -206,7 +206,7 @@ def test_drawing_and_recording_in_one(size, in_torch):
         logits[4, 2] = torch.nan if step == 1 else 0.5
         both[0].draw(logits, index)
         in_torch(both[1].draw, logits, index)
-        for name in (*slots.NUMBERS, "tokens"):
+        for name in (*requests.NUMBERS, "tokens"):
             known = torch.tensor([0, 1, 4, 3, 5] if step else [0, 1, 2, 3, 4, 5])  # a broken row has some token
             assert torch.equal(getattr(both[0], name)[known], getattr(both[1], name)[known]), name
         torch.testing.assert_close(both[0].logprobs, both[1].logprobs, atol=1e-5, rtol=1e-5, equal_nan=True)

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from runnel.llm.model.logprobs import head_logprobs, logprobs_from_logits
-from runnel.ops.credit import group_advantage, leave_one_out
-from runnel.ops.ragged import token_gae
+from runnel.ops.credit import group_advantage, leave_one_out, token_gae
 
 
 def groups(count, size):

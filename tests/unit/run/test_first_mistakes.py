@@ -16,6 +16,7 @@ from torch import nn
 
 import runnel as rl
 from runnel.cli.main import main
+from runnel.core.resolve import load_object
 from runnel.report.write import write_report
 from runnel.track.folder import RunFolder
 
@@ -73,7 +74,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"train holds a str; give rl.Example",
     ),
     "another recipe's config": (
-        lambda p: rl.train_config("dqn", rl.graphs.resolve.load_object("runnel.recipes.ppo:Config", "x")(out=str(p / "out"))),
+        lambda p: rl.train_config("dqn", load_object("runnel.recipes.ppo:Config", "x")(out=str(p / "out"))),
         r"config = 'runnel.recipes.ppo.Config': is no config of the recipe 'dqn'",
     ),
 }

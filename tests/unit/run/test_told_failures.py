@@ -12,6 +12,7 @@ import pytest
 import runnel as rl
 from runnel.cli.main import main
 from runnel.core.clock import ManualClock
+from runnel.core.resolve import called
 from runnel.run.launchers.member import tell_error
 from runnel.run.launchers.supervisor import _as_error
 from runnel.run.ledger import Callbacks, Ledger
@@ -97,7 +98,7 @@ def sent(call: Any) -> Exception:
 def test_from_another_process_come_the_users_lines_and_no_traceback_of_ours(file: Path) -> None:
     net = rl.make_network(f"{file}:make", None, 0)  # type: ignore[arg-type]
     net.count = 6
-    error = sent(lambda: rl.graphs.resolve.called(net.policy, {}, field="x", target="x", how="x"))
+    error = sent(lambda: called(net.policy, {}, field="x", target="x", how="x"))
     assert str(error).startswith("worker 'actor-0' failed with RuntimeError: tired\n  net.py:14, in policy")
     assert error.__notes__ == ["raised by worker 'actor-0' at version 7"]
     ours = sent(lambda: rl.core.config.override(None, {}))

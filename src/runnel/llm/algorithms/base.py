@@ -25,8 +25,7 @@ from runnel.core.resuming import NEXT_UPDATE, OnResume, may_change
 from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch
 from runnel.losses.base import Loss
 from runnel.losses.token import entropy_loss, kl_loss, policy_loss
-from runnel.ops.credit import group_spread
-from runnel.ops.ragged import row_index, row_sum
+from runnel.ops.credit import group_spread, row_index, row_sum
 
 __all__ = ["NONE", "PAIR", "POLICY", "SCORE", "SFT", "Aggregation", "Algorithm", "Component", "Part"]
 

@@ -15,7 +15,7 @@ from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import Aggregation
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
-from runnel.ops.ragged import row_index, row_sum
+from runnel.ops.credit import row_index, row_sum
 
 
 @dataclass(frozen=True)

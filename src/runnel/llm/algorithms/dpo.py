@@ -17,8 +17,7 @@ from runnel.llm.algorithms.base import PAIR, Component, Part, sum_channels
 from runnel.losses.base import Loss
 from runnel.losses.preference import dpo_loss
 from runnel.losses.token import sft_loss
-from runnel.ops.credit import best_and_worst
-from runnel.ops.ragged import row_index, row_sum
+from runnel.ops.credit import best_and_worst, row_index, row_sum
 
 PAIR_METRICS = ("preference/accuracy", "preference/margin")
 

@@ -16,7 +16,7 @@ from runnel.core.resuming import OnResume, may_change, stays
 from runnel.llm.algorithms.base import ClipConfig, Component, Part, PolicyAlgorithm, aggregate, clip_component
 from runnel.losses.base import Loss
 from runnel.losses.token import token_value_loss
-from runnel.ops.ragged import last_of_row, row_index, token_gae
+from runnel.ops.credit import last_of_row, row_index, token_gae
 from runnel.ops.returns import explained_variance
 
 

@@ -13,8 +13,7 @@ from runnel.core.records import Batch
 from runnel.llm.algorithms.base import Aggregation, Component, Part, PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import reinforce_loss
-from runnel.ops.credit import against_baseline_row, group_sum, leave_one_out
-from runnel.ops.ragged import row_index, row_sum
+from runnel.ops.credit import against_baseline_row, group_sum, leave_one_out, row_index, row_sum
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from runnel.llm.algorithms.base import SCORE, Component, Part
 from runnel.llm.algorithms.dpo import PAIR_METRICS, annotate_pairs
 from runnel.losses.base import Loss
 from runnel.losses.preference import bradley_terry_loss
-from runnel.ops.ragged import last_of_row, row_index
+from runnel.ops.credit import last_of_row, row_index
 
 
 class RewardModelling:

@@ -1,4 +1,4 @@
-"""Which engine a run decodes with, by configuration."""
+"""Choose and build the engine of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ class EngineConfig:
     kind: Literal["native", "hf", "vllm"] = "native"
     """native: in this process, the default; hf: plain transformers, slow, a reference; vllm: vLLM in a child process."""
     num_slots: int = bounded(0, at_least=0)
-    """Completions that run at once; 0 takes as many as an update needs."""
+    """Completions that run at once; 0 means as many as an update needs."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Arithmetic of decoding. auto: bfloat16 on CUDA, else float32, as the learner's; where the two are the same and
-    live side by side, they share the weights."""
+    """Arithmetic of decoding. auto: bfloat16 on CUDA, else float32, as for the learner. Engine and learner in one process share
+    their weights if both have the same precision."""
     on_update: Literal["keep", "recompute"] = "keep"
-    """native: what running completions do with their keys and values when weights change (hf keeps, vllm recomputes)."""
+    """native: whether running completions keep or recompute their keys and values when weights change (hf always keeps them,
+    vllm always recomputes them)."""
     fixed_shapes: bool = False
-    """native: compute in shapes that do not depend on who runs beside, so that tokens do not either, to the last bit."""
+    """native: compute in shapes that do not depend on other requests, so that tokens do not depend on them either, to the last
+    bit."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def unused(self) -> dict[str, str]:
-        """Settings that this kind of engine would not read, and why."""
+        """Settings that this kind of engine does not read, and why."""
         found = {} if self.kind == "vllm" else {"vllm": "is for engine.kind vllm"}
         native = {} if self.kind == "native" else dict.fromkeys(("on_update", "fixed_shapes"), "is for engine.kind native")
         return found | native
@@ -57,8 +59,8 @@ class EngineConfig:
         return self.precision
 
     def deterministic(self) -> EngineConfig:
-        """The same for a run of which every repetition must give the same bits: what is answered together is a matter of
-        timing where a policy worker serves several clients, so shapes must not depend on it."""
+        """This config for a run that must give the same bits each time it is repeated. Where a policy worker serves several
+        clients, timing decides which requests run together, so shapes must not depend on that."""
         if self.kind == "vllm":
             raise ConfigError(
                 "engine.kind", self.kind, "vLLM batches by timing, and a deterministic run cannot; use native or hf"
@@ -81,10 +83,10 @@ def make_engine(
     folder: str = "",
     decode_text: Decode | None = None,
 ) -> Engine:
-    """An engine without parameters: they come with `load_params`.
+    """An engine without parameters: `load_params` brings them.
 
-    `make_model` builds the model on its device; `folder` is where it was loaded from, if it was. vLLM starts from a folder: a
-    model that has none is written to a temporary one.
+    `make_model` builds the model on its device. `folder` is the folder that it was loaded from, if any. vLLM starts from a
+    folder, so a model without one is written to a temporary folder.
     """
     slots = config.num_slots or num_slots
     if config.kind == "native":

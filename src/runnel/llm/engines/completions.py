@@ -1,6 +1,6 @@
-"""One completion on its way: its request, what was made of it until now, and the one rule by which it ends.
+"""A running completion: its request, its tokens so far, and the rule by which it ends.
 
-For engines that keep their books in Python, a token at a time (`hf`, `vllm`).
+It is for engines that keep the state of completions in Python, one token at a time (`hf`, `vllm`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runnel.llm.engines.stops import completes
 
 @dataclass
 class Completion:
-    """A request and the tokens that it has got until now."""
+    """A request and its tokens so far."""
 
     request: Request
     prompt: list[int]
@@ -48,7 +48,7 @@ class Completion:
         self.versions.append(version)
 
     def terminated(self, end_ids: Sequence[int], decode: Decode | None) -> bool:
-        """Whether the newest token ends it: eos, a stop token, or the end of a stop text."""
+        """Whether the newest token ends the completion: eos, a stop token, or the end of a stop text."""
         if not self.tokens:
             return False
         if self.tokens[-1] in end_ids or self.tokens[-1] in self.sampling.stop_tokens:
@@ -56,7 +56,8 @@ class Completion:
         return decode is not None and completes(self.tokens, self.sampling.stop, decode)
 
     def reply(self, *, terminated: bool, truncates: bool) -> Reply:
-        """`truncates`: tokens were drawn from less than the model's distribution, so what they were drawn from is told."""
+        """The reply of a finished completion. With `truncates`, tokens were drawn from a changed distribution, and the reply
+        includes their log-probabilities in it."""
         sampled = self.sampling_logprobs if truncates else None
         rows = reply_rows(self.tokens, self.logprobs, self.versions, terminated=terminated, sampling_logprobs=sampled)
         return Reply(self.id, rows, self.versions[-1])

@@ -1,7 +1,7 @@
-"""The reference engine: plain transformers, one request at a time, one forward pass a token. Slow, and easy to believe.
+"""The reference engine: plain transformers, one request at a time, one forward pass for each token. It is slow and simple.
 
-Other engines are checked against it: the same request gives the same tokens as `native` does in float32. Truncation is that of
-transformers' own samplers, in the order of its `generate`: top-k, then top-p of what is left, then min-p.
+Other engines are checked against it: in float32, the same request gives the same tokens as in `native`. Truncation uses
+transformers' own samplers in the order of its `generate`: top-k, then top-p of the tokens that remain, then min-p.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class HfEngine:
     """Completes tokens with a Hugging Face model's own forward pass and its own key-value cache.
 
-    A step gives one token to each of at most `num_slots` requests, in one pass each, so no number depends on who runs beside.
-    Weights that change keep the keys and values of running completions. Stop texts need `decode_text` (tokens to text).
+    A step adds one token to each of at most `num_slots` requests. Each request has its own pass, so its numbers do not depend
+    on other requests. When weights change, running completions keep their keys and values. Stop texts need `decode_text`.
     """
 
     immediate = False
@@ -90,7 +90,7 @@ class HfEngine:
         return torch.log_softmax(logits, dim=-1).gather(1, row[0, len(prompt) :, None])[:, 0].cpu()
 
     def close(self) -> None:
-        """Nothing is held outside this process."""
+        """Drop all requests. The engine holds nothing outside this process."""
         self.abort([c.id for c in (*self._waiting, *self._running)])
 
     # --------------------------------------------------------------------------------------------------------- decode
@@ -110,7 +110,7 @@ class HfEngine:
         return replies
 
     def _admit(self) -> None:
-        """Waiting requests take free slots, oldest first; one for an exact version waits until that is loaded."""
+        """Start waiting requests in free slots, oldest first. A request for an exact version waits until it is loaded."""
         free = self.num_slots - len(self._running)
         ready = [c for c in self._waiting if c.request.version in (-1, self.version)][:free]
         taken = {c.id for c in ready}
@@ -131,7 +131,7 @@ class HfEngine:
         completion.append(token, logprob=logprob, sampling_logprob=sampling_logprob, version=self.version)
 
     def _forward(self, completion: Completion) -> Tensor:
-        """Logits `[vocabulary]` of the next token. The first pass sees the prompt, each later one the newest token."""
+        """Logits `[vocabulary]` of the next token. The first pass reads the prompt, each later pass the newest token."""
         if completion.id not in self._rows:
             self._rows[completion.id] = RowCache(self.model)
         row = self._rows[completion.id]
@@ -140,7 +140,7 @@ class HfEngine:
 
     # ------------------------------------------------------------------------------------------------------ parameters
     def load_params(self, params: ParamSet) -> None:
-        """Use `params` from the next `step` on. A request that asked for an exact version must have ended before."""
+        """Use `params` from the next `step` on. Requests for an exact other version must have ended before."""
         held = [c.id for c in self._running if c.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
@@ -148,7 +148,7 @@ class HfEngine:
         if plain:
             self._merged.reset()
             bind = params.shared and self._same_kind(params)
-            if self._shared and not bind:
+            if self._shared and not bind:  # the parameters are the learner's memory: copy them before they are overwritten
                 load_model_params(self.model, {n: p.clone() for n, p in model_params(self.model).items()}, bind=True)
             load_model_params(self.model, plain, bind=bind)
             self._shared = bind
@@ -156,7 +156,7 @@ class HfEngine:
         self.version = params.version
 
     def _same_kind(self, params: ParamSet) -> bool:
-        """Whether the learner's tensors can be used as they are: this engine's precision, on its device."""
+        """Whether the learner's tensors have this engine's precision and device, so that the engine can use them in place."""
         own, given = next(iter(self.model.parameters())), next(iter(params.params.values()))
         return (given.dtype, given.device) == (own.dtype, own.device)
 
@@ -180,7 +180,7 @@ class HfEngine:
 
 
 def truncate(logp: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Log-probabilities `[vocabulary]` of what may be sampled: `-inf` outside of the limits, normalised inside."""
+    """Log-probabilities `[vocabulary]` after truncation: `-inf` for tokens outside of the limits, normalised over the rest."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     limits = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
@@ -193,14 +193,14 @@ def truncate(logp: Tensor, sampling: SamplingConfig) -> Tensor:
 
 
 def draw(logp: Tensor, uniform: float) -> int:
-    """The token at `uniform` of the cumulative distribution, in float64: the rule of every engine."""
+    """The token at `uniform` of the cumulative distribution, in float64. Every engine draws by this rule."""
     cdf = logp.double().exp().cumsum(dim=-1)
     index = int(torch.searchsorted(cdf, cdf[-1] * uniform, right=True))
-    last = int(torch.nonzero(logp > -torch.inf)[-1])
+    last = int(torch.nonzero(logp > -torch.inf)[-1])  # by rounding, `index` could lie behind the last possible token
     return min(index, last)
 
 
 def _uniform(completion: Completion) -> float:
-    """The number for the next token, of the request's own stream: one a token that may come."""
+    """The uniform number for the next token, from the request's own stream, which has one number for each possible token."""
     stream = np.random.Generator(np.random.Philox(key=completion.seed)).random(completion.max_tokens)
     return float(stream[len(completion.tokens)])

@@ -20,8 +20,11 @@ from runnel.core.memory import memory_for
 from runnel.core.state import State
 from runnel.kernels.graphs import CudaGraphed
 from runnel.llm.engines.requests import (
+    MAX_STOPS,
     Decode,
     LogitsHook,
+    Running,
+    SlotRows,
     check_requests,
     check_row,
     check_sizes,
@@ -30,7 +33,6 @@ from runnel.llm.engines.requests import (
     request_of,
 )
 from runnel.llm.engines.runners import DecoderRunner, PromptChunk, make_runner
-from runnel.llm.engines.slots import MAX_STOPS, Running, SlotRows
 from runnel.llm.engines.stops import completes, end_ids_of
 from runnel.llm.model.causal_lm import load_model_params
 from runnel.llm.model.logprobs import draw_within

@@ -1,12 +1,17 @@
-"""What engines are asked and what they answer: the rows of requests and replies, the same for every engine.
+"""Requests of an engine: their rows and those of replies, and their state while the engine decodes them.
 
-A request carries everything that its answer depends on (tokens, seed, sampling), so any engine of a run can serve it.
+A request holds everything that its reply depends on (tokens, seed, sampling), so any engine of a run can serve it.
+
+While it is decoded, its state is in tensors on the model's device (`SlotRows`), so that decoding never waits for the CPU.
+Running completions fill the rows `0 ... num_running - 1`. When a row ends, the last row moves into its place. Row i owns slot i
+of the cache. A decode step reads and writes only these tensors. The CPU reads them when it checks which rows have ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -18,16 +23,22 @@ from runnel.core.contracts.inference import Inferencer, Reply, Request
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.state import State
+from runnel.kernels.lm.numba.loops import loops
 from runnel.llm.model.causal_lm import num_positions
+from runnel.llm.model.logprobs import draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MAX_STOPS = 16
+"""The most tokens that may end a row: the model's, and those of its request."""
+NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
+
 Decode = Callable[[Sequence[int]], str]
-"""Tokens to text: needed for stop texts alone."""
+"""Tokens to text: needed only for stop texts."""
 LogitsHook = Callable[[Tensor, Sequence[Request]], Tensor]
-"""`hook(logits [n, vocabulary], requests) -> logits`: changes what may be sampled next. Log-probabilities stay those of the
-model; `sampling_logprob` tells what was sampled from."""
+"""`hook(logits [n, vocabulary], requests) -> logits`: changes the distribution of the next token. `logprob` stays that of the
+model; `sampling_logprob` is that of the changed distribution."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class SamplingConfig:
     """How the next token is drawn."""
 
     temperature: float = bounded(1.0, at_least=0)
-    """Divides the logits; 0 takes the likeliest token."""
+    """Divides the logits; 0 always chooses the likeliest token."""
     top_k: int = bounded(0, at_least=0)
     """Only the k likeliest tokens; 0 is all."""
     top_p: float = bounded(1.0, above=0, at_most=1)
@@ -59,8 +70,8 @@ class SamplingConfig:
 
 
 def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling: SamplingConfig | None = None) -> Batch:
-    """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; where they are set `top_k`, `top_p`,
-    `min_p` `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte behind each text)."""
+    """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; and, if set, `top_k`, `top_p`, `min_p`
+    `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte after each text)."""
     s = sampling or SamplingConfig()
     rows = Batch(
         tokens=torch.tensor(tokens, dtype=torch.int64),
@@ -82,21 +93,29 @@ def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling:
 
 
 def sampling_of(rows: Batch) -> SamplingConfig:
-    """The sampling that `request_rows` put into `rows`.
+    """The inverse of `request_rows`: the sampling settings in `rows`.
 
     >>> sampling = SamplingConfig(temperature=0.5, top_k=3, stop=("END",))
     >>> sampling_of(request_rows([1], seed=0, max_tokens=1, sampling=sampling)) == sampling
     True
     """
     texts = bytes(rows["stop_text"].tolist()).split(b"\0")[:-1] if "stop_text" in rows else []
-    return SamplingConfig(
-        temperature=float(rows["temperature"]),
-        top_k=int(rows["top_k"]) if "top_k" in rows else 0,
-        top_p=float(rows["top_p"]) if "top_p" in rows else 1.0,
-        min_p=float(rows["min_p"]) if "min_p" in rows else 0.0,
-        stop=tuple(t.decode() for t in texts),
-        stop_tokens=tuple(rows["stop_tokens"].tolist()) if "stop_tokens" in rows else (),
+    return _sampling(
+        float(rows["temperature"]),
+        int(rows["top_k"]) if "top_k" in rows else 0,
+        float(rows["top_p"]) if "top_p" in rows else 1.0,
+        float(rows["min_p"]) if "min_p" in rows else 0.0,
+        tuple(t.decode() for t in texts),
+        tuple(rows["stop_tokens"].tolist()) if "stop_tokens" in rows else (),
     )
+
+
+# nearly all requests of a run sample alike: the bounds of one such config are checked once, and not at every request
+@lru_cache(maxsize=64)
+def _sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, stop: tuple[str, ...], stop_tokens: tuple[int, ...]
+) -> SamplingConfig:
+    return SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop, stop_tokens=stop_tokens)
 
 
 def make_request(
@@ -122,8 +141,9 @@ def reply_rows(
 ) -> Batch:
     """The rows of a reply: `tokens`, `logprob`, `policy_version` `[m]` and `terminated [1]`.
 
-    `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks; where those are on,
-    `sampling_logprob [m]` is what the tokens were drawn from. `terminated`: ended by eos, a stop token or a stop text.
+    `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks. With either of them,
+    `sampling_logprob [m]` is in the distribution from which the tokens were drawn. `terminated`: ended by eos, a stop token or
+    a stop text.
     """
     rows = Batch(
         tokens=torch.as_tensor(tokens, dtype=torch.int64),
@@ -140,27 +160,27 @@ class Engine(Inferencer, Protocol):
     """An inferencer that completes tokens (`testing.check_engine` is its contract)."""
 
     max_length: int
-    """Most tokens of a prompt and its completion."""
+    """The most tokens of a prompt with its completion."""
     num_tokens: int
-    """Tokens made since the start."""
+    """Tokens generated since the start."""
 
     def pause(self) -> None:
-        """`step` does nothing until `resume`; what is running stays."""
+        """`step` does nothing until `resume`. Running requests stay."""
         ...
 
     def resume(self) -> None: ...
 
     def so_far(self, id: int) -> list[int]:
-        """The tokens that request `id`, still running, has got until now: streaming."""
+        """The tokens so far of the running request `id`, for streaming."""
         ...
 
     def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probabilities at temperature 1 of `tokens` behind `prompt`, by the loaded weights; what is running goes on as if
-        never asked. `[n], [m] int64 -> [m] float32`, on the host."""
+        """Log-probabilities at temperature 1 of `tokens` after `prompt`, by the loaded weights. It does not affect running
+        requests. `[n], [m] int64 -> [m] float32`, on the CPU."""
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds outside this process."""
+        """Release what the engine holds outside this process."""
         ...
 
 
@@ -174,7 +194,7 @@ def check_sizes(model: PreTrainedModel, *, num_slots: int, max_length: int) -> N
 
 
 def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:
-    """Raise a `DataError` for what can never be answered, before any of it is taken."""
+    """Raise a `DataError` if a request can never be answered, before any of `requests` is accepted."""
     for request in requests:
         n, m = request.rows["tokens"].shape[0], int(request.rows["max_tokens"])
         if n == 0 or m < 1 or n + m > max_length:
@@ -187,7 +207,7 @@ def check_requests(requests: Sequence[Request], max_length: int, decode: Decode 
 
 
 def check_row(prompt: Tensor, tokens: Tensor, max_length: int) -> None:
-    """Raise a `DataError` for a row whose log-probabilities an engine cannot tell."""
+    """Raise a `DataError` if an engine cannot compute the log-probabilities of a row."""
     n, m = len(prompt), len(tokens)
     if n == 0 or m == 0 or n + m > max_length:
         raise DataError(f"a prompt of {n} tokens and {m} behind it: both must be at least 1, their sum at most {max_length}")
@@ -224,3 +244,147 @@ def stream(engine: Engine, request: Request) -> Iterator[list[int]]:
             shown = len(tokens)
         if done:
             return
+
+
+# ------------------------------------------------------------------------------------------------------- while decoding
+class SlotRows:
+    """The state of every row. `last`: newest token, not in the cache yet; `position`: its position; `count`: tokens made;
+    `left`: how many more may follow; `active`: 1 while running; `sane`: 0 after a log-probability that is not finite."""
+
+    def __init__(self, num_rows: int, max_new: int, *, device: torch.device) -> None:
+        self._ints = torch.zeros((len(NUMBERS), num_rows), dtype=torch.int64, device=device)
+        self.last, self.position, self.count, self.left, self.active, self.sane, self.top_k = self._ints.unbind(0)
+        self._floats = torch.ones((3, num_rows), dtype=torch.float32, device=device)
+        self.heat, self.top_p, self.min_p = self._floats.unbind(0)
+        self.stops = torch.full((num_rows, MAX_STOPS), -1, dtype=torch.int64, device=device)
+        self.uniforms = torch.zeros((num_rows, max_new), dtype=torch.float64, device=device)
+        self.tokens = torch.zeros((num_rows, max_new), dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros((num_rows, max_new), dtype=torch.float32, device=device)
+        self.drawn = torch.zeros((num_rows, max_new), dtype=torch.float32, device=device)
+        self._last_column = max_new - 1
+
+    def draw(self, logits: Tensor, rows: Tensor) -> None:
+        """Draw a token for each of `rows` from the whole distribution, and `record` it. `[n, V], [n]`"""
+        if loops(logits):
+            from runnel.kernels.lm.numba import token_loops
+
+            made = (self.tokens, self.logprobs)
+            given = (rows, logits, self.heat, self.uniforms, self._ints, self.stops, made)
+            token_loops.advance(*given)  # type: ignore[no-untyped-call]
+            return
+        self.record(rows, *draw(logits, heat=self.heat[rows], uniform=self.uniform(rows)), None)
+
+    def uniform(self, rows: Tensor) -> Tensor:
+        """The uniform number for the next token of each of `rows`. `[n] -> [n]`"""
+        return self.uniforms[rows, self.count[rows].clamp(max=self._last_column)]
+
+    def record(self, rows: Tensor, token: Tensor, logprob: Tensor, drawn: Tensor | None) -> None:
+        """Append a token to each of `rows` that is active, and end rows that are complete. All on the device."""
+        if loops(logprob):
+            from runnel.kernels.lm.numba import token_loops
+
+            made = (self.tokens, self.logprobs, self.drawn)
+            token_loops.record(rows, token, logprob, drawn, self._ints, self.stops, made)  # type: ignore[no-untyped-call]
+            return
+        _, position, count, left, active, sane, _ = self._ints[:, rows].unbind(0)
+        live, at = active > 0, count.clamp(max=self._last_column)
+        self.tokens[rows, at] = torch.where(live, token, self.tokens[rows, at])
+        self.logprobs[rows, at] = torch.where(live, logprob, self.logprobs[rows, at])
+        if drawn is not None:
+            self.drawn[rows, at] = torch.where(live, drawn, self.drawn[rows, at])
+        self.last[rows] = torch.where(live, token, self.last[rows])
+        sane = sane * torch.where(live, torch.isfinite(logprob), True)
+        # `left` counts this token still: a row goes on if more than this one (1 while active) may come
+        going = (self.stops[rows] != token[:, None]).all(dim=1) & (left > active)
+        self._ints[1:6, rows] = torch.stack((position + active, count + active, left - active, active * going, sane))
+
+    def put(self, rows: Sequence[Running]) -> None:
+        """Write the state of completions into their rows. The rows run after `start`."""
+        where = torch.tensor([r.row for r in rows], device=self._ints.device)
+        ints = [[r.last, r.length - 1, r.made, r.max_tokens - r.made, 0, 1, r.sampling.top_k] for r in rows]
+        self._ints[:, where] = torch.tensor(ints, device=where.device).t()
+        floats = [[r.sampling.temperature, r.sampling.top_p, r.sampling.min_p] for r in rows]
+        self._floats[:, where] = torch.tensor(floats, device=where.device).t()
+        stops = [[*r.stops, *[-1] * (MAX_STOPS - len(r.stops))] for r in rows]
+        self.stops[where] = torch.tensor(stops, device=where.device)
+        widest = max(r.max_tokens for r in rows)
+        uniforms = np.zeros((len(rows), widest))
+        for i, r in enumerate(rows):
+            uniforms[i, : r.max_tokens] = r.uniforms
+        self.uniforms[where, :widest] = torch.from_numpy(uniforms).to(where.device)
+
+    def start(self, rows: Sequence[Running]) -> Tensor:
+        """Let rows run from now on. Returns their indices `[n]`."""
+        where = torch.tensor([r.row for r in rows], device=self._ints.device)
+        self.active[where] = 1
+        return where
+
+    def seen(self, n: int) -> Tensor:
+        """A CPU copy of last, count, active and sane of the rows `0 ... n - 1`. `[n, 4]`"""
+        return self._ints[[0, 2, 4, 5], :n].t().cpu()
+
+    def quiet(self, n: int) -> bool:
+        """Whether none of the rows `0 ... n - 1` has ended or is broken. Always False on a GPU, where reading it would wait."""
+        return self._ints.is_cpu and bool(self._ints[4:6, :n].all())
+
+    def put_made(self, row: Running, tokens: Tensor, logprobs: Tensor, drawn: Tensor) -> None:
+        """Write the tokens that a restored row had made before the snapshot."""
+        self.tokens[row.row, : row.made] = tokens.to(self.tokens.device)
+        self.logprobs[row.row, : row.made] = logprobs.to(self.logprobs.device)
+        self.drawn[row.row, : row.made] = drawn.to(self.drawn.device)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move the rows `sources` to the rows `targets`."""
+        a, b = list(sources), list(targets)
+        self._ints[:, b], self._floats[:, b] = self._ints[:, a], self._floats[:, a]
+        for part in (self.stops, self.uniforms, self.tokens, self.logprobs, self.drawn):
+            part[b] = part[a]
+
+
+@dataclass(eq=False)
+class Running:
+    """A running completion, as the CPU knows it."""
+
+    request: Request
+    sampling: SamplingConfig
+    prompt: Tensor
+    max_tokens: int
+    stops: tuple[int, ...]
+    uniforms: np.ndarray
+    """One number in [0, 1) for each possible token, from the request's own seed."""
+    num_prompt: int
+    """Tokens of the prompt."""
+    row: int = -1
+    made: int = 0
+    """Tokens made at the last check."""
+    last: int = 0
+    """Newest token at the last check."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """(first token, version): this version made the tokens from that one on, up to the next span."""
+
+    @staticmethod
+    def of(request: Request, *, end_ids: Sequence[int]) -> Running:
+        rows = request.rows
+        limit, sampling = int(rows["max_tokens"]), sampling_of(rows)
+        uniforms = np.random.Generator(np.random.Philox(key=int(rows["seed"]))).random(limit)
+        stops = tuple(dict.fromkeys((*end_ids, *sampling.stop_tokens)))
+        return Running(request, sampling, rows["tokens"], limit, stops, uniforms, len(rows["tokens"]))
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return self.num_prompt + self.made
+
+    def versions(self, count: int) -> Tensor:
+        """The version of each of the first `count` tokens. `[count]`"""
+        out = torch.empty(count, dtype=torch.int64)
+        for start, version in self.spans:
+            out[start:] = version
+        return out
+
+    def mark(self, version: int) -> None:
+        """Note that `version` makes the tokens from now on."""
+        if self.spans and self.spans[-1][0] == self.made:
+            self.spans.pop()
+        if not self.spans or self.spans[-1][1] != version:
+            self.spans.append((self.made, version))

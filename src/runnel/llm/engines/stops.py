@@ -1,4 +1,4 @@
-"""Where a completion ends: the tokens that end one, and stop texts, by one rule for every engine."""
+"""Where a completion ends: end tokens and stop texts, by one rule for every engine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from runnel.llm.engines.requests import Decode
 
 SLACK = 8
-"""Characters at the start of a window that may read otherwise there than in the whole text: some decoders take away a space."""
+"""Characters at the start of a window that may differ from those in the whole text: some decoders remove a space there."""
 LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 def end_ids_of(eos_id: int | Sequence[int]) -> tuple[int, ...]:
-    """The tokens that end a completion, each once, from one or several.
+    """The tokens that end a completion, without duplicates, from one token or several.
 
     >>> end_ids_of(2), end_ids_of([2, 7, 2])
     ((2,), (2, 7))
@@ -23,10 +23,10 @@ def end_ids_of(eos_id: int | Sequence[int]) -> tuple[int, ...]:
 def completes(tokens: Sequence[int], stop: Sequence[str], decode: Decode) -> bool:
     """Whether the newest of `tokens` completes one of the texts `stop`, given that no earlier one did.
 
-    The answer is that of a search in the text of all tokens, but only the end of it is decoded. A token may be many characters,
-    a part of one, or none at all, so the window grows until what lies before the newest token is long enough to hold a stop
-    text. Bytes that are no character (yet) do not count: where the window cuts one, its neighbours may be unreadable too;
-    and where it cuts some away, readable that are not. So what it finds is looked for in the whole text, once.
+    The result equals that of a search in the text of all tokens, but most calls decode only a window of the last tokens. A
+    token may be many characters, a part of one, or none, so the window grows until the text before its newest token is long
+    enough to hold a stop text. Bytes that are not a character (yet) do not count towards that length. A window that begins
+    inside of a character can be decoded wrongly, so a match is confirmed in the whole text.
     """
     if not stop:
         return False

@@ -1,8 +1,8 @@
-"""The `vllm` engine: vLLM behind the contract of every engine, for those who outgrow one process.
+"""The `vllm` engine: vLLM behind the contract of every engine, for runs that outgrow one process.
 
-vLLM runs in a child process in an interpreter of its own (it pins its own torch). This side keeps the books: requests, tokens,
-versions, stops. It consumes requests and produces completions; a step is one step of vLLM's scheduler, and waits for it with a
-deadline. Nobody else is waited for.
+vLLM runs in a child process with its own interpreter, because vLLM pins its own version of torch. This side keeps the state of
+requests: tokens, versions, stops. It consumes requests and produces completions. A step is one step of vLLM's scheduler; it
+waits for the child with a deadline, and for nothing else.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 FORCED: Message = {"seed": 0, "skip": 0, "max_tokens": 1, "heat": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""How a token is drawn that is not drawn at all."""
+"""Sampling settings for a forced token, which is not drawn; the child needs them in every order."""
 MAX_TRIES = 3
-"""How often weights are sent before a wrong checksum is an error."""
+"""How often weights are sent before a wrong checksum becomes an error."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class VllmConfig:
     )
 
     python: str = ""
-    """Interpreter that has vLLM; empty takes RUNNEL_VLLM_PYTHON, else this one."""
+    """Interpreter that has vLLM; empty uses RUNNEL_VLLM_PYTHON, else this one."""
     threads: int = bounded(0, at_least=0)
     """Threads of vLLM on a CPU; 0 leaves it to vLLM."""
     cpu_cache_gib: int = bounded(1, at_least=1)
@@ -70,10 +70,11 @@ class VllmEngine:
     """Completes tokens with vLLM; `folder` is a Hugging Face model folder. `precision`: auto is float32 on CPUs, else bfloat16.
 
     The child starts at once, and the first `load_params` or `step` waits until it is ready. `load_params` copies the weights
-    into shared memory with a checksum that the child verifies (a wrong one is refused, counted in `num_refused`, and sent
-    again), and vLLM takes them in place. Running completions are then given to vLLM again with their tokens so far: their keys
-    and values are computed anew, and their random numbers go on. A snapshot restores in the same way. A version of adapters is
-    merged on this side into the model of `make_model`, and sent whole.
+    into shared memory with a checksum. The child verifies it: on a wrong checksum it refuses the weights, which is counted in
+    `num_refused`, and they are sent again. vLLM copies verified weights into its model in place. Running completions are then
+    sent to vLLM again with their tokens so far: vLLM computes their keys and values again, and their random numbers continue.
+    A snapshot is restored in the same way. Adapters are merged on this side into the model of `make_model`, and the whole model
+    is sent.
     """
 
     immediate = False
@@ -160,7 +161,7 @@ class VllmEngine:
         return replies
 
     def _admit(self) -> None:
-        """Waiting requests go to vLLM, oldest first; one for an exact version waits until that is loaded."""
+        """Send waiting requests to vLLM, oldest first. A request for an exact version waits until it is loaded."""
         free = self.num_slots - len(self._running)
         ready = [c for c in self._waiting if c.request.version in (-1, self.version)][:free]
         taken = {c.id for c in ready}
@@ -169,7 +170,7 @@ class VllmEngine:
             self._give(completion)
 
     def _give(self, completion: Completion) -> None:
-        """Hand a completion to vLLM, under a name that it has not seen, at the next step."""
+        """Send a completion to vLLM at the next step, under a new key, because vLLM may still know the old one."""
         self._num_keys += 1
         key = f"{completion.id}.{self._num_keys}"
         self._running[key] = completion
@@ -193,9 +194,9 @@ class VllmEngine:
         }
 
     def _take(self, key: str, token: int, logprob: float, sampling_logprob: float) -> Reply | None:
-        """One more token of a completion; its reply if that was the last one."""
+        """Add a token to a completion. Return its reply if that was the last token."""
         completion = self._running.get(key)
-        if completion is None:
+        if completion is None:  # aborted since
             return None
         if logprob <= NOT_FINITE / 2:
             raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
@@ -209,16 +210,17 @@ class VllmEngine:
         return completion.reply(terminated=terminated, truncates=completion.sampling.truncates)
 
     def _drop(self, keys: Sequence[str]) -> None:
-        """Completions that vLLM need not go on with; it hears of those that it knows."""
+        """Forget completions. The next step tells vLLM to abort those that it is still working on."""
         for key in keys:
             completion = self._running.pop(key)
             if key in self._new:
                 self._new.remove(key)
-            elif len(completion.tokens) < completion.max_tokens:
+            elif len(completion.tokens) < completion.max_tokens:  # vLLM ends a full completion itself
                 self._gone.append(key)
 
     def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
-        """A request for one forced token behind each beginning of the row; running completions are given to vLLM again."""
+        """Log-probabilities of `tokens` after `prompt`, by one request with a forced token for each of them. Running
+        completions are dropped and sent to vLLM again."""
         check_row(prompt, tokens, self.max_length)
         running = list(self._running.values())
         self._drop(list(self._running))
@@ -236,7 +238,7 @@ class VllmEngine:
 
     # ------------------------------------------------------------------------------------------------------ parameters
     def load_params(self, params: ParamSet) -> None:
-        """Use `params` from the next `step` on. A request that asked for an exact version must have ended before."""
+        """Use `params` from the next `step` on. Requests for an exact other version must have ended before."""
         held = [c.id for c in self._running.values() if c.request.version not in (-1, params.version)]
         if held:
             raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
@@ -250,7 +252,7 @@ class VllmEngine:
             self._give(completion)
 
     def _whole(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """All plain parameters of a version."""
+        """All plain parameters of a version, with adapters merged."""
         plain, adapters = Adapters.split(params)
         if adapters is None:
             return plain
@@ -261,7 +263,7 @@ class VllmEngine:
         return merged_params(self._model, adapters, plain)
 
     def _send(self, params: ParamSet) -> None:
-        """Weights to the child, which must hold nothing that depends on the old ones by then."""
+        """Send weights to the child. Its requests are aborted first: their keys and values depend on the old weights."""
         if self._gone:
             self.process.ask({"op": "step", "add": [], "abort": self._gone})
             self._gone = []
@@ -282,7 +284,7 @@ class VllmEngine:
 
     # ----------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
-        """Requests and what was made of them. Keys and values stay behind: they are computed again."""
+        """Requests and their tokens so far. Keys and values are not part of it: they are computed again."""
         return {
             "version": self.version,
             "paused": self.paused,
@@ -301,7 +303,7 @@ class VllmEngine:
 
 
 def _parameter_shapes(folder: str | Path, max_length: int) -> dict[str, list[int]]:
-    """Names and shapes of what a learner publishes for the model of `folder`, without its weights."""
+    """Names and shapes of the parameters that a learner publishes for the model of `folder`. It does not load the weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (Path(folder) / "config.json").is_file():

@@ -1,7 +1,8 @@
-"""A vLLM process, started and stopped by its engine: messages with deadlines, weights through shared memory.
+"""A vLLM child process, started and stopped by its engine: messages with deadlines, weights through shared memory.
 
-The process dies with this one (the kernel sees to it, and its socket closes), `close` ends it at once, and whatever goes wrong
-is told with the last lines that it wrote. It is bound to the thread that starts it: start it from one that lasts.
+The child ends when this process ends: the kernel sends it a signal, and its socket closes. `close` ends it at once. Errors
+include the last lines that it wrote. The kernel's signal also comes when the thread ends that started the child, so start it
+from a thread that lasts.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ NAME = "vllm"
 TAIL_LINES = 20
 LOG_BYTES = 20_000
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes of a process that somebody killed: a person, or the kernel for want of memory."""
+"""Exit codes of a process that was killed from outside: by a person, or by the kernel when memory runs out."""
 CHATTER = re.compile(r"^\s*$|\bINFO\b|\bWARNING\b|\bit/s\]|Loading safetensors")
-"""Lines that vLLM writes whether it is well or not."""
+"""Lines that vLLM writes in healthy runs too: error messages leave them out."""
 ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*")
 CAUSES = (
     (
@@ -52,14 +53,14 @@ CAUSES = (
         "if memory ran out, change engine.vllm.cpu_cache_gib (on a CPU) or engine.vllm.memory_share (on a GPU)",
     ),
 )
-"""What vLLM's errors mean, and what to do about them."""
+"""Known errors of vLLM, each with its meaning and what to change."""
 STOP_S = 5.0
 LOOK_S = 1.0
 ALIGN = 64
 
 
 class VllmProcess:
-    """One child. `ask` sends a message and waits for its answer; the first one also waits for vLLM to be ready."""
+    """One child process. `ask` sends a message and waits for the reply; the first call also waits until vLLM is ready."""
 
     def __init__(self, orders: Message, *, python: str, threads: int, start_timeout_s: float, timeout_s: float) -> None:
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
@@ -72,7 +73,7 @@ class VllmProcess:
             orders = {**orders, "parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory_fd}
             self._python = find_python(python)
             self._child = self._spawn(orders, threads)
-        ours.settimeout(timeout_s)  # of sending: a child that does not read for so long does not answer either
+        ours.settimeout(timeout_s)  # limits sending: a child that stops reading must not block this process
         self._line = MessageSocket(ours)
         self._finalizer = weakref.finalize(self, _end, self._child, self._line, self._memory_fd)
 
@@ -95,12 +96,12 @@ class VllmProcess:
 
     # -------------------------------------------------------------------------------------------------------- messages
     def ask(self, message: Message) -> Message:
-        """The answer to `message`; a `WorkerFailure` if the child dies or does not answer in time."""
+        """Send `message` and return the reply. Raises a `WorkerFailure` if the child dies or does not reply in time."""
         self.wait_ready()
         return self._exchange(message, self._timeout_s, "engine.vllm.timeout_s")
 
     def wait_ready(self) -> None:
-        """Return when vLLM can take requests."""
+        """Wait until vLLM is ready for requests."""
         if self._ready:
             return
         left = self._began + self._start_timeout_s - time.monotonic()
@@ -120,12 +121,12 @@ class VllmProcess:
             code = self._exit_code()
             raise self._failure(how_it_ended(code, self.wrote()), lost=self._ready or code in FROM_OUTSIDE, code=code)
         if "error" in answer:
-            self._exit_code()  # what it still writes belongs to the account of it
+            self._exit_code()  # wait for the exit: the lines that it writes until then are part of the message
             raise self._failure(f"failed with {answer['error']}", lost=False)
         return answer
 
     def _await(self, timeout_s: float) -> Message | None:
-        """Wait for an answer; None if the child is gone. The wait has a deadline of its own, so this process does not hang."""
+        """Wait for a reply; None if the child has ended. The wait has its own deadline, so this process cannot hang."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
@@ -141,23 +142,23 @@ class VllmProcess:
         return self._child.code
 
     def _failure(self, what: str, *, lost: bool, code: int | None = None) -> RunnelError:
-        """`lost`: it is gone without a word of what was wrong, so that another one may do better."""
+        """The error for a child that failed. `lost`: it ended without naming a cause, so a new child may succeed."""
         wrote = self.wrote()
         self.close()
         if "No module named 'vllm'" in wrote:
             fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/guides/engines.md)"
             return ConfigError("engine.vllm.python", self._python, fix)
-        lines = "" if code in FROM_OUTSIDE else worth_reading(wrote)  # it did not see that coming
+        lines = "" if code in FROM_OUTSIDE else worth_reading(wrote)  # no line of the log explains a kill
         told = f"{what.rstrip('.')}{explained(what)}" + (f"\nIts last lines:\n{lines}" if lines else "")
         return EngineLost(NAME, told) if lost else WorkerFailure(NAME, told)
 
     def wrote(self) -> str:
-        """The end of what the child wrote."""
+        """The last part of the child's output."""
         return last_text(self._log, LOG_BYTES)
 
     # --------------------------------------------------------------------------------------------------------- weights
     def write(self, params: Mapping[str, Tensor]) -> Message:
-        """Put `params` where the child can read them; what to tell it about them."""
+        """Copy `params` into shared memory. Returns the message that describes them: manifest, size and checksum."""
         manifest, size = _layout(params)
         if self._memory is None or len(self._memory) < size:
             os.ftruncate(self._memory_fd, size)
@@ -169,12 +170,12 @@ class VllmProcess:
 
     # ------------------------------------------------------------------------------------------------------------- end
     def close(self) -> None:
-        """End the child, now; what it held is free when this returns."""
+        """End the child at once. Its resources are free when this returns."""
         self._finalizer()
 
 
 def how_it_ended(code: int | None, wrote: str) -> str:
-    """How a child that said nothing has ended, in words; with the last error that it wrote, if it ended by itself.
+    """How a child that sent no error has ended, in words. If it ended by itself, with the last error that it wrote.
 
     >>> how_it_ended(-11, "")
     'was killed by signal SIGSEGV'
@@ -190,18 +191,18 @@ def how_it_ended(code: int | None, wrote: str) -> str:
 
 
 def explained(what: str) -> str:
-    """What a known error means, and the fix; empty for others."""
+    """The meaning of a known error and its fix; empty for other errors."""
     found = next(((match, text) for known, text in CAUSES if (match := known.search(what))), None)
     return "" if found is None else f": {found[1].format(*found[0].groups())}"
 
 
 def worth_reading(wrote: str) -> str:
-    """The last lines of `wrote` that say something."""
+    """The last lines of `wrote` without `CHATTER`."""
     return "\n".join([line for line in wrote.splitlines() if not CHATTER.search(line)][-TAIL_LINES:])
 
 
 def find_python(given: str) -> str:
-    """The interpreter that has vLLM: as given, else of the environment, else this one."""
+    """The interpreter that has vLLM: `given`, else the one in the environment variable, else this one."""
     python = given or os.environ.get(PYTHON, "") or sys.executable
     if not Path(python).is_file():
         raise ConfigError(
@@ -211,7 +212,7 @@ def find_python(given: str) -> str:
 
 
 def _layout(params: Mapping[str, Tensor]) -> tuple[list[list[Any]], int]:
-    """`[name, dtype, shape, offset]` of each, and the size of all."""
+    """`[name, dtype, shape, offset]` of each parameter, and the size of all in bytes."""
     manifest, size = [], 0
     for name, value in params.items():
         manifest.append([name, str(value.dtype).removeprefix("torch."), list(value.shape), size])
@@ -220,7 +221,7 @@ def _layout(params: Mapping[str, Tensor]) -> tuple[list[list[Any]], int]:
 
 
 def _anonymous_file() -> int:
-    """Memory without a name: however both processes end, the kernel takes it back."""
+    """Memory without a name, which the kernel frees when both processes have ended, whatever the cause."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("runnel-weights")
     with tempfile.TemporaryFile() as file:
@@ -228,7 +229,7 @@ def _anonymous_file() -> int:
 
 
 def _end(child: ChildProgram, line: MessageSocket, memory_fd: int) -> None:
-    """The socket closes, which ends the child's loop; its whole session is killed, so nothing that it started stays."""
+    """Close the socket, which ends the child's loop, then kill its session with all processes that it started."""
     line.close()
     os.close(memory_fd)
     child.end()

@@ -17,7 +17,7 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch, Segment
 from runnel.core.state import State
 from runnel.llm.model.causal_lm import ScalarModel
-from runnel.ops.ragged import row_index, row_sum, send
+from runnel.ops.credit import row_index, row_sum, send
 
 PER_ROW = ("row_start", "row_length", "unit", "denominator/")
 """Fields of an annotated batch with one entry a row, by how their name starts."""

@@ -17,7 +17,7 @@ from runnel.core.records import Batch
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import MAX_TOKENS, ONCE, WeightCheck
 from runnel.llm.learning.batches import MicroBatch, Trained
-from runnel.ops.ragged import row_index, row_sum
+from runnel.ops.credit import row_index, row_sum
 
 
 class Drift:

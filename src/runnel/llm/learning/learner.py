@@ -35,7 +35,7 @@ from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePla
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.token_model import Precision, TokenModel
-from runnel.ops.ragged import row_index, row_sum
+from runnel.ops.credit import row_index, row_sum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

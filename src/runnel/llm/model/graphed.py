@@ -18,7 +18,7 @@ from runnel.kernels.graphs import recording
 from runnel.llm.model.attention import flash_rows
 from runnel.llm.model.blocks import Context, anchor, run
 from runnel.llm.model.decoder import Decoder, Recompute
-from runnel.ops.ragged import send
+from runnel.ops.credit import send
 
 
 class Shape(NamedTuple):

@@ -105,6 +105,8 @@ class TokenModel:
         self._make_graphs()
         place = torch.device("cpu") if self._leaves_device else self.device
         self._average = self._vector.to(place, torch.float32) if moves and precision == "bfloat16" else None
+        # the modules are walked over once: `params` is called at every publication, and only `data` of a parameter ever changes
+        self._parameters = dict(model.named_parameters())
         self._merged = MergedModel(model)
         self._loaded: Adapters | None = None
         if self._leaves_device:
@@ -252,7 +254,7 @@ class TokenModel:
     def params(self) -> Mapping[str, Tensor]:
         """Live weights of the passes, tied ones once. With adapters: those only, unless the base weights are `foreign`."""
         if self.adapters is None:
-            return model_params(self.model)
+            return {name: parameter.data for name, parameter in self._parameters.items()}
         return {**(plain_names(self.model) if self._foreign else {}), **self.adapters.params()}
 
     def masters(self) -> Mapping[str, Tensor]:
