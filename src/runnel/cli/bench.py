@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,6 +18,7 @@ from runnel.cli import train
 from runnel.cli.profiling import Bench, Parts, Window, machine_limits, split
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.envs.registry import is_tensor_env, make_source
 from runnel.envs.vector.measure import measure_backends
 from runnel.envs.vector.processes import num_cores
@@ -32,8 +32,8 @@ from runnel.track.sinks.config import SinksConfig
 
 ENDLESS = 1_000_000_000
 PROFILED_S, PROFILED_UPDATES = 0.3, (3, 50)
-"""Operators are counted over so many seconds of updates, at least and at most so many updates."""
-Result = dict[str, Any]
+"""Operators are measured for this many seconds of updates, and for at least and at most this many updates."""
+Result = JsonObject
 ABOUT = """Measure a recipe: steps and updates a second of a short run, after a warm-up.
 
 With --profile also where the time goes: by worker, stage and part of a stage, for each step and each update; the operators
@@ -81,8 +81,10 @@ def _config(name: str, flags: list[str]) -> RunConfig:
 
 
 def _backends(config: RunConfig) -> Result:
-    """What steps the environments of one actor fastest, alone on this machine. A run never measures: it takes what it is told,
-    or what `vector.backend=auto` stands for."""
+    """Find the back end that steps the environments of one actor fastest, alone on this machine.
+
+    A run never measures: it uses the back end in its config, or the one that `vector.backend=auto` means.
+    """
     if not isinstance(config, EnvConfig) or is_tensor_env(config.env):
         raise ConfigError("backends", True, "only environments of Gymnasium, Atari or EnvPool have back ends; leave it out")
     target, asked = wrapped_target(config.env, config.wrappers), replace(config.vector, backend="auto")
@@ -93,7 +95,7 @@ def _backends(config: RunConfig) -> Result:
 
 
 def _inproc(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
-    """In this process, so that workers can be taken apart."""
+    """Measure a run in this process, where the parts of workers can be timed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(config.placement.threads)
     try:
@@ -123,10 +125,10 @@ def _measure(recipe: str, run: Bench, args: argparse.Namespace) -> Result:
 
 
 def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
-    """A real run on its launcher; its workers report their stages and how much of the time they waited."""
+    """Measure a real run on its launcher. Its workers report their stages and the share of time that they waited."""
     state: dict[str, float] = {}
 
-    def look(row: Mapping[str, Any]) -> bool:
+    def look(row: JsonObject) -> bool:
         now = time.perf_counter()
         return now < state.setdefault("end", now + args.warmup + args.seconds)
 
@@ -155,7 +157,7 @@ def _processes(recipe: str, config: RunConfig, args: argparse.Namespace) -> Resu
 
 
 def show(result: Result, console: Console) -> None:
-    """The result as tables."""
+    """Print the result as tables."""
     console.print(f"{result['recipe']}: {_rates(result['rates'])}")
     if "backends" in result:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in result["settings"].items())
@@ -183,7 +185,7 @@ def _rates(rates: Mapping[str, float]) -> str:
     return ", ".join(f"{value} {name}/s" for name, value in shown.items())
 
 
-def _operators(rows: list[dict[str, Any]]) -> Table:
+def _operators(rows: list[JsonObject]) -> Table:
     table = Table("operator", title="operators of the update, by their own time", title_justify="left")
     for name in ("share", "us an update", "calls an update"):
         table.add_column(name, justify="right")

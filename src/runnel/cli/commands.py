@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from runnel.cli.trusting import add_trust
+from runnel.core.state import JsonObject
 from runnel.run import api
 from runnel.testing.envs import check_env
 
@@ -30,7 +30,7 @@ def record(args: list[str]) -> int:
     return 0
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> JsonObject:
     try:
         found = json.loads(text)
     except ValueError as error:

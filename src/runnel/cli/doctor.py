@@ -34,7 +34,7 @@ def doctor(args: list[str]) -> int:
 
 
 def _packages() -> bool:
-    """What runnel needs, then its extras; whether it has what it needs."""
+    """Print the requirements of runnel, then its extras; returns whether all requirements are met."""
     needed = parts_of()
     if not needed:
         _line("runnel", "is not installed as a package, so its needs are not known: pip install -e .", False)
@@ -54,7 +54,7 @@ def _lack(part: Extra) -> str:
 
 
 def _sandbox() -> None:
-    """What confines generated code here."""
+    """Print what confines generated code on this machine."""
     try:
         found = protection()
     except ConfigError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from runnel.cli.trusting import add_trust
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject, Settings
 from runnel.eval.tally import incomplete
 from runnel.report.collect import find_runs
 from runnel.run import api
@@ -38,7 +38,7 @@ def evaluate(args: list[str]) -> int:
     add_trust(parser)
     parsed = parser.parse_args(args)
     if parsed.seed < 0:
-        raise ConfigError("seed", parsed.seed, "use 0 or more: below lie the episodes of the run's own evaluations")
+        raise ConfigError("seed", parsed.seed, "use 0 or more: the run's own evaluations use the numbers below 0")
     if parsed.episodes < 1:
         raise ConfigError("episodes", parsed.episodes, "play at least one")
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}
@@ -56,8 +56,8 @@ def evaluate(args: list[str]) -> int:
     return 0
 
 
-def _check_samples(run: Path, chosen: Mapping[str, Any]) -> None:
-    """pass@k needs a language task, and as many samples as k."""
+def _check_samples(run: Path, chosen: Settings) -> None:
+    """Refuse pass@k for a run without a language task, and for a k above the number of samples."""
     if not chosen:
         return
     config = RunFolder.open(run).read_config()
@@ -69,7 +69,7 @@ def _check_samples(run: Path, chosen: Mapping[str, Any]) -> None:
         raise ConfigError("pass_k", ks, f"each k must be from 1 to the number of samples, {samples}; set --samples")
 
 
-def json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> JsonObject:
     """A JSON object on the command line."""
     found = json.loads(text)
     if not isinstance(found, dict):
@@ -77,8 +77,8 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def _other_env(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The environment that is asked for in place of the run's own; arguments of that one are not for another."""
+def _other_env(parsed: argparse.Namespace) -> JsonObject:
+    """The flags that replace the run's environment. A new environment does not get the old one's arguments."""
     asked = {"env": parsed.env, "env_kwargs": parsed.env_kwargs, "wrappers": parsed.env_wrapper}
     if parsed.env is not None and parsed.env_kwargs is None:
         asked["env_kwargs"] = {}
@@ -86,10 +86,10 @@ def _other_env(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure(
-    run: Path, parsed: argparse.Namespace, settings: dict[str, Any], elsewhere: dict[str, Any]
-) -> tuple[Row, Sequence[dict[str, Any]]]:
-    """Play, and leave the result in the run's folder, with what was not as usual."""
-    how: dict[str, Any] = {"episodes": parsed.episodes, "seed": parsed.seed, "best": parsed.best, "trust": parsed.trust}
+    run: Path, parsed: argparse.Namespace, settings: JsonObject, elsewhere: JsonObject
+) -> tuple[Row, Sequence[JsonObject]]:
+    """Play episodes, and write the result to the run's folder, with the flags that differ from the run's settings."""
+    how: JsonObject = {"episodes": parsed.episodes, "seed": parsed.seed, "best": parsed.best, "trust": parsed.trust}
     result = api.evaluate_run(run, settings=settings, **how)
     folder = RunFolder.open(run)
     best = BestParams(folder.best).best() if parsed.best else None
@@ -100,7 +100,7 @@ def _measure(
     return row, result.samples
 
 
-def _tell(run: Path, row: Row, samples: Sequence[dict[str, Any]], *, named: bool) -> None:
+def _tell(run: Path, row: Row, samples: Sequence[JsonObject], *, named: bool) -> None:
     if named:
         print(run)
     if row.get("best") or row.get("elsewhere"):

@@ -1,4 +1,4 @@
-"""What runnel needs and what its extras bring, read from the metadata of the installed packages, so that no list goes stale."""
+"""Requirements of runnel and of its extras, read from the metadata of installed packages, so no list can be outdated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN = "runnel"
 
 @dataclass(frozen=True)
 class Extra:
-    """A package that something needs: the version that is installed (empty: none), and whether that one will do."""
+    """A required package: its installed version (empty: none), and whether this version is good enough."""
 
     name: str
     version: str
@@ -28,7 +28,7 @@ class Extra:
 
 
 def extras_of(package: str = OWN) -> list[str]:
-    """The extras of an installed package, as it declares them; none of one that is not installed."""
+    """The extras that an installed package declares; empty if it is not installed."""
     try:
         return list(importlib.metadata.metadata(package).get_all("Provides-Extra") or [])
     except importlib.metadata.PackageNotFoundError:
@@ -36,8 +36,10 @@ def extras_of(package: str = OWN) -> list[str]:
 
 
 def parts_of(extra: str = "", *, package: str = OWN) -> list[Extra]:
-    """What `extra` of `package` brings, those of other packages' extras included (`gymnasium[mujoco]`); "": what it needs at
-    all. Empty where the package itself is not installed."""
+    """Packages that `extra` of `package` requires, with those of other packages' extras (`gymnasium[mujoco]`).
+
+    With "" as the extra: the packages that `package` always requires. Empty if `package` is not installed.
+    """
     found: dict[str, Requirement] = {}
     for need in _needs(package, extra, set()):
         found.setdefault(canonicalize_name(need.name), need)
@@ -63,7 +65,7 @@ def _needs(package: str, extra: str, seen: set[tuple[str, str]]) -> Iterator[Req
 
 
 def _counts(need: Requirement, extra: str) -> bool:
-    """Whether a line of metadata is for `extra`, here; "" asks for lines that are for none."""
+    """Whether a requirement is for `extra` on this machine; "" means requirements without an extra."""
     if need.marker is None:
         return not extra
     alone = need.marker.evaluate({"extra": ""})

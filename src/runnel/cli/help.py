@@ -108,14 +108,14 @@ def field_texts(kind: type) -> dict[str, str]:
 
 
 def _shown(value: object) -> str:
-    """A default as one would type it."""
+    """A default as a user would type it."""
     if isinstance(value, dict):
         return json.dumps(value)
     return " ".join(map(str, value)) if isinstance(value, tuple) and value else repr(value) if value in ("", ()) else str(value)
 
 
 def _metavar(hint: object) -> str:
-    """What may stand behind a flag; nothing for a switch."""
+    """The value that a flag takes, as `--help` shows it; empty for a switch."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
         return ""

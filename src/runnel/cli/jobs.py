@@ -1,7 +1,7 @@
 """`runnel submit`, `ps`, `logs`, `stop`, `scale` and `attach`: a run as a job.
 
-A run is named by its folder, and asked for things through it: whoever may write there may ask. A run that was submitted to a
-Ray cluster is also a job of Ray's, named by the id that `submit` printed.
+A run is named by its folder, and orders for it are files in that folder: everyone who may write there may give orders. A run
+that was submitted to a Ray cluster is also a Ray job, named by the id that `submit` printed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from runnel.board.library import run_folders
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
+from runnel.core.state import JsonObject
 from runnel.run.names import JOB_RUN
 from runnel.track.files import NotRegularError, open_regular, read_regular, size_of
 from runnel.track.folder import Row, RunFolder
@@ -29,7 +30,7 @@ JOB = "raysubmit_"
 POLL_S = 0.5
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 600
-"""Ray kills a job so long after it was told to stop. Its own 3 s are not enough for a checkpoint."""
+"""Time until Ray kills a job that was told to stop. Ray's default of 3 s is too short for a checkpoint."""
 _WORKERS = {"actor": "actor", "policy": "policy worker"}
 
 
@@ -151,7 +152,7 @@ def attach(args: list[str]) -> int:
 
 # ------------------------------------------------------------------------------------------------------------------ parts
 def entrypoint(words: list[str], *, python: str = "python") -> str:
-    """The command of a job: on the cluster that runs it, unless another launcher is asked for.
+    """The command of a job. It runs on the job's own cluster, unless `words` name another launcher.
 
     >>> entrypoint(["train", "ppo", "--num-actors", "8"])
     'python -m runnel train ppo --num-actors 8 --launcher ray --cluster.address auto'
@@ -171,7 +172,7 @@ def describe_run(folder: RunFolder) -> list[str]:
 
 
 def _status(folder: RunFolder) -> str:
-    """The word for a run (`track/status.py`); of one that another machine has begun, with its name."""
+    """The status of a run (`track/status.py`); for a run of another machine, with the name of that machine."""
     last, said, holder = _last_row(folder), _last_row(folder, "event"), folder.holder()
     end = read_end(last, str(said.get("text", ""))) if last.get("kind") == "end" else {}
     here, away = holder.state == "here", holder.state == "unknown"
@@ -180,13 +181,13 @@ def _status(folder: RunFolder) -> str:
 
 
 def _goes_on(folder: RunFolder) -> bool:
-    """Whether a run is trained here, or on another machine and has no end yet."""
+    """Whether a run is trained on this machine, or was started on another machine and has not ended."""
     state = folder.holder().state
     return state == "here" or (state == "unknown" and _last_row(folder).get("kind") != "end")
 
 
 def _made(path: Path) -> float:
-    """When a run was made, or made anew; a file that is gone by now is the oldest."""
+    """Time at which a run was made, or made again. A missing file counts as the oldest."""
     try:
         return (path / "run.json").lstat().st_mtime
     except OSError:
@@ -196,16 +197,18 @@ def _made(path: Path) -> float:
 def _is_trial(folder: RunFolder) -> bool:
     try:
         return "tuning" in (folder.read_config().get("tags") or [])
-    except ConfigError:  # a damaged file is told where the run is opened
+    except ConfigError:  # the command that opens the run reports a damaged file
         return False
 
 
 def rows_of(folder: RunFolder, *, follow: bool) -> Iterator[Row]:
-    """Rows of a run's metrics; `follow` waits for more until the run has ended. A file that is cut back (the run went back to a
-    checkpoint) is read on from there."""
+    """Rows of a run's metrics. With `follow`, wait for more rows until the run has ended.
+
+    A run that returns to a checkpoint truncates the file; reading then continues at its new end.
+    """
     at = 0
     while True:
-        live = _goes_on(folder)
+        live = _goes_on(folder)  # before the file is read: rows that are written in between must not be missed
         size = _size(folder)
         at = min(at, size)
         data = b""
@@ -225,8 +228,8 @@ def rows_of(folder: RunFolder, *, follow: bool) -> Iterator[Row]:
         time.sleep(POLL_S)
 
 
-def _last_row(folder: RunFolder, kind: str = "") -> dict[str, Any]:
-    """The last readable row, of a kind if one is named; only the end of the file is read."""
+def _last_row(folder: RunFolder, kind: str = "") -> JsonObject:
+    """The last readable row, or the last one of `kind`. Only the end of the file is read."""
     if not (size := _size(folder)):
         return {}
     with open_regular(folder.metrics) as file:
@@ -243,7 +246,7 @@ def _last_row(folder: RunFolder, kind: str = "") -> dict[str, Any]:
 
 
 def _size(folder: RunFolder) -> int:
-    """Bytes of the run's metrics, where they are a file."""
+    """Size of the run's metrics in bytes; 0 if there is no such file."""
     try:
         return size_of(folder.metrics)
     except OSError:
@@ -314,8 +317,11 @@ def _order_stop(folder: RunFolder, *, wait: bool) -> None:
 
 
 def _stop_job(job: str, address: str, *, wait: bool) -> int:
-    """An order through the run's folder first: it takes the time that a checkpoint takes. Where that folder cannot be seen from
-    here, or the job has not come to it yet, Ray tells the job to end, and kills it if that takes long."""
+    """Stop a job by an order in its run's folder, which leaves time for a checkpoint.
+
+    If this machine does not see the folder, or the job has not made it yet, Ray tells the job to stop, and kills it after
+    `STOP_WAIT_S`.
+    """
     client = _client(address)
     folder = folder_of(client.get_job_logs(job))
     if folder is not None and folder.path.is_dir() and folder.is_held():
@@ -330,7 +336,7 @@ def _stop_job(job: str, address: str, *, wait: bool) -> int:
 
 
 def folder_of(logs: str) -> RunFolder | None:
-    """The folder of the run that a job trains, from what the job has printed: of a pipeline, that of its last stage.
+    """The run folder that a job has printed; for a pipeline, the folder of its last stage.
 
     >>> folder_of("runnel: warning: ...\\nrun folder: /shared/runs/a\\n").path.name
     'a'

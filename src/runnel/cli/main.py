@@ -18,7 +18,7 @@ from runnel.core.user_code import is_users, told
 
 FORMAT = warnings.formatwarning
 ENOUGH = 128 + 13
-"""Exit code of a command whose reader has gone, as a shell gives it for SIGPIPE."""
+"""Exit code if the reader of our output has closed the pipe: the code that a shell gives for SIGPIPE."""
 USAGE = """usage: runnel COMMAND ...
 
 Reinforcement learning on one dataflow of workers and streams.
@@ -90,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # here, and not when the interpreter ends
-    except BrokenPipeError:  # whoever read what we print has enough: `runnel list | head`
+            sys.stdout.flush()  # a broken pipe must fail here, where it is caught, and not when the interpreter ends
+    except BrokenPipeError:  # the reader has closed the pipe: `runnel list | head`
+        # the interpreter flushes stdout once more at its end: that must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ENOUGH
 
@@ -116,7 +117,7 @@ def _run(args: list[str]) -> int:
     except (Exception, SystemExit) as error:
         if not isinstance(error, BrokenPipeError) and (full := refused(error, Path.cwd())) is not None:
             return _failed(full, f"{type(full).__name__}: {full}")
-        if not is_users(error):  # a mistake of ours: its traceback is what a report of it needs
+        if not is_users(error):  # a mistake in runnel: show the traceback, which a bug report needs
             raise
         return _failed(error, f"your code raised {told(error)}")
     except KeyboardInterrupt:
@@ -125,13 +126,13 @@ def _run(args: list[str]) -> int:
 
 
 def _failed(error: BaseException, text: str) -> int:
-    """Say what went wrong, with what was added on the way."""
+    """Print an error with the notes that were added to it; returns the exit code."""
     print("\n".join([f"runnel: {text}", *getattr(error, "__notes__", [])]), file=sys.stderr)
     return 1
 
 
 def _told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """A warning as the command line shows it: what is wrong, and not the line of code that says so."""
+    """Format a warning for the command line: its text, without the line of code that raised it."""
     return f"runnel: warning: {message}\n" if category is UserWarning else FORMAT(message, category, filename, lineno, line)
 
 

@@ -1,25 +1,28 @@
-"""`--config`: fields of a recipe from a file. A TOML file of one's own, or the config.json of a run that is there."""
+"""`--config`: fields of a recipe from a file, which is a user's TOML file or the config.json of an existing run."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject, Settings
 from runnel.graphs.run_config import BUDGETS
 from runnel.run.trust import check_code
 from runnel.track.folder import RunFolder
 
 OF_ONE_RUN = ("out", "name", "tags")
-"""What a config.json says of the run that wrote it, and not of how it was trained."""
+"""Fields of a config.json that name its run. They do not say how the run was trained."""
 
 
-def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ()) -> dict[str, Any]:
-    """What the file of `--config` says, if there is one. Of a run's own config.json the fields `without` are left out too; code
-    that it names runs only if you made that run, or say --trust (`run/trust.py`)."""
+def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ()) -> JsonObject:
+    """Read the file of `--config`; an empty dict without the flag.
+
+    From the config.json of a run, the fields `without` are left out too. Code that it names runs only if the user made that
+    run, or gives --trust (`run/trust.py`).
+    """
     for i, arg in enumerate(args):
         name, _, value = arg.partition("=")
         if name == "--config":
@@ -34,8 +37,8 @@ def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ())
     return {}
 
 
-def budgets_named(args: list[str], overlay: Mapping[str, Any]) -> set[str]:
-    """The budgets that a user has named: on the command line, else in the file."""
+def budgets_named(args: list[str], overlay: Settings) -> set[str]:
+    """The budgets (`total_steps`, ...) that the user gave: on the command line, else in the file."""
     flags = {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
     return {*BUDGETS} & flags or {name for name in BUDGETS if overlay.get(name) is not None}
 
@@ -48,12 +51,12 @@ def _found(path: Path) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     is_json = path.suffix == ".json"
     try:
         text = path.read_text("utf-8")
         data = json.loads(text) if is_json else tomllib.loads(text)
-    except ValueError as error:  # of TOML, JSON and UTF-8 alike
+    except ValueError as error:  # errors of TOML, JSON and UTF-8 are all ValueErrors
         raise ConfigError("config", str(path), f"is not {'JSON' if is_json else 'TOML'}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError("config", str(path), "must hold a JSON object, as a run's config.json does")
@@ -61,7 +64,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_recipe(path: Path, recipe: str) -> None:
-    """The fields of one recipe are not those of another; a run says which one it is of."""
+    """Refuse the config of a run of another recipe, which has other fields."""
     found = RunFolder(path.parent).read_run_info().get("recipe", recipe) if path.name == "config.json" else recipe
     if found != recipe:
         raise ConfigError("config", str(path), f"is of a run of {found}; use runnel train {found}")

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich import box
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from runnel.cli import train
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs
 from runnel.plan.measure import measure
@@ -70,7 +70,7 @@ def plan(args: list[str]) -> int:
 
 
 def _command(recipe: str, given: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The user's own flags, and those of the placement that are not among them."""
+    """The `runnel train` command: the user's flags, then the flags of the placement that the user did not give."""
     pairs = zip(flags[::2], flags[1::2], strict=True)
     return ["runnel", "train", recipe, *given, *(word for flag, value in pairs if flag not in given for word in (flag, value))]
 
@@ -118,7 +118,7 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
         raise ConfigError("cluster", str(path), "there is no such file")
     try:
         text = path.read_text("utf-8")
-        data: dict[str, Any] = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        data: JsonObject = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("cluster", str(path), f"cannot be read: {error}") from error
     return Cluster.of(data)
@@ -126,7 +126,7 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
 
 # -------------------------------------------------------------------------------------------------------------- showing
 def show_costs(costs: Costs, console: Console) -> None:
-    """Costs as a table."""
+    """Print the costs as a table."""
     table = _table(f"{costs.name}: costs of its stages", ("stage", "of", "ms"))
     rows, units = costs.rows, costs.update_units or costs.batch_segments * costs.segment_units
     for stage, of, seconds in (

@@ -1,8 +1,8 @@
-"""Where the time of a run goes: a short run in this process whose workers are taken apart into stages and parts of stages.
+"""Where the time of a run goes: a short run in this process, timed by worker, stage and part of a stage.
 
-Workers time their own stages (`sample`, `prepare`, `update`, ...). Their parts (the environment's share of `sample`, the
-backward share of `update`) are timed here, by wrapping what the workers call while `Parts.opened` lasts; a normal run pays
-nothing for it.
+Workers time their own stages (`sample`, `prepare`, `update`, ...). The parts of a stage (the environment in `sample`, the
+backward pass in `update`) are timed here: `Parts.opened` wraps the functions that workers call, until its block ends. A normal
+run does not pay for it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from runnel.core.clock import WallClock
+from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.learning import Update
+from runnel.core.records import Batch
+from runnel.core.state import JsonObject
+from runnel.core.worker import Worker
 from runnel.envs.vector import VectorEnv
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.trainer import TrainerWorker
@@ -29,28 +34,30 @@ from runnel.run.ledger import Ledger
 from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
 
+P = ParamSpec("P")
+R = TypeVar("R")
 ENVIRONMENT, POLICY, BACKWARD, OPTIMISER, TARGETS = "environment", "policy", "backward", "optimiser", "targets"
 COMPILED = "compiled steps"
 """Forward, backward and optimiser in one call (`kernels/small/numba`)."""
 REST = {"sample": "writing", "update": "forward, losses"}
-"""What is left of a stage once its known parts are taken away."""
+"""Name for the rest of a stage, without its known parts."""
 VECTOR_CALLS = ("reset", "step", "send", "ready", "recv", "play")
 """`play` (tensor environments) also writes the segment."""
 CLIENT_CALLS = ("submit", "ready", "poll", "sync")
 
 
 class Parts:
-    """Seconds and calls by name. A wrapped call inside another counts for the inner name alone."""
+    """Seconds and calls by name. The time of a wrapped call inside another counts only for the inner name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._inner = 0.0
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, with its time kept under `name`."""
+    def timed(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """Wrap `function` so that its time counts for `name`."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             outer, self._inner, start = self._inner, 0.0, time.perf_counter()
             try:
                 return function(*args, **kwargs)
@@ -63,7 +70,7 @@ class Parts:
         return call
 
     @contextmanager
-    def opened(self, workers: list[Any]) -> Iterator[None]:
+    def opened(self, workers: Sequence[Worker]) -> Iterator[None]:
         """Time the parts of these workers' stages until the end of the block."""
         with ExitStack() as undo:
             for worker in workers:
@@ -84,17 +91,17 @@ class Parts:
                 undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
             yield
 
-    def _open(self, owner: Any, calls: Sequence[str], name: str, undo: ExitStack) -> None:
-        """Time those of `calls` that `owner` has."""
+    def _open(self, owner: object, calls: Sequence[str], name: str, undo: ExitStack) -> None:
+        """Time each method in `calls` that `owner` has."""
         for call in calls:
             if hasattr(owner, call):
                 undo.enter_context(replaced(owner, call, self.timed(name, getattr(owner, call))))
 
-    def _open_client(self, client: Any, undo: ExitStack) -> None:
+    def _open_client(self, client: InferenceClient, undo: ExitStack) -> None:
         self._open(client, CLIENT_CALLS, POLICY, undo)
-        direct = client.local
+        direct = client.local  # inline inference goes round the client: the function that `local` returns is timed too
 
-        def local() -> Any:
+        def local() -> Callable[[Batch], Batch] | None:
             answer = direct()
             return None if answer is None else self.timed(POLICY, answer)
 
@@ -102,8 +109,9 @@ class Parts:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """`owner.name` is `value` inside the block."""
+    # a method found in the class must be deleted from the object afterwards, not set: else it would hide the class's
     own = name in vars(owner)
     before = vars(owner)[name] if own else None
     setattr(owner, name, value)
@@ -116,7 +124,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-def found_in(owner: Any, kind: type, depth: int = 3) -> list[Any]:
+def found_in(owner: object, kind: type, depth: int = 3) -> list[object]:
     """Everything of `kind` that `owner` holds, itself or in its lists and objects."""
     if isinstance(owner, kind):
         return [owner]
@@ -133,7 +141,7 @@ def found_in(owner: Any, kind: type, depth: int = 3) -> list[Any]:
 
 @dataclass
 class Window:
-    """A stretch of whole updates."""
+    """Counts and times of a number of whole updates."""
 
     wall_s: float = 0.0
     steps: int = 0
@@ -143,13 +151,13 @@ class Window:
     """Seconds by `worker/stage`."""
 
     def rates(self) -> dict[str, float]:
-        """Steps, tokens and updates a second; those that were counted."""
+        """Steps, tokens and updates a second, without those that the run does not count."""
         counts = {"steps_per_s": self.steps, "tokens_per_s": self.tokens, "updates_per_s": self.updates}
         return {name: count / self.wall_s for name, count in counts.items() if count}
 
 
 class Bench:
-    """A run without an end in this process: workers, streams and the ledger's files, polled as `inproc` does."""
+    """An endless run in this process: workers, streams and the ledger's files, polled as the launcher `inproc` does."""
 
     def __init__(self, experiment: Experiment, folder: RunFolder) -> None:
         clock = WallClock()
@@ -182,16 +190,16 @@ class Bench:
         window.updates = updates
         return window
 
-    def operators(self, updates: int, *, most: int = 12) -> list[dict[str, Any]]:
-        """Torch operators of the next `updates` updates, by the time spent in them alone. The one before warms up."""
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its stages are nothing that a reader of the table needs
+    def operators(self, updates: int, *, most: int = 12) -> list[JsonObject]:
+        """Torch operators of `updates` updates, ordered by their own time. One more update before them is the warm-up."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints messages about its own stages
         totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         learner, original, first = self.trainer.learner, self.trainer.learner.update, self.trainer.version
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
 
-        def update(batch: Any) -> Any:
+        def update(batch: Batch) -> Update:
             with torch.profiler.profile(activities=activities) as profiler:
                 done = original(batch)
             for row in profiler.key_averages() if self.trainer.version > first else ():
@@ -213,8 +221,8 @@ class Bench:
         self._ledger.close()
 
 
-def split(window: Window, parts: Parts) -> list[dict[str, Any]]:
-    """Rows of the table: each worker's stages, the parts of `sample` and `update` beneath them, and what nobody timed."""
+def split(window: Window, parts: Parts) -> list[JsonObject]:
+    """Rows of the table: stages of each worker, parts of `sample` and `update` below them, and the time outside of stages."""
     known = {"sample": (ENVIRONMENT, POLICY), "update": (BACKWARD, OPTIMISER, TARGETS, COMPILED)}
     rows = []
     for name, seconds in sorted(window.stages.items(), key=lambda item: -item[1]):
@@ -229,7 +237,7 @@ def split(window: Window, parts: Parts) -> list[dict[str, Any]]:
     return [*rows, _row("run", "rounds", "", max(0.0, rest), window)]
 
 
-def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> dict[str, Any]:
+def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> JsonObject:
     count = window.steps or window.tokens or 1
     return {
         "worker": worker,
@@ -243,7 +251,7 @@ def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> 
 
 # ---------------------------------------------------------------------------------------------------------------- limits
 def machine_limits(threads: int) -> Mapping[str, float]:
-    """What this machine can do at most: matrix products on one and on all threads, and the price of a small network."""
+    """Limits of this machine: matrix products on one and on all threads, and the cost of a small network."""
     before, limits = torch.get_num_threads(), {}
     try:
         for name, num in (("gemm_gflops_1_thread", 1), (f"gemm_gflops_{threads}_threads", threads)):
@@ -267,7 +275,7 @@ def _gemm_gflops(size: int = 1024) -> float:
     return 2e-9 * size**3 / _median_s(lambda: a @ b)
 
 
-def _median_s(call: Callable[[], Any], seconds: float = 0.2) -> float:
+def _median_s(call: Callable[[], object], seconds: float = 0.2) -> float:
     spent: list[float] = []
     end = time.perf_counter() + seconds
     call()

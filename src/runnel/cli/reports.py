@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from runnel.cli.trusting import add_trust
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.eval.reference import parse_range
 from runnel.report.card import write_card
 from runnel.report.collect import collect, find_runs
@@ -65,7 +65,7 @@ def _report_parser() -> argparse.ArgumentParser:
 
 
 def _refuse_without_seeds(parsed: argparse.Namespace) -> None:
-    """What only a comparison over seeds knows."""
+    """Refuse flags that only a comparison over seeds has."""
     named = [argument for argument in parsed.runs if "=" in argument and not Path(argument).exists()]
     if (
         parsed.paper
@@ -112,8 +112,8 @@ def card(args: list[str]) -> int:
     return 0
 
 
-def _defaults(run: str, *, trust: bool) -> dict[str, Any]:
-    """The settings of the run's recipe; none where the recipe is not here any more, or may not be run."""
+def _defaults(run: str, *, trust: bool) -> JsonObject:
+    """The default settings of the run's recipe; empty if the recipe no longer exists, or its code may not be run."""
     from runnel.run import registry
     from runnel.run.trust import UntrustedError, check_code, recipe_of
 
@@ -121,7 +121,7 @@ def _defaults(run: str, *, trust: bool) -> dict[str, Any]:
     try:
         recipe, config = recipe_of(folder), folder.read_config()
         check_code(folder.path, recipe, config, trust=trust, given=config)  # of the recipe alone: nothing else is run here
-        data: dict[str, Any] = to_data(registry.load_recipe(recipe).Config())
+        data: JsonObject = to_data(registry.load_recipe(recipe).Config())
     except UntrustedError as error:
         print(f"runnel: note: all settings are listed, not what differs from the recipe's: {error}", file=sys.stderr)
         return {}

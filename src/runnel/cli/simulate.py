@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.plan.costs import Costs
 from runnel.plan.simulate import SimConfig, SimResult
 from runnel.plan.sweep import SweepPoint, bottleneck, parse_pair, plot, run_sweep, sweep_points, with_cost
@@ -32,7 +33,7 @@ WIDTH = 110
 
 @dataclasses.dataclass(frozen=True)
 class SimulateOptions:
-    """What `runnel simulate` knows beside the cluster."""
+    """Options of `runnel simulate` that do not describe the cluster."""
 
     costs: str = ""
     """A JSON file of stage costs, as `runnel plan` writes it."""
@@ -93,7 +94,7 @@ def _progress(point: SweepPoint, version: int) -> str:
     return f"simulating {named + ': ' if named else ''}update {version} of {point.config.updates}"
 
 
-def as_data(point: SweepPoint, result: SimResult) -> dict[str, Any]:
+def as_data(point: SweepPoint, result: SimResult) -> JsonObject:
     """A result as plain data."""
     shown = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in ("config", "accounting")}
     accounts = {**vars(result.accounting), "balance": result.accounting.balance}
@@ -101,7 +102,7 @@ def as_data(point: SweepPoint, result: SimResult) -> dict[str, Any]:
 
 
 def show(points: Sequence[SweepPoint], results: Sequence[SimResult], console: Console) -> None:
-    """A row for each cluster; of a single one also where its rows went."""
+    """Print a row for each cluster; for a single cluster also the accounting of its rows."""
     swept = list(points[0].setting)
     unit = points[0].costs.unit
     table = Table(title=f"{points[0].costs.name}, simulated", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

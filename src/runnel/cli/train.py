@@ -8,13 +8,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from runnel.cli.help import print_help
 from runnel.cli.overlay import budgets_named, read_overlay
 from runnel.core.config import override, to_data, whole_number
 from runnel.core.errors import ConfigError
 from runnel.core.hints import meant, names_of
+from runnel.core.state import JsonObject
 from runnel.graphs.experiment import describe
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.report.write import write_report
@@ -25,6 +26,9 @@ from runnel.run.trust import check_run, recipe_of
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
 from runnel.track.numbers import seeds_words
+
+if TYPE_CHECKING:  # tyro is slow to import, and `runnel resume --help` does not need it
+    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE]
 
@@ -39,7 +43,7 @@ COLLAPSED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `runnel train` knows beside the recipe's config."""
+    """Options of `runnel train` that are not in the recipe's config."""
 
     dry_run: bool = False
     """Print the resolved config and the graph of workers and streams, and stop."""
@@ -53,7 +57,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class ResumeOptions:
-    """What `runnel resume` knows beside the run's config."""
+    """Options of `runnel resume` that are not in the run's config."""
 
     trust: bool = False
     """Run the code that the folder names, though you did not make the run here."""
@@ -82,13 +86,14 @@ def train(args: list[str]) -> int:
 
 
 def resume(args: list[str]) -> int:
-    """Go on with a run."""
+    """Resume a run."""
     if not args or args[0].startswith("-"):
         print(
             "usage: runnel resume RUN [--total-steps N] [--field value ...]\n\nGoes on from the newest good checkpoint of RUN."
         )
         return 0 if args and args[0] in ("-h", "--help") else 2
-    folder, trust = RunFolder.open(args[0]), "--trust" in args[1:]  # before flags can be read, the recipe must be run
+    # flags are fields of the recipe, so its code runs before they can be read: trust is checked first
+    folder, trust = RunFolder.open(args[0]), "--trust" in args[1:]
     check_run(folder, trust=trust, given=_given(args[1:]), training=True)
     recipe = registry.load_recipe(recipe_of(folder))
     base = override(recipe.Config(), folder.read_config())
@@ -96,7 +101,7 @@ def resume(args: list[str]) -> int:
     _, config = parse_with(ResumeOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
     before, after = to_data(base), to_data(config)
     changed = {k: v for k, v in after.items() if v != before[k]}
-    return _tell(api.resume(args[0], progress=True, trust=True, **changed))  # what it runs was checked, with all flags, above
+    return _tell(api.resume(args[0], progress=True, trust=True, **changed))  # trust was checked above, with all flags
 
 
 def _given(args: list[str]) -> set[str]:
@@ -105,12 +110,12 @@ def _given(args: list[str]) -> set[str]:
 
 
 def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Options, RunConfig]:
-    """Options and config from flags; every field of the config is a flag, nested ones with a dot."""
+    """Read options and config from flags. Every field of the config is a flag; a nested field has a dot in its name."""
     return parse_with(Options, base, args, prog=prog, about=about)
 
 
 def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Own, RunConfig]:
-    """`parse` for a command that has options of its own, as a dataclass."""
+    """`parse` for a command with its own options, which are a dataclass."""
     if {"-h", "--help"} & {*args}:
         print_help(options(), base, prog=prog, about=about)
         raise SystemExit(0)
@@ -134,7 +139,7 @@ def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: st
 
 
 def _refuse_other_names(args: list[str], known: list[str]) -> None:
-    """Refuse a flag that is called otherwise here, and say how; all else that is wrong with flags is left to tyro."""
+    """Refuse an unknown flag if its name here can be guessed, and suggest that name. tyro reports every other mistake."""
     for i, arg in enumerate(args):
         name, _, value = arg.partition("=")
         field = name.removeprefix("--").replace("-", "_")
@@ -147,7 +152,7 @@ def _refuse_other_names(args: list[str], known: list[str]) -> None:
 
 
 def _joined(args: list[str], flags: Sequence[str]) -> list[str]:
-    """`args` with the words behind all `flags`, which may come several times, behind one: the last of them.
+    """Join the values of all `flags`, which may occur several times, behind one flag: the last name in `flags`.
 
     >>> _joined(["--env-wrapper", "a:A", "--seed", "1", "--env-wrapper=b:B"], ("--env-wrapper", "--wrappers"))
     ['--seed', '1', '--wrappers', 'a:A', 'b:B']
@@ -167,14 +172,14 @@ def _joined(args: list[str], flags: Sequence[str]) -> list[str]:
     return kept + found
 
 
-def _json_rule(found: Any) -> Any:
-    """A free mapping (`env_kwargs`) is one JSON object: --env-kwargs '{"max_steps": 10}'."""
+def _json_rule(found: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[JsonObject] | None:
+    """tyro rule: a free mapping (`env_kwargs`) is given as one JSON object: --env-kwargs '{"max_steps": 10}'."""
     import tyro
 
     if found.type != dict[str, Any]:
         return None
 
-    def parse_object(words: list[str]) -> dict[str, Any]:
+    def parse_object(words: list[str]) -> JsonObject:
         value = json.loads(words[0])
         if not isinstance(value, dict):
             raise ValueError(f'{words[0]} is not a JSON object; write {{"name": value}}')
@@ -189,8 +194,8 @@ def _json_rule(found: Any) -> Any:
     )
 
 
-def _whole_rule(found: Any) -> Any:
-    """A whole number may be written as people write large ones: 1e5, 100_000."""
+def _whole_rule(found: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """tyro rule: a whole number may also be written as 1e5 or 100_000."""
     import tyro
 
     if found.type is not int:
@@ -204,10 +209,9 @@ def _whole_rule(found: Any) -> Any:
     )
 
 
-def named(args: list[str]) -> dict[str, Any]:
-    """The environment that flags name, and whether they leave out what was measured on it: both decide what other flags are
-    laid over."""
-    found: dict[str, Any] = {}
+def named(args: list[str]) -> JsonObject:
+    """The flags `--env` and `--zoo`: they decide which defaults the recipe has before the other flags are applied."""
+    found: JsonObject = {}
     for i, arg in enumerate(args):
         flag, _, value = arg.partition("=")
         if flag == "--env" and (value or i + 1 < len(args)):

@@ -31,7 +31,7 @@ Tries settings of RECIPE and keeps the best. `runnel tune RECIPE --help` lists o
 
 @dataclasses.dataclass(frozen=True)
 class TuneOptions(TuneConfig):
-    """What `runnel tune` knows beside the recipe's config."""
+    """Options of `runnel tune` that are not in the recipe's config."""
 
     dry_run: bool = False
     """Print what would be searched, and stop."""
@@ -61,7 +61,7 @@ def tune(args: list[str]) -> int:
 
 
 def _folder(default: RunConfig, config: RunConfig) -> str:
-    """--out is the study's folder; with --name, the one of that name in it; else a new one is made."""
+    """The study's folder: --out, or with --name the folder of that name in --out. Empty: a new folder is made."""
     if config.name:
         check_run_name(config.name)
         return str(Path(config.out) / config.name)

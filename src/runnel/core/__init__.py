@@ -1,7 +1,7 @@
-"""The words of runnel: batches, records, contracts, configuration, randomness, errors.
+"""Shared types of runnel: batches, records, contracts, configuration, randomness, errors.
 
-Every other package imports `core`, and `core` imports nothing of ours. Two packages that must not know each other (say
-`flow` and `agents`) meet here, in a protocol.
+Every other package may import `core`, and `core` imports no other package of runnel. Two packages that must not import each
+other (for example `flow` and `agents`) share a protocol here.
 """
 
 from typing import TYPE_CHECKING

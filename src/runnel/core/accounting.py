@@ -1,4 +1,4 @@
-"""The account of a sample stream: where every row is. Reports read it too, so this module needs no torch."""
+"""Accounting of a sample stream: where every row is. Reports read it too, so this module does not import torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Accounting:
 
     @property
     def balance(self) -> int:
-        """Rows that are unaccounted for: 0, or the run has lost or invented data."""
+        """Number of rows without an account. If it is not 0, the run has lost or invented data."""
         settled = self.consumed + sum(self.dropped.values()) + sum(self.cancelled.values())
         return self.dispatched - settled - self.in_flight
 

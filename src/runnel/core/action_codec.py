@@ -1,7 +1,7 @@
-"""From a network's action to what `env.step` takes, and from an environment's masks to one row of flags.
+"""Convert a network's action to what `env.step` accepts, and an environment's masks to one row of flags.
 
-Both need nothing but an `ActionSpec`, so a policy that was loaded from a run rebuilds a nested action without the
-environment. A network counts choices from 0 and knows no bounds; here starts are added, boxes are clipped and rounded.
+Both need only an `ActionSpec`, so a policy that was loaded from a run builds a nested action without the environment. A network
+counts choices from 0 and knows no bounds. The functions here add the first value of each choice, and clip and round boxes.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runnel.core.errors import DataError
 from runnel.core.spaces import ActionSpec
+from runnel.core.state import Array, Plain
 
-Array = NDArray[Any]
 Path = tuple[str | int, ...]
 
 
-def env_action(spec: ActionSpec) -> Callable[[Array], Any]:
-    """A function from network actions `[..., *spec.shape]` to the environment's form, the dimensions in front kept.
+def env_action(spec: ActionSpec) -> Callable[[Array], Plain]:
+    """A function from network actions `[..., *spec.shape]` to the environment's form. Leading dimensions are kept.
 
-    So one row gives one action, and `[B, ...]` gives what a Gymnasium vector environment takes: a dict or tuple of arrays
-    with B in front.
+    One row gives one action. `[B, ...]` gives what a Gymnasium vector environment accepts: a dict or tuple of arrays whose
+    first dimension is B.
 
     >>> env_action(ActionSpec("discrete", num_actions=3, start=5))(np.array([0, 2])).tolist()
     [5, 7]
@@ -38,8 +36,8 @@ def env_action(spec: ActionSpec) -> Callable[[Array], Any]:
     return lambda actions: nest(split(actions))
 
 
-def env_action_rows(spec: ActionSpec) -> Callable[[Array], list[Any]]:
-    """A function from `[B, *spec.shape]` to a list of B actions, each one that `env.step` takes."""
+def env_action_rows(spec: ActionSpec) -> Callable[[Array], list[Plain]]:
+    """A function from `[B, *spec.shape]` to a list of B actions that `env.step` accepts."""
     if spec.kind != "multi":
         convert = env_action(spec)
         return lambda actions: list(convert(actions))
@@ -50,7 +48,7 @@ def env_action_rows(spec: ActionSpec) -> Callable[[Array], list[Any]]:
 def _box(spec: ActionSpec) -> Callable[[Array], Array]:
     dtype = np.dtype(spec.env_dtype)
     integers = dtype.kind in "iu"
-    bounds = np.float64 if integers else dtype
+    bounds = np.float64 if integers else dtype  # values are clipped first, then made integers
     low, high = (np.asarray(x, dtype=bounds).reshape(spec.shape) for x in (spec.low, spec.high))
 
     def convert(actions: Array) -> Array:
@@ -83,8 +81,8 @@ def _leaf_reader(parts: Sequence[ActionSpec], columns: slice, shape: tuple[int, 
     return choices
 
 
-def _nester(paths: Sequence[tuple[Path, int]]) -> Callable[[Sequence[Any]], Any]:
-    """A function from the values of all leaves to the nested structure; `paths` has each leaf's path and number."""
+def _nester(paths: Sequence[tuple[Path, int]]) -> Callable[[Sequence[object]], Plain]:
+    """A function from the values of all leaves to the nested structure. `paths` has the path and the index of each leaf."""
     if paths[0][0] == ():
         return itemgetter(paths[0][1])
     groups: dict[str | int, list[tuple[Path, int]]] = {}
@@ -97,8 +95,8 @@ def _nester(paths: Sequence[tuple[Path, int]]) -> Callable[[Sequence[Any]], Any]
     return lambda values: {key: make(values) for key, make in inner.items()}
 
 
-def join_masks(raw: Any) -> Array:
-    """An array of flags as it is, or the masks of parts (a tuple or list of arrays, nested or not) side by side.
+def join_masks(raw: object) -> Array:
+    """One array of flags: `raw` itself, or the masks of parts (a tuple or list of arrays, nested or not) concatenated.
 
     >>> join_masks(([1, 0], [1, 1, 0])).tolist()
     [True, False, True, True, False]
@@ -108,12 +106,12 @@ def join_masks(raw: Any) -> Array:
     return np.asarray(raw, dtype=bool)
 
 
-def flat_mask(raw: Any, spec: ActionSpec) -> Array:
+def flat_mask(raw: object, spec: ActionSpec) -> Array:
     """An `action_mask` as the environment gives it, as bool `[..., spec.mask_size]` (nothing is checked here).
 
-    Side by side stand the flags of all choices: `MultiDiscrete([2, 3])` has 5, `MultiBinary(2)` has 4 (off, on, off, on), a
-    box none. The environment may also give one mask a part, in a tuple or list; and, where the action is a dict, a dict of
-    masks under the same names, in which a part that is left out is open.
+    The flags of all choices are concatenated: `MultiDiscrete([2, 3])` has 5, `MultiBinary(2)` has 4 (off, on, off, on), and a
+    box has none. The environment may also give one mask for each part, in a tuple or list. If the action is a dict, it may
+    give a dict of masks under the same names; in a part that the dict leaves out, every choice is allowed.
     """
     if not isinstance(raw, Mapping):
         return join_masks(raw)
@@ -128,8 +126,8 @@ def flat_mask(raw: Any, spec: ActionSpec) -> Array:
     return np.concatenate([np.broadcast_to(mask, (*front, mask.shape[-1])) for mask in masks], axis=-1)
 
 
-def _follow(raw: Any, path: Path) -> Any:
-    """What lies at `path` inside nested masks; None where a dict has no such name."""
+def _follow(raw: Plain, path: Path) -> Plain:
+    """The value at `path` inside nested masks; None if a dict does not have the name."""
     for key in path:
         if raw is None or (isinstance(raw, Mapping) and key not in raw):
             return None
@@ -137,8 +135,8 @@ def _follow(raw: Any, path: Path) -> Any:
     return raw
 
 
-def read_mask(raw: Any, spec: ActionSpec) -> Array:
-    """`flat_mask` of one decision, held against the action: bool `[mask_size]`, each discrete part with an open choice."""
+def read_mask(raw: object, spec: ActionSpec) -> Array:
+    """`flat_mask` of one decision, checked: bool `[mask_size]`, with at least one allowed choice in each discrete part."""
     mask = flat_mask(raw, spec)
     if mask.shape != (spec.mask_size,):
         raise DataError(f"gave an action_mask of shape {mask.shape}; {_rule(spec)}")
@@ -148,11 +146,11 @@ def read_mask(raw: Any, spec: ActionSpec) -> Array:
     return mask
 
 
-def final_mask(raw: Any, spec: ActionSpec, *, terminated: bool) -> Array:
+def final_mask(raw: object, spec: ActionSpec, *, terminated: bool) -> Array:
     """The mask at the observation that ended an episode; `raw` is None where the environment gave none.
 
-    Nothing is decided after a terminated episode, so its mask is open, whatever the environment says (often nothing, or
-    zeros). A truncated one is bootstrapped from: there the mask counts as at any decision.
+    After a terminated episode the policy decides nothing, so every choice is allowed, whatever the environment says (often
+    nothing, or zeros). The learner bootstraps from a truncated episode, so there the mask is checked as at any decision.
     """
     if terminated:
         return np.ones(spec.mask_size, dtype=bool)
@@ -161,10 +159,10 @@ def final_mask(raw: Any, spec: ActionSpec, *, terminated: bool) -> Array:
     return read_mask(raw, spec)
 
 
-def read_masks(raw: Any, spec: ActionSpec, num_rows: int) -> Array:
+def read_masks(raw: object, spec: ActionSpec, num_rows: int) -> Array:
     """`read_mask` of many decisions at once: bool `[num_rows, mask_size]`."""
     mask = flat_mask(raw, spec)
-    if isinstance(raw, Mapping):  # which may leave every part out
+    if isinstance(raw, Mapping):  # a dict may leave out every part, and then the mask is one row
         mask = np.broadcast_to(mask, (num_rows, mask.shape[-1]))
     if mask.shape != (num_rows, spec.mask_size):
         raise DataError(f"gave an action_mask of shape {mask.shape} for {num_rows} environments; {_rule(spec)}")

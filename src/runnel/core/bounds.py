@@ -31,7 +31,7 @@ class Bound:
     at_most: float | None = None
     finite: bool = False
     note: str = ""
-    """What else helps; it ends the error."""
+    """Advice at the end of the error."""
     is_schedule: bool = False
 
     def holds(self, value: float) -> bool:

@@ -1,8 +1,8 @@
-"""What objects of a user's own give, held against what was asked of them: shapes, numbers, and whether they are finite.
+"""Checks of what a user's own objects return: shapes, numbers, and whether numbers are finite.
 
-Networks, rewards, environments and learners are all held to their contracts here. An error names the object (file:name), what
-it gave, what was expected, and what to do. Importing this costs nothing but the standard library: processes that judge rewards
-start without numpy and torch.
+Networks, rewards, environments and texts are checked here. An error names the object (file:name), what it returned, what was
+expected, and what to do. This module imports only the standard library when it is loaded, because processes that compute
+rewards start without numpy and torch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.resolve import reference
 
 if TYPE_CHECKING:
+    import torch
+
     from runnel.core.spaces import EnvSpec
 
 _ROWS = 3
-"""Rows on which a new network is tried; not 1, which broadcasts to anything."""
+"""Number of rows on which a new network is tried. It is not 1, because 1 broadcasts to anything."""
 _SHOWN = 60
 
 
-def name_of(obj: Any) -> str:
+def name_of(obj: object) -> str:
     """The file (or module) and the name of a function, of a class, or of the class of an object.
 
     >>> name_of(math.sqrt), name_of(Sequence)
@@ -34,8 +36,8 @@ def name_of(obj: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
-def as_number(value: Any) -> float | None:
-    """`value` as a float if it is one number: of Python or numpy, or an array or tensor without dimensions; else None.
+def as_number(value: object) -> float | None:
+    """`value` as a float if it is one number (of Python or numpy, or an array or tensor without dimensions); else None.
 
     >>> import numpy as np
     >>> as_number(np.float32(0.5)), as_number(np.array(2)), as_number("1"), as_number(np.ones(1))
@@ -47,8 +49,8 @@ def as_number(value: Any) -> float | None:
     return float(inner) if isinstance(inner, Real) else None
 
 
-def wrong_number(value: Any) -> str | None:
-    """Why `value` is not one finite number, in words that go on from its name; None if it is one.
+def wrong_number(value: object) -> str | None:
+    """Say why `value` is not one finite number, as the end of a sentence; None if it is one.
 
     >>> wrong_number("1"), wrong_number(float("nan")), wrong_number(1)
     ("is '1' (str); expected one finite number", 'is nan', None)
@@ -61,22 +63,22 @@ def wrong_number(value: Any) -> str | None:
     return f"is {short(value)} ({kind}); expected one finite number"
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """`repr(value)` in one line, cut where it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
 
 
-def reward_number(value: Any) -> float:
-    """The reward of one step as a float. NaN passes: whoever plays finds it with its place, and infinity too."""
+def reward_number(value: object) -> float:
+    """The reward of one step as a float. NaN and infinity pass: the sampler finds them and names the step."""
     number = as_number(value)
     if number is None:
         raise DataError(f"gave a reward that {wrong_number(value)}; return float(reward) from step()")
     return number
 
 
-def check_rewards(rewards: Any, num_envs: int) -> None:
-    """Refuse rewards of a batch of environments that are not one number for each: numpy would broadcast or parse them."""
+def check_rewards(rewards: object, num_envs: int) -> None:
+    """Refuse rewards that are not one number for each environment of the batch: numpy would broadcast or parse them."""
     import numpy as np
 
     found = np.asarray(rewards)
@@ -86,9 +88,11 @@ def check_rewards(rewards: Any, num_envs: int) -> None:
         )
 
 
-def check_tensor_env(env: Any, device: Any) -> None:
-    """Try a tensor environment when it is made: one step of a few copies, whose arrays must have the shapes and types that it
-    declares. Nothing waits for the device, and no generator but one of its own is drawn from."""
+def check_tensor_env(env: Any, device: torch.device | str) -> None:
+    """Try a new tensor environment: one step of a few copies, whose arrays must have the declared shapes and types.
+
+    The check never waits for the device, and it draws only from a generator of its own.
+    """
     import torch
 
     spec: EnvSpec = env.spec
@@ -103,7 +107,7 @@ def check_tensor_env(env: Any, device: Any) -> None:
     _check_array(env, "terminated of transition", terminated, (), torch.bool)
 
 
-def _check_array(env: Any, what: str, found: Any, shape: Sequence[int], dtype: Any) -> None:
+def _check_array(env: object, what: str, found: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
     if getattr(found, "dtype", None) != dtype or tuple(found.shape) != (_ROWS, *shape):
         known = hasattr(found, "shape") and hasattr(found, "dtype")
         gave = f"{list(found.shape)} of {found.dtype}" if known else short(found)
@@ -112,10 +116,10 @@ def _check_array(env: Any, what: str, found: Any, shape: Sequence[int], dtype: A
 
 
 # ------------------------------------------------------------------------------------------------------------ networks
-def check_body(body: Any, env_spec: EnvSpec, num_scores: int) -> None:
-    """Try a network of a user's own when it is made: on rows of zeros, in eval mode, without a trace in any generator.
+def check_body(body: object, env_spec: EnvSpec, num_scores: int) -> None:
+    """Try a user's own new network on rows of zeros, in eval mode. The random generators keep their state.
 
-    Only shapes are looked at: zeros may lie outside what a network is made for, and then its numbers mean nothing.
+    Only shapes are checked: zeros may be no valid input of the network, and then its numbers mean nothing.
     """
     import torch
 
@@ -134,10 +138,10 @@ def check_body(body: Any, env_spec: EnvSpec, num_scores: int) -> None:
     body.train(training)
 
 
-def check_output(net: Any, method: str, found: Any, shape: Sequence[int], *, finite: bool = True) -> None:
-    """Refuse what `method` of a user's network gave if it has not `shape`, or (`finite`, on the host) holds NaN or infinity.
+def check_output(net: object, method: str, found: object, shape: Sequence[int], *, finite: bool = True) -> None:
+    """Refuse an output of a user's network that does not have `shape`, or (`finite`, on the host) holds NaN or infinity.
 
-    A device is not asked: that would wait for it. What comes from one is looked at by who reads it.
+    Numbers on a GPU are not checked here, because the check would wait for the GPU. The code that reads them checks them.
     """
     from torch import Tensor
 
@@ -146,15 +150,14 @@ def check_output(net: Any, method: str, found: Any, shape: Sequence[int], *, fin
         extra = isinstance(found, Tensor) and found.shape[:-1] == tuple(shape) and found.shape[-1:] == (1,)
         fix = "; end it with .squeeze(-1)" if extra else "; one score for each action" if method.startswith("policy") else ""
         raise DataError(f"network {name_of(net)}: {method} gave {gave}, expected {list(shape)}{fix}")
+    # one sum is cheaper than a mask; a finite row can overflow its sum, so the mask then decides
     if finite and not found.is_cuda and not math.isfinite(found.detach().sum().item()) and not bool(found.isfinite().all()):
         raise NonFiniteError(f"{method} of network {name_of(net)}", None)
 
 
-# ------------------------------------------------------------------------------------------------------------ learners
-
-
+# --------------------------------------------------------------------------------------------------------------- texts
 def check_text(value: object, what: str) -> None:
-    """Refuse half a surrogate pair (`\\ud83d` alone), which JSON can write and no tokenizer can read."""
+    """Refuse half a surrogate pair (`\\ud83d` alone): JSON can write it, but no tokenizer can read it."""
     if isinstance(value, str):
         try:
             value.encode()

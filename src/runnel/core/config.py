@@ -13,11 +13,12 @@ import numpy as np
 
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.hints import meant, names_of
+from runnel.core.state import JsonObject, Plain, Settings
 
 C = TypeVar("C")
 
 
-def to_data(config: Any) -> Any:
+def to_data(config: object) -> Plain:
     """A config as JSON-ready data.
 
     >>> @dataclasses.dataclass(frozen=True)
@@ -36,13 +37,13 @@ def to_data(config: Any) -> Any:
     return config
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(before: Settings, after: Settings, path: str = "") -> dict[str, tuple[object, object]]:
     """Fields of two configs as data that differ, by dotted name: (before, after).
 
     >>> differences({"x": 1, "a": {"y": 2}}, {"x": 1, "a": {"y": 3}})
     {'a.y': (2, 3)}
     """
-    found: dict[str, tuple[Any, Any]] = {}
+    found: dict[str, tuple[object, object]] = {}
     for name in {**before, **after}:
         old, new = before.get(name), after.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -52,13 +53,13 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str =
     return found
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Settings, prefix: str = "") -> JsonObject:
     """Nested settings, as data, under dotted names.
 
     >>> flat({"ppo": {"lr": 0.1}, "seed": 1})
     {'ppo.lr': 0.1, 'seed': 1}
     """
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             out.update(flat(value, f"{prefix}{name}."))
@@ -67,9 +68,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def refuse_unused(config: Any, unused: Mapping[str, str], path: str = "") -> None:
-    """Raise for the first setting of `config` in `unused` (dotted names of settings or of whole groups of them, and why nothing
-    would read them) that is not what it is by default. `path` stands before the name of the field in the error.
+def refuse_unused(config: object, unused: Mapping[str, str], path: str = "") -> None:
+    """Raise for the first setting in `unused` that does not have its default value.
+
+    `unused` gives dotted names of settings, or of whole groups of settings, and the reason why nothing would read them. `path`
+    is put before the name of the field in the error.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class A:
@@ -80,25 +83,25 @@ def refuse_unused(config: Any, unused: Mapping[str, str], path: str = "") -> Non
     runnel.core.errors.UnusedSettingError: rate = 0.2: nothing is learned; leave it at 0.1
     """
     usual = type(config)()
-    for name, why in unused.items():
+    for name, why in unused.items():  # a name may be a whole group: `_both` gives each setting in it
         for field, value, default in _both(name, _at(config, name), _at(usual, name)):
             if value != default:
                 raise UnusedSettingError(f"{path}{field}", value, f"{why}; leave it at {default!r}")
 
 
-def default_at(config: Any, name: str) -> Any:
-    """What the setting with the dotted `name` is by default."""
+def default_at(config: object, name: str) -> Plain:
+    """The default value of the setting with the dotted `name`."""
     return to_data(_at(type(config)(), name))
 
 
-def _at(config: Any, name: str) -> Any:
+def _at(config: object, name: str) -> object:
     for part in name.split("."):
         config = getattr(config, part)
     return config
 
 
-def _both(name: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The settings of a group, or the one setting that `name` is: with what it is and what it is by default."""
+def _both(name: str, value: object, default: object) -> Iterator[tuple[str, object, object]]:
+    """Name, value and default of each setting of a group, or of the one setting that `name` is."""
     if dataclasses.is_dataclass(value) and type(value) is type(default):
         for f in dataclasses.fields(value):
             yield from _both(f"{name}.{f.name}", getattr(value, f.name), getattr(default, f.name))
@@ -106,7 +109,7 @@ def _both(name: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]
         yield name, value, default
 
 
-def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
+def override(config: C, changes: Settings, path: str = "") -> C:
     """A copy of `config` with `changes` applied: nested mappings, or dotted keys. Unknown keys and wrong types raise.
 
     >>> @dataclasses.dataclass(frozen=True)
@@ -119,7 +122,7 @@ def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
     assert not isinstance(config, type)
     hints = typing.get_type_hints(type(config))
     names = {f.name for f in dataclasses.fields(config)}
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for key, value in _nest(changes).items():
         where = f"{path}{key}"
         if key not in names:
@@ -134,18 +137,18 @@ def override(config: C, changes: Mapping[str, Any], path: str = "") -> C:
     return dataclasses.replace(config, **values)
 
 
-def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _nest(changes: Settings) -> JsonObject:
+    out: JsonObject = {}
     for key, value in changes.items():
         head, _, rest = key.replace("-", "_").partition(".")
         if rest:
             inner = out.setdefault(head, {})
             if not isinstance(inner, dict):
-                raise ConfigError(key, value, f"{head} is set as a whole too; set it once")
+                raise ConfigError(key, value, f"{head} is given both whole and field by field; give one")
             inner[rest] = value
         elif isinstance(out.get(head), dict):
             if not isinstance(value, Mapping):
-                raise ConfigError(head, value, "a field of it is set too; set it once")
+                raise ConfigError(head, value, "given both whole and field by field; give one")
             out[head].update(value)
         else:
             out[head] = dict(value) if isinstance(value, Mapping) else value
@@ -153,7 +156,7 @@ def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_number(text: str) -> int:
-    """A whole number as people write it; a `ValueError` where it has a fraction, or is no number.
+    """Read a whole number as people write it. Raises a `ValueError` for a text with a fraction, or that is not a number.
 
     >>> whole_number("100_000") == whole_number("1e5") == 100000
     True
@@ -170,10 +173,10 @@ def whole_number(text: str) -> int:
     return int(value)
 
 
-def _coerce(field: str, value: Any, hint: Any) -> Any:
-    """`value` as the annotated type, where that loses nothing; else a `ConfigError`."""
+def _coerce(field: str, value: object, hint: object) -> object:
+    """Convert `value` to the annotated type if that loses nothing; else raise a `ConfigError`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic):  # a config is plain data: JSON cannot write a numpy number
         value = value.item()
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -182,6 +185,7 @@ def _coerce(field: str, value: Any, hint: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         if isinstance(value, float) and int in args and float not in args:
             return _coerce(field, value, int)
+        # the type that the value already has comes first: else `1` for `float | int` would become 1.0
         for option in sorted(args, key=lambda a: a is not type(value)):
             try:
                 return _coerce(field, value, option)
@@ -214,7 +218,7 @@ def _coerce(field: str, value: Any, hint: Any) -> Any:
             return override(typing.cast(type, hint)(), value, f"{field}.")
         raise ConfigError(field, value, f"expected a table of {_name(hint)}")
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if value != value:
+        if value != value:  # only NaN differs from itself
             raise ConfigError(field, value, "NaN compares with nothing, so it passes every check; give a number")
         return float(value)
     if hint is int and isinstance(value, float):
@@ -226,5 +230,5 @@ def _coerce(field: str, value: Any, hint: Any) -> Any:
     raise ConfigError(field, value, f"expected {_name(hint)}, got {type(value).__name__}")
 
 
-def _name(hint: Any) -> str:
+def _name(hint: object) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -1,4 +1,4 @@
-"""What a disk refuses, in one sentence: where, and why. Else whoever happened to write last is blamed, in a traceback."""
+"""Errors of a disk in one sentence: where, and why. Without it, a traceback would point at the code that wrote last."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DENIED = (errno.EACCES, errno.EPERM)
 
 
 def refused(error: BaseException, place: Path | str, *, what: str = "", fix: str = "") -> DiskError | None:
-    """`error` as that of a disk that takes nothing more: full, over its quota, read-only; None if it is something else.
+    """The `DiskError` for `error` if a disk is full, over its quota or read-only; None for any other error.
 
-    A file that may not be written counts if it lies in `place`, which is named where the error names no file. `what` was not
-    done, and `fix` is what to do.
+    A file without write permission counts if it is in `place`. If the error names no file, the text names `place`. `what` was
+    not done, and `fix` is what to do.
     """
     if isinstance(error, DiskError):
         return error
@@ -39,7 +39,7 @@ def refused(error: BaseException, place: Path | str, *, what: str = "", fix: str
 
 @contextmanager
 def told_if_refused(place: Path | str, *, what: str = "", fix: str = "") -> Iterator[None]:
-    """A `DiskError` where the block fails because the disk of `place` takes nothing more."""
+    """Turn an error of the disk of `place` in the block into a `DiskError`."""
     try:
         yield
     except Exception as error:
@@ -50,7 +50,7 @@ def told_if_refused(place: Path | str, *, what: str = "", fix: str = "") -> Iter
 
 
 def _number(error: BaseException) -> int:
-    """The number of an error of the system; safetensors has it in its words."""
+    """The error number of the operating system; safetensors has it only in its message."""
     if isinstance(error, OSError):
         return error.errno or 0
     if type(error).__name__ == "SafetensorError":
@@ -59,7 +59,7 @@ def _number(error: BaseException) -> int:
 
 
 def _left(path: str, number: int) -> str:
-    """What is left of the disk on which `path` lies, or would lie."""
+    """In words, what is left on the disk of `path`, which need not exist."""
     folder = Path(path).absolute()
     while not folder.exists():
         folder = folder.parent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 
 class RunnelError(Exception):
@@ -17,17 +16,17 @@ class ConfigError(RunnelError):
     'ppo.num_minibatches = 3: must divide 1024; use 2 or 4'
     """
 
-    def __init__(self, field: str, value: Any, fix: str) -> None:
+    def __init__(self, field: str, value: object, fix: str) -> None:
         super().__init__(f"{field} = {value!r}: {fix}")
         self.field, self.value, self.fix = field, value, fix
 
 
 class UnusedSettingError(ConfigError):
-    """A setting that was changed where nothing would read it: names it, and why."""
+    """A changed setting that nothing would read: names the setting and the reason."""
 
 
 class NonFiniteError(RunnelError):
-    """NaN or infinity in a tensor: names the tensor and the step at which it appeared (None: whoever saw it counts none)."""
+    """NaN or infinity in a tensor: names the tensor and the step at which it appeared (None: the step is not known)."""
 
     def __init__(self, tensor: str, step: int | None, detail: str = "") -> None:
         super().__init__(
@@ -50,7 +49,7 @@ class OutOfMemoryError(RunnelError):
 
 
 class EvaluationInterrupted(RunnelError):
-    """Whoever stops a run does not wait for an evaluation: its `Progress` raises this, and the evaluation is given up."""
+    """An evaluation was given up because the run stops. The evaluation's `Progress` raises this."""
 
 
 class DataError(RunnelError):
@@ -62,12 +61,11 @@ class CheckpointError(RunnelError):
 
 
 class DiskError(CheckpointError):
-    """A disk that takes nothing more: it is read-only, or a folder may not be written. Checkpoints that are there are
-    untouched."""
+    """A disk that cannot be written: it is read-only, or a folder may not be written. Existing checkpoints are untouched."""
 
 
 class DiskFullError(DiskError):
-    """A disk without room, or a quota that is spent. Checkpoints that are there are untouched."""
+    """A full disk, or a quota that is used up. Existing checkpoints are untouched."""
 
 
 class UnrestorableError(CheckpointError):
@@ -83,15 +81,15 @@ class WorkerFailure(RunnelError):
 
 
 class EngineLost(WorkerFailure):
-    """The process of an engine is gone, after it had worked or because somebody killed it: whoever owns it may start again."""
+    """The process of an engine ended after it had worked, or was killed. The owner of the engine may start it again."""
 
 
 class ClusterLost(RunnelError):
-    """The cluster of a run is gone, and the run with it: names its head, what was saved, and how to go on."""
+    """The cluster of a run is gone, and so the run ended: names the head node, what was saved, and how to resume."""
 
 
 class RankError(RunnelError):
-    """Ranks of a trainer that are gone, late, or no longer the same: names them, and the stage in which it was seen.
+    """Ranks of a trainer that ended, are late, or were restarted: names them, and the stage in which this was noticed.
 
     >>> str(RankError([1], "update", "are gone"))
     'rank 1 (worker trainer-1) is gone, seen in stage update'

@@ -1,11 +1,10 @@
-"""Which setting was meant: names that other libraries use, the same name in another group, and slips of the pen."""
+"""Suggestions for an unknown setting: names of other libraries, the same name in another group, and typing errors."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("lr", "actor_lr", "critic_lr"),
@@ -61,12 +60,13 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "lora_r": ("lora.rank",),
     "lora_rank": ("lora.rank",),
 }
-"""What a setting is called elsewhere, and here; only those that a recipe has are offered."""
+"""Names of settings in other libraries, and our names. Only names that a recipe has are suggested."""
 _MOST = 3
 
 
-def names_of(config: Any, path: str = "") -> Iterator[str]:
+def names_of(config: object, path: str = "") -> Iterator[str]:
     """Every setting of a config by its dotted name."""
+    assert dataclasses.is_dataclass(config)
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if dataclasses.is_dataclass(value):
@@ -76,7 +76,7 @@ def names_of(config: Any, path: str = "") -> Iterator[str]:
 
 
 def meant(name: str, known: Iterable[str]) -> list[str]:
-    """The settings among the dotted names in `known` that somebody may mean by `name`, the likeliest first.
+    """The dotted names in `known` that a user may mean by `name`, the likeliest first.
 
     >>> meant("ppo.learning_rate", ["ppo.lr", "seed"]), meant("lr", ["ppo.lr", "seed"]), meant("sead", ["ppo.lr", "seed"])
     (['ppo.lr'], ['ppo.lr'], ['seed'])

@@ -1,4 +1,4 @@
-"""How much memory is free, asked before large things are made; and what to say when it ran out all the same."""
+"""Free memory, which is checked before large allocations, and the error for an allocation that fails all the same."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from runnel.core.errors import ConfigError, OutOfMemoryError
 
 UNKNOWN = 1 << 62
-"""What `free_memory` says where neither the system nor a container's limit tells."""
+"""Result of `free_memory` if neither the system nor a container's limit is known."""
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
 
 def free_memory(device: str | torch.device = "cpu") -> int:
-    """Bytes that a new allocation may use: of a GPU, or of what the system has free within the limit of the container.
+    """Bytes that a new allocation may use: on a GPU, or on this machine within the limit of the container.
 
     >>> 0 < free_memory() <= UNKNOWN
     True
@@ -25,7 +25,7 @@ def free_memory(device: str | torch.device = "cpu") -> int:
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(torch.device(device))
         kept = torch.cuda.memory_reserved(torch.device(device)) - torch.cuda.memory_allocated(torch.device(device))
-        return int(free + kept)
+        return int(free + kept)  # torch keeps freed memory in its own pool, where the driver does not count it as free
     found = []
     if Path("/proc/meminfo").is_file():
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
@@ -37,7 +37,7 @@ def free_memory(device: str | torch.device = "cpu") -> int:
 
 
 def check_room(num_bytes: int, device: str | torch.device, *, field: str, value: int, other: str = "") -> None:
-    """Refuse what will not fit on `device`, and say which `value` of `field` would."""
+    """Refuse an allocation that does not fit on `device`; the error says which `value` of `field` would fit."""
     room = free_memory(device)
     if num_bytes <= room:
         return
@@ -47,7 +47,7 @@ def check_room(num_bytes: int, device: str | torch.device, *, field: str, value:
 
 @contextmanager
 def memory_for(what: str, fix: str) -> Iterator[None]:
-    """Tell what ran out of memory, and what to lower, where an allocator fails inside."""
+    """Turn a failed allocation in the block into an `OutOfMemoryError` that says what to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

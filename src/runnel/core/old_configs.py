@@ -7,7 +7,8 @@ says the new one (`core/hints.py`), so no setting has two names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from runnel.core.state import JsonObject, Settings
 
 RENAMED = {
     **{f"{group}.lam": f"{group}.gae_lambda" for group in ("ppo", "appo", "a2c", "impala")},
@@ -15,9 +16,9 @@ RENAMED = {
     "ring": "num_env_groups",
 }
 """Settings by dotted name: what they were called, and what they are called today."""
-ADDED_LATER: dict[str, Any] = {"a2c.normalise_reward": False, "impala.normalise_reward": False}
+ADDED_LATER: dict[str, object] = {"a2c.normalise_reward": False, "impala.normalise_reward": False}
 """Settings whose default today is not what runs did before the setting existed."""
-REVALUED: dict[str, list[tuple[Any, Any]]] = {"compiled": [(None, "auto"), (True, "on"), (False, "off")]}
+REVALUED: dict[str, list[tuple[object, object]]] = {"compiled": [(None, "auto"), (True, "on"), (False, "off")]}
 """Settings whose values were written otherwise: (old, new)."""
 
 
@@ -30,7 +31,7 @@ def todays_name(setting: str) -> str:
     return RENAMED.get(setting, setting)
 
 
-def todays_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def todays_config(config: Settings) -> JsonObject:
     """A `config.json` of any age, as data, in today's names and values.
 
     >>> todays_config({"ring": 2, "compiled": None, "ppo": {"lam": 0.9}})
@@ -53,7 +54,7 @@ def todays_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _holder(config: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+def _holder(config: JsonObject, name: str) -> tuple[JsonObject, str]:
     """The dict that holds a setting (an empty one if the group is missing), and the setting's name in it."""
     group, _, field = name.rpartition(".")
     holder = config.get(group, {}) if group else config

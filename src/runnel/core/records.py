@@ -1,4 +1,4 @@
-"""Records on a sample stream: what a segment is made of, and what its header says.
+"""Records of a sample stream: segments and their headers.
 
 A segment is many rows in memory that the stream owns: `[T, B]` arrays for environments, ragged token rows for language
 models. There is one header per segment and no Python object per row.
@@ -32,8 +32,8 @@ class FieldSpec:
 class StreamSpec:
     """A sample stream: its arrays, its rows, its bound.
 
-    `sizes` gives each named dim its size; for a dim in `variable` that is the most a segment may use, and the header says
-    what it did use. `rows` is the dim that counts rows (the unit of accounting). `capacity` is the number of segments that
+    `sizes` gives each named dim its size; for a dim in `variable` this is the largest size, and the header has the
+    size that was used. `rows` is the dim that counts rows (the unit of accounting). `capacity` is the number of segments that
     exist at once: the bound of the stream. `batch_segments` is how many segments make one training batch.
     """
 
@@ -50,9 +50,9 @@ class StreamSpec:
     source: Source = "online"
     device: str = "cpu"
     feedback: Mapping[str, FieldSpec] = field(default_factory=dict)
-    """What readers send back about each segment (priorities, success); its memory lies beside the segment."""
+    """Fields that readers send back for each segment (priorities, success). Their memory is next to the segment."""
     unit_rows: int = 1
-    """Neighbouring rows that are trained on together (a pair, a group); ranks that share a batch never part them."""
+    """Number of neighbouring rows that are trained on together (a pair, a group). They are never split over ranks."""
 
     @property
     def num_rows(self) -> int:
@@ -96,7 +96,7 @@ class StreamSpec:
 
     @property
     def side_by_side(self) -> int:
-        """Neighbouring slots whose rows lie side by side in memory, so that they already are the batch: those of one batch."""
+        """Number of neighbouring slots (of one batch) whose rows are adjacent in memory, so that a batch needs no copy."""
         return self.batch_segments if self.capacity % self.batch_segments == 0 else 1
 
     def block_shape(self, name: str) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ class StreamSpec:
 
 @dataclass
 class Header:
-    """What is true of a whole segment. All numbers, so that it fits in shared memory as it is.
+    """Data about a whole segment. It has only numbers, so it is stored in shared memory as it is.
 
     Rows have the ids `sample_id ... sample_id + num_rows - 1`, stable over resume. `sequence` orders the segments of a
     stream. `version_min` and `version_max` span the policy versions inside (per step or token they are in the arrays); -1
@@ -142,7 +142,7 @@ class Header:
 
 @dataclass
 class Slot:
-    """A reserved segment that a writer fills. `arrays` are at full size; say what was used when you commit."""
+    """A reserved segment that a writer fills. `arrays` have full size; `header.used` must have the used sizes at commit."""
 
     index: int
     spec: StreamSpec
@@ -152,7 +152,7 @@ class Slot:
 
 @dataclass
 class Segment:
-    """A finished segment as a reader sees it: arrays cut to what was used. Nobody writes to it."""
+    """A finished segment as a reader sees it: arrays are cut to the used sizes. It is never written again."""
 
     index: int
     spec: StreamSpec
@@ -176,7 +176,7 @@ def trim(spec: StreamSpec, arrays: Batch, used: Mapping[str, int]) -> Batch:
 
 
 def check_used(spec: StreamSpec, used: Mapping[str, int]) -> None:
-    """Raise a `DataError` if a segment says that it uses more of a variable dim than there is."""
+    """Raise a `DataError` if a segment claims more of a variable dim than the stream has."""
     for dim in spec.variable:
         if not 0 <= used.get(dim, -1) <= spec.sizes[dim]:
             raise DataError(f"stream {spec.name!r}: segment uses {used.get(dim)} of dim {dim!r}, which holds {spec.sizes[dim]}")

@@ -1,4 +1,4 @@
-"""User code by name: `package.module:name` or `path/to/file.py:name`. This, and never a pickle, crosses processes."""
+"""User code by name: `package.module:name` or `path/to/file.py:name`. Processes exchange such names, never pickles."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _loading: list[str] = []
 
 
 def refuse_while_loading(what: str) -> None:
-    """Refuse to do `what` for a file that is only being looked into: worker processes load the file that a class is in, and
-    would begin the same run again."""
+    """Refuse to do `what` while a file is being loaded.
+
+    A worker process loads the file in which a class is written; without this check it would start the same run again.
+    """
     if _loading:
         line = next((f.lineno for f in reversed(traceback.extract_stack()) if f.filename == _loading[-1]), 1)
         fix = f"line {line} calls {what} while the file is loaded; put that below if __name__ == '__main__':"
@@ -48,7 +50,7 @@ def load_module(target: str, field: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        sys.modules[name] = module  # before it runs, as Python does: dataclasses look their module up there
         _loading.append(str(path))
         try:
             with _told(target, field):
@@ -63,7 +65,7 @@ def load_module(target: str, field: str) -> ModuleType:
 
 @contextmanager
 def _told(target: str, field: str) -> Iterator[None]:
-    """What goes wrong while a module is loaded, as one error that names the file and the line."""
+    """Turn an exception from loading a module into one error that names the file and the line."""
     try:
         yield
     except (RunnelError, KeyboardInterrupt):
@@ -83,7 +85,7 @@ def _told(target: str, field: str) -> Iterator[None]:
 
 
 def load_object(target: str, field: str) -> Any:
-    """The object that `module:name` or `file.py:name` points at.
+    """The object that `module:name` or `file.py:name` names.
 
     >>> load_object("math:pi", "x") > 3
     True
@@ -91,7 +93,7 @@ def load_object(target: str, field: str) -> Any:
     module_name, _, name = target.rpartition(":")
     if not module_name:
         raise ConfigError(field, target, "write module:name or path/to/file.py:name")
-    found: Any = load_module(module_name, field)
+    found: object = load_module(module_name, field)
     for part in name.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1, cutoff=0.5)
@@ -101,8 +103,8 @@ def load_object(target: str, field: str) -> Any:
     return found
 
 
-def called(factory: Any, *args: Any, field: str, target: Any, how: str) -> Any:
-    """`factory(*args)`; one that cannot be called so (`how`, in words) is refused, with the place where it is written."""
+def called(factory: object, *args: object, field: str, target: object, how: str) -> Any:
+    """Call `factory(*args)`. If that fails, the error says `how` it is called, and where it is written."""
     if not callable(factory):
         raise ConfigError(field, target, f"is a {type(factory).__name__} and no function; it is called as {how}")
     try:
@@ -114,9 +116,9 @@ def called(factory: Any, *args: Any, field: str, target: Any, how: str) -> Any:
         raise ConfigError(field, target, f"{error}; it is called as {how}" + (f"; see {place}" if place else "")) from error
 
 
-def _walk(module: ModuleType, name: str) -> Any:
-    """What `name` stands for in `module` now: not `obj` for a bound method, or where another took its name."""
-    found: Any = module
+def _walk(module: ModuleType, name: str) -> object:
+    """The object that `name` means in `module` now. For a bound method, or a name that was reused, it is not `obj`."""
+    found: object = module
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
@@ -129,7 +131,7 @@ def is_reference(text: str) -> bool:
 
 
 def own_name(text: str) -> str:
-    """A name as people read it: of a file of one's own, given by its whole path, the file's name alone.
+    """A name to show to people: for a user's file with an absolute path, only the name of the file.
 
     >>> own_name("/home/me/work/my_env.py:MyEnv"), own_name("tensor:/work/grid.py:Grid"), own_name("/work/algo.py")
     ('my_env.py:MyEnv', 'tensor:grid.py:Grid', 'algo.py')
@@ -142,7 +144,7 @@ def own_name(text: str) -> str:
     return (f"{kind}:" if kind else "") + Path(f"/{path}").name
 
 
-def reference(obj: Any) -> str | None:
+def reference(obj: object) -> str | None:
     """The name by which another process could load `obj`, or None (a lambda, a local class, a notebook's function)."""
     name = getattr(obj, "__qualname__", "")
     module = inspect.getmodule(obj)

@@ -1,7 +1,7 @@
 """Which settings may change when a run is resumed.
 
-Each config class says it of its own fields, in a table `on_resume` beside them: what happens with a changed value, or why the
-field stays as it is. A field that no table names stays too, so that a new setting cannot be taken and mixed without a word.
+Each config class lists its own fields in a table `on_resume`: what a changed value does, or why the field must keep its value.
+A field that no table names must keep its value too. So a new setting cannot be changed in the middle of a run by accident.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeRule:
-    """What becomes of one setting on resume; `text` is what then happens, or why it stays."""
+    """Whether one setting may change on resume. `text` says what the change does, or why the setting stays."""
 
     may_change: bool
     text: str
@@ -29,7 +28,7 @@ UNKNOWN = ResumeRule(False, "its config class does not say in `on_resume` that i
 
 
 def may_change(*names: str, then: str = NEXT_UPDATE) -> dict[str, ResumeRule]:
-    """Fields that take a new value on resume, and what happens `then`."""
+    """Fields that may have a new value on resume, and what happens `then`."""
     return dict.fromkeys(names, ResumeRule(True, then))
 
 
@@ -39,7 +38,7 @@ def stays(*names: str, why: str) -> dict[str, ResumeRule]:
 
 
 def rule_of(config: type, name: str) -> ResumeRule | None:
-    """What `config` (or the nearest class that it extends) says of its field `name`; None: nothing.
+    """The rule that the class `config`, or its nearest base class, has for the field `name`; None if there is no rule.
 
     >>> class A:
     ...     on_resume = stays("x", why="it is the network's")
@@ -52,7 +51,7 @@ def rule_of(config: type, name: str) -> ResumeRule | None:
     return next((table[name] for table in tables if name in table), None)
 
 
-def rule_at(config: Any, name: str) -> ResumeRule:
+def rule_at(config: object, name: str) -> ResumeRule:
     """The rule of the setting with the dotted `name` of a config."""
     *groups, own = name.split(".")
     for group in groups:
@@ -60,10 +59,13 @@ def rule_at(config: Any, name: str) -> ResumeRule:
     return rule_of(type(config), own) or UNKNOWN
 
 
-def check_changes(before: Any, after: Any, run: str) -> dict[str, tuple[Any, Any, str]]:
-    """Settings of the run `run` that differ between two configs, by dotted name: before, after, and what that does. The first
-    that must stay raises a `ConfigError`; code and data that only lie elsewhere now are the same."""
-    found: dict[str, tuple[Any, Any, str]] = {}
+def check_changes(before: object, after: object, run: str) -> dict[str, tuple[object, object, str]]:
+    """Changed settings of the run `run`, by dotted name: value before, value after, and what the change does.
+
+    Raises a `ConfigError` for the first changed setting that must stay. Code and data that only moved to another folder may
+    differ.
+    """
+    found: dict[str, tuple[object, object, str]] = {}
     for name, rule, old, new in _changed(before, after):
         if _moved(old, new):
             found[name] = (old, new, "is the same at another place")
@@ -75,7 +77,8 @@ def check_changes(before: Any, after: Any, run: str) -> dict[str, tuple[Any, Any
     return found
 
 
-def _changed(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, ResumeRule, Any, Any]]:
+def _changed(before: object, after: object, path: str = "") -> Iterator[tuple[str, ResumeRule, object, object]]:
+    assert dataclasses.is_dataclass(before)
     for f in dataclasses.fields(before):
         old, new = getattr(before, f.name), getattr(after, f.name)
         if dataclasses.is_dataclass(old) and type(old) is type(new):
@@ -84,8 +87,8 @@ def _changed(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Res
             yield f"{path}{f.name}", rule_of(type(before), f.name) or UNKNOWN, old, new
 
 
-def _moved(old: Any, new: Any) -> bool:
-    """Whether two texts are paths of one file (or of one name in it), in another folder.
+def _moved(old: object, new: object) -> bool:
+    """Whether two texts are paths of the same file (or of the same name in it) in different folders.
 
     >>> _moved("/a/my_env.py:MyEnv", "/b/c/my_env.py:MyEnv"), _moved("ALE/Pong-v5", "My/Pong-v5")
     (True, False)

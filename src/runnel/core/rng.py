@@ -1,11 +1,12 @@
-"""Random streams: every consumer has its own, named by what it is and never by when it runs."""
+"""Random streams: every consumer has its own, named after what the consumer is, not after when it runs."""
 
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
+
+from runnel.core.state import State
 
 
 def make_rng(seed: int, *names: str | int) -> np.random.Generator:
@@ -28,7 +29,7 @@ def make_seed(seed: int, *names: str | int) -> int:
     return int(seed_sequence(seed, *names).generate_state(1, np.uint32)[0] >> 1)
 
 
-def rng_state(rng: np.random.Generator) -> dict[str, Any]:
+def rng_state(rng: np.random.Generator) -> State:
     """The generator's state as plain data (for a checkpoint)."""
     state = rng.bit_generator.state
     inner = state["state"]
@@ -43,7 +44,7 @@ def rng_state(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def set_rng_state(rng: np.random.Generator, state: dict[str, Any]) -> None:
+def set_rng_state(rng: np.random.Generator, state: State) -> None:
     """Undo `rng_state`."""
     rng.bit_generator.state = {
         "bit_generator": state["kind"],

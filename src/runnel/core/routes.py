@@ -1,4 +1,4 @@
-"""Agents to streams: which policy an agent asks, and where its trajectories go."""
+"""Routes of agents: which policy serves an agent, and to which stream its trajectories go."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class ActionSpec:
     start: int = 0
     """First value of a Gymnasium `Discrete` space; networks count from 0, the environment wrapper adds it."""
     env_dtype: str = "float32"
-    """What `env.step` takes where the action is a box; a box of integers gets rounded values."""
+    """Type that `env.step` accepts for a box action. Values for a box of integers are rounded."""
     parts: tuple[ActionSpec, ...] = ()
     """The choices and boxes of a `multi` action, in the order of their numbers."""
     leaves: tuple[ActionLeaf, ...] = ()

@@ -1,6 +1,6 @@
-"""State as plain data, and the parts of it that never change again.
+"""Types of plain data, and chunks of state that never change again.
 
-A checkpoint writes such a part (a full chunk of a replay memory) once; later checkpoints link to the file that is there.
+A checkpoint writes a sealed chunk (a full chunk of a replay memory) once. Later checkpoints link to the file that exists.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Plain = Any
 """Plain data: what a message or a JSON text holds."""
 Metrics = dict[str, float]
 """Numbers of an update, by name."""
-WorkerEvent = dict[str, Any]
-"""What a worker, a sampler or a client tells the run: plain data by field. `kind` says what it is (update, eval, ...)."""
+JsonObject = dict[str, Any]
+"""A JSON object: a config, a row or a report as plain data."""
+WorkerEvent = JsonObject
+"""What a worker, a sampler or a client tells the run, as plain data. `kind` says what it is (update, eval, ...)."""
 Array: TypeAlias = "NDArray[Any]"
 """A numpy array of any type."""
 Settings = Mapping[str, Any]
@@ -29,7 +31,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SealedChunk:
-    """Named tensors behind `read`. `name` is made from their content: parts of one name are the same."""
+    """Named tensors that `read` loads. `name` is made from their content: chunks with equal names are equal."""
 
     name: str
     read: Callable[[], Mapping[str, Tensor]]

@@ -1,4 +1,4 @@
-"""The fields of an environment trajectory, agreed once between sampler, replay and learner."""
+"""The fields of an environment trajectory, which sampler, replay and learner share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.spaces import ArraySpec, EnvSpec
 
 CARRIED = "carried_return"
-"""The discounted return of the episode that a segment begins in the middle of, `[B]`; 0 where one begins."""
+"""The discounted return of the episode before the segment starts, `[B]`; 0 if an episode starts with the segment."""
 
 
 def trajectory_stream(
@@ -32,12 +32,12 @@ def trajectory_stream(
     """A stream of `[T, B]` segments: B environments for T steps.
 
     `obs` has T + 1 entries (the last one bootstraps). Where an episode ends inside the segment, `obs[t + 1]` is already the
-    next episode's first; the observation that ended it is in `final_obs[f]`, with `final_index[f] = t * B + b`, and so is the
-    mask there (`final_action_mask`): who bootstraps from a truncated episode may not count on a forbidden action.
-    A device keeps the final observations of truncated episodes alone (a terminated one is never bootstrapped from).
-    `rewards/env` is the environment's reward; other channels stand beside it. `state` names a policy's recurrent state
-    (`state/h`): the segment holds what it was before step 0, zero at the start of an episode. With `carried_return`, and a
-    sampler that knows the discount, a segment also says how much return its episodes bring along (`CARRIED`).
+    first observation of the next episode. The observation that ended the episode is in `final_obs[f]`, with
+    `final_index[f] = t * B + b`. Its mask is in `final_action_mask`: a target for a truncated episode must not count on a
+    forbidden action. On a GPU only truncated episodes have final observations (a terminated one is never bootstrapped from).
+    `rewards/env` is the environment's reward; other reward channels have other names. `state` names a policy's recurrent state
+    (`state/h`): the segment holds its value before step 0, zero at the start of an episode. With `carried_return`, and a
+    sampler that knows the discount, a segment also holds the return of its episodes before the segment (`CARRIED`).
     """
     for field, value in (("num_steps", num_steps), ("num_envs", num_envs)):
         if value < 1:

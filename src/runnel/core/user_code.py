@@ -1,7 +1,7 @@
-"""Exceptions in code that a user wrote: whether it is theirs, and how an error shows the lines of their files.
+"""Exceptions in a user's code: whether the user's code raised them, and how an error shows the lines of the user's files.
 
-What is shown is text from here on, since it crosses processes. Importing this costs nothing but the standard library: processes
-that judge rewards start without numpy and torch.
+The functions return text, because text can be sent to another process. This module imports only the standard library, because
+processes that compute rewards start without numpy and torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _TYPED_IN = ("<stdin", "<string>", "<ipython", "<python-input")
 _FIRST, _LAST = 3, 5
-"""Frames shown of a long stack: so many from its start, and from its end."""
+"""Number of frames of a long stack that are shown from its start, and from its end."""
 _LONGEST = 300
 _CAUSES = 3
 
@@ -28,7 +28,7 @@ Frame = traceback.FrameSummary
 
 
 def summary(error: BaseException) -> str:
-    """An exception in one line: its kind, and what it says.
+    """An exception in one line: its type and its message.
 
     >>> summary(KeyError("left")), summary(AssertionError())
     ("KeyError: 'left'", 'AssertionError')
@@ -40,14 +40,14 @@ def summary(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """`summary`, and under it the lines of the user's own code that the exception came through."""
+    """`summary`, and below it the lines of the user's code in the exception's stack."""
     return summary(error) + frames(error)
 
 
 def frames(error: BaseException) -> str:
-    """The lines of the user's own code that `error` came through, outermost first, each on a new line; empty if there are none.
+    """The lines of the user's code in the stack of `error`, outermost first, each on a new line; empty if there are none.
 
-    Frames of runnel are left out, and so are those of libraries where others are left.
+    Frames of runnel are left out. Frames of libraries are left out if there are frames of the user.
     """
     found = "".join(_shown(f) for f in _cut(user_frames(error)))
     for _ in range(_CAUSES):
@@ -60,31 +60,31 @@ def frames(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> list[Frame]:
-    """The frames of `error` that are the user's own code; if there are none, the innermost one of a library that it called."""
+    """The frames of `error` in the user's code; if there are none, the innermost frame in a library."""
     stack = list(_inner(error))
     own = [f for f in stack if _whose(f.filename) == "user"]
     return own or [f for f in stack if _whose(f.filename) == "library" and not f.filename.startswith("<")][-1:]
 
 
 def is_users(error: BaseException) -> bool:
-    """Whether the mistake is in the user's own code: what raised was it, or a library that it called; not ours."""
+    """Whether the user's code raised `error`, directly or in a library that it called. False if runnel raised it."""
     whose = [_whose(f.filename) for f in _inner(error)]
     return next((w == "user" for w in reversed(whose) if w != "library"), False)
 
 
 def called_wrongly(error: BaseException) -> bool:
-    """Whether none of the user's own lines raised: what failed is the call itself (its arguments), or what it gave back."""
+    """Whether no line of the user's code raised: the call itself failed (its arguments), or the returned value is wrong."""
     return not any(_whose(f.filename) == "user" for f in _inner(error))
 
 
-def lines_of(error: BaseException, called: Any) -> str:
-    """`frames`, or, where the call itself failed, the place where `called` is written."""
+def lines_of(error: BaseException, called: object) -> str:
+    """`frames`, or, if the call itself failed, the place where `called` is written."""
     place = place_of(called) if called_wrongly(error) else ""
     return f"\n  {place}" if place else frames(error)
 
 
 def place_of(obj: Any) -> str:
-    """`file.py:12`: where a function, or the constructor of a class, is written; empty where that is not the user's code."""
+    """`file.py:12`, where a function or the constructor of a class is written; empty if it is not the user's code."""
     made = vars(obj).get("__init__", obj) if isinstance(obj, type) else obj
     try:
         file, line = inspect.getsourcefile(made) or "", inspect.getsourcelines(made)[1]
@@ -94,7 +94,7 @@ def place_of(obj: Any) -> str:
 
 
 def brief(text: str) -> str:
-    """The first line of what `told` gave, with the innermost place.
+    """The first line of a text that `told` made, with the innermost place.
 
     >>> brief("KeyError: 'left'\\n  a.py:3, in step\\n    return x['left']")
     "KeyError: 'left' (a.py:3, in step)"
@@ -105,8 +105,9 @@ def brief(text: str) -> str:
 
 
 def mistake(text: str) -> str:
-    """The same for the same mistake, whatever the exception said of it: its kind and its place, from what `told` gave; where
-    there is no place, its words without numbers.
+    """A key that is equal for equal mistakes, made from a text that `told` made.
+
+    It is the exception's type and place. If there is no place, it is the message without its numbers.
 
     >>> mistake("KeyError: 'left'\\n  a.py:3, in step") == mistake("KeyError: 'right'\\n  a.py:3, in step")
     True
@@ -116,8 +117,10 @@ def mistake(text: str) -> str:
 
 
 def _inner(error: BaseException) -> Iterator[Frame]:
-    """The frames of an exception from the first of ours on: before it stands whoever called us. The place of a syntax error
-    comes last."""
+    """The frames of an exception, from the first frame of runnel on; earlier frames belong to the program that called runnel.
+
+    The place of a syntax error comes last.
+    """
     stack = traceback.extract_tb(error.__traceback__)
     first = next((i for i, f in enumerate(stack) if _whose(f.filename) == "ours"), 0)
     yield from stack[first:]
@@ -135,7 +138,7 @@ def _whose(file: str) -> Literal["ours", "library", "user"]:
 
 
 def _cut(found: list[Frame]) -> list[Frame | int]:
-    """A long stack (a recursion) without its middle: how many frames that leaves out."""
+    """A long stack (a recursion) with the number of left-out frames in place of its middle."""
     if len(found) <= _FIRST + _LAST + 1:
         return list(found)
     return [*found[:_FIRST], len(found) - _FIRST - _LAST, *found[-_LAST:]]
@@ -149,7 +152,7 @@ def _shown(frame: Frame | int) -> str:
 
 
 def _place(frame: Frame) -> str:
-    """`file.py:12, in step`; the path is from here where the file is below."""
+    """`file.py:12, in step`. The path is relative if the file is below the current folder."""
     path = frame.filename
     if not path.startswith("<"):
         near = os.path.relpath(path)

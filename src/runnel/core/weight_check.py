@@ -1,7 +1,7 @@
-"""A weight_check that travels with a published version: a few tokens, and the log-probabilities that the learner gives them.
+"""Weight check of a published version: a few tokens, and the log-probabilities that the learner computes for them.
 
-A checksum says that values arrived; it does not say that they were put where they belong. Whoever loads the version computes
-the same log-probabilities with what it has now, and compares.
+A checksum shows that values arrived, but not that they were loaded into the right tensors. The engine that loads the version
+computes the same log-probabilities with its own parameters, and compares.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from runnel.core.errors import RunnelError
 
 MAX_TOKENS = 32
-"""Most tokens of a weight_check, its prompt included: a channel's layout is fixed by the first publication."""
+"""Largest number of tokens, with the prompt. It is fixed, because the first publication fixes a channel's layout."""
 ONCE = 100.0
-"""How far past its bound the mismatch of so few tokens may be: in half precision one of them alone can be off by half. What
-stayed behind, or was put elsewhere, is off by more."""
+"""Factor by which the mismatch of so few tokens may exceed the bound. In half precision a single token can be off by half; a
+parameter that was not loaded, or loaded into the wrong tensor, is off by more."""
 PREFIX = "proof/"
 SIZES = PREFIX + "sizes"
 """The parameter that says whether a version carries a weight check at all."""
@@ -27,7 +27,7 @@ SIZES = PREFIX + "sizes"
 
 @dataclass(frozen=True)
 class WeightCheck:
-    """Log-probabilities at temperature 1 of `tokens` behind `prompt`. `[n] int64, [m] int64, [m] float32`"""
+    """Log-probabilities at temperature 1 of `tokens` after `prompt`. `[n] int64, [m] int64, [m] float32`"""
 
     prompt: Tensor
     tokens: Tensor
@@ -36,13 +36,15 @@ class WeightCheck:
     """Largest mean mismatch (KL) of engine and learner, `learner.max_mismatch`."""
 
     def check(self, found: Tensor, version: int) -> dict[str, float]:
-        """Compare with what an engine `found` `[m]` for `version`; the mismatch as metrics, or an error that stops the run.
+        """Compare with the log-probabilities `found` `[m]` of an engine. Returns the mismatch as metrics, or raises.
 
         The KL is the mean of `ratio - log ratio - 1` with ratio = learner / engine, never negative, as on rollouts.
         """
         gap = self.logprobs.double() - found.double()
+        # clamped before exp, so that a large gap gives a large number and not infinity
         kl = float((torch.exp(gap.clamp(max=30.0)) - gap - 1.0).mean())
         max_ratio = math.exp(min(float(gap.abs().max()), 80.0))
+        # `not <=` and not `>`: NaN must fail too
         if not kl <= ONCE * self.bound:
             raise RunnelError(
                 f"an engine that loaded version {version} disagrees with the learner about {len(self.tokens)} canary tokens: "
@@ -54,7 +56,7 @@ class WeightCheck:
 
 
 def pack(weight_check: WeightCheck | None) -> dict[str, Tensor]:
-    """A weight_check, or that there is none yet, in tensors whose shapes never change, for a parameter channel."""
+    """A weight check, or none, as tensors whose shapes never change, for a parameter channel."""
     tokens, logprobs = torch.zeros(MAX_TOKENS, dtype=torch.int64), torch.zeros(MAX_TOKENS)
     sizes, bound = torch.zeros(2, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
     if weight_check is not None:
@@ -67,7 +69,7 @@ def pack(weight_check: WeightCheck | None) -> dict[str, Tensor]:
 
 
 def split(params: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], WeightCheck | None]:
-    """What was published, as parameters and their weight_check: undoes `{**params, **pack(weight_check)}`.
+    """Split a published version into parameters and weight check: the inverse of `{**params, **pack(weight_check)}`.
 
     >>> weight_check = WeightCheck(torch.tensor([1, 5]), torch.tensor([6]), torch.tensor([-0.5]), 1e-5)
     >>> params, found = split({"w": torch.ones(1), **pack(weight_check)})

@@ -1,4 +1,4 @@
-"""What every worker is: a name, a bounded `poll`, a state that can be saved, and signs of life for whoever watches it.
+"""Base class of workers: a name, a bounded `poll`, a state that can be saved, and signs of life for a watcher.
 
 A watcher sees the stage that a worker is in (`StageTimer`) and a count of finished pieces of work (`progressed`). Deadlines
 follow progress: a stage that takes long is not hung while pieces of it come back (the step of one environment, a micro-batch, a
@@ -59,7 +59,7 @@ class Worker:
         """Undo `snapshot`."""
 
     def close(self) -> None:
-        """Let go of what the worker holds."""
+        """Release the resources that the worker holds."""
 
 
 class StageTimer:

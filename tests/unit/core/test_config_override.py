@@ -136,7 +136,7 @@ def test_a_pair_has_a_type_for_each_place() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_setting_a_table_and_a_field_of_it_is_refused(order: int) -> None:
     changes = dict([("inner.rate", 3.0), ("inner", Inner())][::order])
-    with pytest.raises(ConfigError, match="set it once"):
+    with pytest.raises(ConfigError, match="give one"):
         override(Outer(), changes)
 
 

@@ -1,17 +1,17 @@
-"""Evaluation: playing episodes to measure a policy, and the policy that a user loads."""
+"""Evaluation: episodes that measure a policy, and the policy that a user loads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from runnel.core.contracts.inference import InferenceClient
-from runnel.core.state import WorkerEvent
+from runnel.core.state import Plain, WorkerEvent
 
 
 class Evaluation(Protocol):
-    """A measurement of a policy on tasks of its own: returns the score of each episode and what is worth showing."""
+    """A measurement of a policy on separate tasks: the score of each episode, and a few samples to show."""
 
     def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult: ...
 
@@ -19,15 +19,13 @@ class Evaluation(Protocol):
 
 
 class EpisodeRecorder(Protocol):
-    """Plays episodes to be looked at, and gives each as an event of kind `video`. It changes nothing that is measured."""
+    """Plays episodes for people to watch, and yields each as an event of kind `video`. It changes no measurement."""
 
-    def run(
-        self, client: InferenceClient, *, round_index: int, progress: Progress | None = None
-    ) -> Iterator[dict[str, Any]]: ...
+    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> Iterator[WorkerEvent]: ...
 
 
 class Progress(Protocol):
-    """Called often while an evaluation goes on; raises `EvaluationInterrupted` where the run is to stop."""
+    """Called often during an evaluation; raises `EvaluationInterrupted` if the run is to stop."""
 
     def __call__(self, done: int, total: int) -> None: ...
 
@@ -36,8 +34,8 @@ class Progress(Protocol):
 class EvalResult:
     """Scores of the episodes of one evaluation (`returns`), other per-episode numbers, and a few samples to read.
 
-    `extra["cut"]` flags returns that are those up to a limit of steps; `extra["crashed"]` flags episodes that have no return,
-    because their environment broke. Each is there only if there was one. `faults` says what broke.
+    `extra["cut"]` flags returns that stop at a limit of steps. `extra["crashed"]` flags episodes without a return, because
+    their environment failed. Each key exists only if there was such an episode. `faults` says what failed.
     """
 
     returns: list[float]
@@ -56,9 +54,9 @@ class AgentRoute:
 
 
 class Policy(Protocol):
-    """What `rl.load` gives back: something that acts."""
+    """A policy that acts, as `rl.load` returns it."""
 
-    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+    def act(self, obs: Plain, *, deterministic: bool = True) -> Plain:
         """An action that `env.step` accepts."""
         ...
 

@@ -1,33 +1,35 @@
-"""Inference: requests and replies, what answers them, and a sampler's way to it."""
+"""Inference: requests and replies, the inferencers that serve them, and the clients through which samplers send them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 from torch import Tensor
 
 from runnel.core.contracts.params import ParamSet
 from runnel.core.records import Batch
-from runnel.core.state import State
+from runnel.core.state import Array, State
 
 
 @dataclass
 class Request:
-    """Rows that ask a policy for an answer. Self-contained: it carries its noise or seed, and its state or token prefix,
-    so any policy worker can serve it and the answer does not depend on its neighbours."""
+    """Rows for which a policy is to compute a reply.
+
+    A request carries its noise or seed, and its state or token prefix. So any policy worker can serve it, and the reply does
+    not depend on the other requests of its batch.
+    """
 
     id: int
     rows: Batch
     version: int = -1
-    """The exact parameter version that must answer; -1 takes what is loaded."""
+    """The exact parameter version that must serve the request; -1 accepts the version that is loaded."""
 
 
 @dataclass
 class Reply:
-    """The answer to request `id`, made by parameters of `version`."""
+    """The reply to request `id`, computed with parameters of `version`."""
 
     id: int
     rows: Batch
@@ -36,10 +38,11 @@ class Reply:
 
 @runtime_checkable
 class Inferencer(Protocol):
-    """What answers requests: a torch policy, or a language-model engine.
+    """Serves requests: a torch policy, or a language-model engine.
 
-    `step` is one bounded piece of work: a torch policy answers all that is pending in one forward pass; an engine admits,
-    decodes one token a slot, and returns what finished. `immediate` says that one `step` answers everything pending.
+    `step` is one bounded piece of work. A torch policy serves all pending requests in one forward pass. An engine admits
+    requests, decodes one token in each slot, and returns finished replies. `immediate` says that one `step` serves every
+    pending request.
     """
 
     immediate: bool
@@ -51,11 +54,11 @@ class Inferencer(Protocol):
     def abort(self, ids: Sequence[int]) -> None: ...
 
     def pending(self) -> int:
-        """Requests submitted and not yet answered."""
+        """Number of requests that were submitted and have no reply yet."""
         ...
 
     def load_params(self, params: ParamSet) -> None:
-        """Use these parameters from the next `step` on. With `params.shared`, bind to the tensors and do not copy."""
+        """Use these parameters from the next `step` on. If `params.shared`, use the tensors themselves, without a copy."""
         ...
 
     def snapshot(self) -> State: ...
@@ -65,55 +68,57 @@ class Inferencer(Protocol):
 
 @runtime_checkable
 class DirectInferencer(Inferencer, Protocol):
-    """An immediate inferencer that also answers rows without a request, for a sampler beside it."""
+    """An immediate inferencer that also serves rows without a request, for a sampler in the same process."""
 
     def answer(self, rows: Batch) -> Batch: ...
 
     def row_policy(self) -> RowPolicy | None:
-        """The policy in a form that compiled environments can call, where it has one."""
+        """The policy in a form that compiled environments can call; None if it has no such form."""
         ...
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """An inferencer that holds something outside this process (an engine's child process). Its owner closes it once, at the
-    end of a run that finished or failed."""
+    """An inferencer that holds something outside this process (an engine's child process).
+
+    Its owner closes it once, when the run has finished or failed.
+    """
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class ChecksWeights(Protocol):
-    """An inferencer that can say what its parameters make of given tokens, so that a published version can be verified."""
+    """An inferencer that can compute log-probabilities of given tokens, so that a published version can be verified."""
 
     def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probabilities at temperature 1 of `tokens` behind `prompt`; what is running goes on as if never asked.
+        """Log-probabilities at temperature 1 of `tokens` after `prompt`. Running requests are not affected.
         `[n], [m] int64 -> [m] float32`, on the host."""
         ...
 
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """A small actor as compiled code takes it (`kernels/small/numba/rows.py`): the vector of its parameters, and its shape."""
+    """A small actor as compiled code reads it (`kernels/small/numba/rows.py`): its parameter vector and its sizes."""
 
-    vector: np.ndarray[Any, Any]
+    vector: Array
     sizes: tuple[int, int, int, int, bool]
     relu: bool
 
 
 class InferenceClient(Protocol):
-    """A sampler's way to a policy. Inline or remote, by configuration.
+    """Sends a sampler's requests to a policy, which is inline or remote, by configuration.
 
-    `submit` of an inline, immediate inferencer has answered when it returns. `poll` does one bounded piece of work (an
+    With an inline, immediate inferencer the reply is ready when `submit` returns. `poll` does one bounded piece of work (an
     inline engine decodes a token; a remote client collects replies); `ready` gives a ticket's reply once, else None.
     """
 
     version: int
-    """Newest parameter version known to answer; -1 before any."""
+    """Newest parameter version that is known to serve requests; -1 before the first."""
 
     def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
-        """Ask; returns a ticket. Requests of one `affinity` go to one policy worker where there are several (they share a
-        prefix, say); -1 leaves it to the client's own."""
+        """Send rows; returns a ticket. Requests with the same `affinity` go to the same policy worker (for example because
+        they share a prefix). With -1 the client uses its own affinity."""
         ...
 
     def poll(self) -> int: ...
@@ -125,14 +130,14 @@ class InferenceClient(Protocol):
     def pending(self) -> int: ...
 
     def local(self) -> Callable[[Batch], Batch] | None:
-        """Where the policy lives beside its client and answers at once: its answer to rows, by the version that `sync` brought.
-        None elsewhere; then ask with `submit`."""
+        """A function that computes replies at once, with the version that `sync` loaded, if the policy is in this process.
+        None otherwise; then use `submit`."""
         ...
 
     def row_policy(self) -> RowPolicy | None:
-        """`DirectInferencer.row_policy` where the policy lives beside its client."""
+        """`DirectInferencer.row_policy`, if the policy is in this process; else None."""
         ...
 
     def sync(self, version: int = -1) -> bool:
-        """Bring parameters up to date: to exactly `version`, or to the newest for -1. False: not there yet, ask again."""
+        """Load exactly `version`, or the newest version for -1. False: the version has not arrived yet; call again."""
         ...

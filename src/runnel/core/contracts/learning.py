@@ -1,10 +1,10 @@
-"""Learners: the update, its ranks, and what a learner may do beside it."""
+"""Learners: the update, its ranks, and optional abilities of a learner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.state import Metrics, State, WorkerEvent
 from runnel.core.weight_check import WeightCheck
 
+if TYPE_CHECKING:  # torch without distributed has no such module
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 class Collective(Protocol):
     """The ranks of one learner. Every denominator, mean and stop decision goes through it."""
@@ -22,21 +25,21 @@ class Collective(Protocol):
     world_size: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of `x` over ranks, the same bits on each; it may be made in the memory of `x`, so hand over what you can
-        spare. Every rank calls it as often, with as many numbers."""
+        """The sum of `x` over ranks, with the same bits on each rank. It may overwrite `x`. All ranks call it equally often,
+        with equal shapes."""
         ...
 
 
 class MeshCollective(Collective, Protocol):
-    """Ranks over which a model can be taken apart."""
+    """Ranks over which a model can be sharded."""
 
-    def mesh(self) -> Any:
-        """A `torch.distributed.DeviceMesh` of the ranks; they meet when it is first asked for."""
+    def mesh(self) -> DeviceMesh:
+        """A `torch.distributed.DeviceMesh` of the ranks. The first call waits until all ranks have called it."""
         ...
 
 
 class SingleProcess:
-    """The collective of a learner that is alone."""
+    """The collective of a learner with one rank."""
 
     rank = 0
     world_size = 1
@@ -47,28 +50,28 @@ class SingleProcess:
 
 @dataclass
 class Update:
-    """What an update says of itself. `feedback` has one mapping per segment, in the order `prepare` got them."""
+    """The result of one update. `feedback` has one mapping per segment, in the order in which `prepare` got the segments."""
 
     metrics: Metrics
     feedback: dict[str, list[Mapping[str, Tensor]]] = field(default_factory=dict)
     events: list[WorkerEvent] = field(default_factory=list)
-    """What else there is to tell the run (`kind`, and plain data); the leading rank's is told."""
+    """Other events for the run (`kind`, and plain data). Only those of rank 0 are used."""
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """An algorithm's update, owner of the optimiser. It knows segments and tensors; never environments or streams."""
+    """An algorithm's update; it owns the optimiser. It knows segments and tensors, but no environments and no streams."""
 
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         """Turn segments, by reader name, into one training batch: advantages, targets, masks. `progress` is in [0, 1]."""
         ...
 
     def update(self, batch: Batch) -> Update:
-        """Consume the batch: one version. Raises `NonFiniteError` before it would step on a bad loss."""
+        """Train on the batch, which makes one new version. Raises `NonFiniteError` instead of stepping on a bad loss."""
         ...
 
     def params(self) -> Mapping[str, Tensor]:
-        """What is published: weights, and the statistics that acting needs (normalisers, exploration rate)."""
+        """The published parameters: weights, and statistics that acting needs (normalisers, exploration rate)."""
         ...
 
     def state_dict(self) -> State: ...
@@ -78,62 +81,64 @@ class Learner(Protocol):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """A learner of which each rank keeps some rows of every parameter: nobody has the whole, and `params` is not asked for."""
+    """A learner that keeps only some rows of every parameter on each rank. `params` is not called: no rank has them all."""
 
     def pieces(self) -> Mapping[str, ParamShard]:
-        """This rank's rows of what is published; all of them as long as nothing was computed yet."""
+        """This rank's rows of the published parameters; all rows before the first computation."""
         ...
 
 
 @runtime_checkable
 class LoadsInitialParams(Protocol):
-    """A learner that keeps more than it publishes (float32 masters of half-precision weights, the weights beside adapters,
-    target networks), or publishes what does not belong to a start (an exploration rate): it takes a start itself."""
+    """A learner with its own way to load initial parameters.
+
+    It keeps more than it publishes (float32 masters of half-precision weights, base weights of adapters, target networks), or
+    it publishes values that are no initial parameters (an exploration rate).
+    """
 
     def base_params(self) -> Mapping[str, Tensor]:
-        """Live parameters as a start must have them, by name."""
+        """Live parameters by name, with the shapes and types that initial parameters must have."""
         ...
 
     def start_from(self, params: Mapping[str, Tensor]) -> None:
-        """Use `params`, published by another run, as the weights from here on."""
+        """Continue with `params`, which another run has published, as the weights."""
         ...
 
 
 @runtime_checkable
 class StartsPartly(Protocol):
-    """A learner that learns with more than what it publishes: a run that starts from another (`init_from`) says what is not
-    taken."""
+    """A learner that trains parts which it does not publish. A run that starts from another (`init_from`) lists these parts."""
 
     def not_taken(self) -> Sequence[str]:
-        """In words, what stays as it was made."""
+        """In words, the parts that keep their initial values."""
         ...
 
 
 @runtime_checkable
 class HasWeightCheck(Protocol):
-    """A learner whose versions prove themselves where they arrive: its weight_check is published with the parameters."""
+    """A learner that publishes a weight check with its parameters, so that the worker that loads a version can verify it."""
 
     def weight_check(self) -> WeightCheck | None:
-        """What the parameters of now say of some tokens; None before there are any."""
+        """Log-probabilities of a few tokens under the current parameters; None before the first batch of tokens."""
         ...
 
 
 @runtime_checkable
 class HasReference(Protocol):
-    """A learner that fixes copies of a model for workers elsewhere to hold (a reference). Each has a parameter channel."""
+    """A learner that freezes copies of a model (references), which other workers load. Each has a parameter channel."""
 
     def frozen(self) -> Mapping[str, ParamSet]:
-        """By channel, the copy that workers are to hold now, under the version at which it was fixed; nothing before that."""
+        """By channel, the reference to use now, with the version at which it was made; empty before the first reference."""
         ...
 
 
 @runtime_checkable
 class HasRng(Protocol):
-    """A learner that draws random numbers: each rank has a generator of its own, all else is the same on every rank."""
+    """A learner that draws random numbers. Each rank has its own generator; all other state is equal on every rank."""
 
     own_state: tuple[str, ...]
-    """Entries of `state_dict` that are the rank's own."""
+    """Entries of `state_dict` that differ between ranks."""
 
     def reseed(self, version: int) -> None:
-        """A rank that joins at `version`: draw as no other rank does, and not what it drew at the start."""
+        """Give a rank that joins at `version` random numbers that no other rank draws and that were not drawn at the start."""
         ...

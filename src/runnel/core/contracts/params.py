@@ -1,4 +1,4 @@
-"""Parameter versions: what is published, by whom, and where it is written."""
+"""Parameter versions, and the publishers to which learners write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class ParamSet:
     """One published version of the parameters.
 
     `shared`: the tensors are the learner's own (in one process, published in the same poll). `weight_check`: log-probabilities
-    of a few tokens under this version as the learner computes them; who loads the version computes them again and compares.
+    of a few tokens, as the learner computes them with this version. The worker that loads the version computes them again and
+    compares.
     """
 
     version: int
@@ -33,7 +34,7 @@ class ParamPublisher(Protocol):
 
 
 class SharedPublisher(ParamPublisher, Protocol):
-    """Where several ranks write one version: one opens it, all write their rows, then one commits it."""
+    """A publisher for several ranks. One rank opens a version, all ranks write their rows, then one rank commits it."""
 
     def open(self, version: int, pieces: Mapping[str, ParamShard]) -> None: ...
 
@@ -42,5 +43,5 @@ class SharedPublisher(ParamPublisher, Protocol):
     def commit(self, version: int) -> None: ...
 
     def views(self, version: int) -> Mapping[str, Tensor]:
-        """A committed version where it lies."""
+        """Views of a committed version, without a copy."""
         ...

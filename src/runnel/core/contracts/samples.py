@@ -21,15 +21,15 @@ class SampleWriter(Protocol):
     spec: StreamSpec
 
     def reserve(self) -> Slot | None:
-        """A segment to fill, or None: full, or the staleness policy admits no more now (back-pressure)."""
+        """A segment to fill; None if the stream is full or the admission rule allows no more now (back-pressure)."""
         ...
 
     def commit(self, slot: Slot, *, num_steps: int) -> None:
-        """Hand the segment over. `slot.header` must carry versions, group, task and `used` by then."""
+        """Hand the segment over. `slot.header` must already have its versions, group, task and `used`."""
         ...
 
     def cancel(self, slot: Slot, reason: str) -> None:
-        """Give the segment up; its rows are accounted as cancelled for `reason`."""
+        """Give the segment up; its rows count as cancelled for `reason`."""
         ...
 
     def reclaim(self, index: int) -> Slot:
@@ -37,17 +37,17 @@ class SampleWriter(Protocol):
         ...
 
     def feedback(self) -> list[Feedback]:
-        """What readers sent back about committed segments, oldest first."""
+        """Feedback of readers on committed segments, oldest first."""
         ...
 
     def version(self) -> int:
-        """How far the learner is, as the stream knows."""
+        """The learner's newest version that the stream knows."""
         ...
 
 
 @dataclass
 class Feedback:
-    """A reader's word on the rows `sample_id ...` of one segment: priorities, success, whatever the source understands."""
+    """Values that a reader sends back for the rows `sample_id ...` of one segment: priorities, success, ..."""
 
     sample_id: int
     values: dict[str, Tensor]
@@ -59,7 +59,7 @@ class SampleReader(Protocol):
     spec: StreamSpec
 
     def available(self) -> int:
-        """Segments that `take` could give now, after a sweep of those that have grown too old."""
+        """Number of segments that `take` could return now. Segments that are too old are dropped first."""
         ...
 
     def take(self, num_segments: int) -> list[Segment]:
@@ -67,50 +67,50 @@ class SampleReader(Protocol):
         ...
 
     def advance(self, version: int) -> None:
-        """Tell the writers how far the learner is: admission depends on it."""
+        """Tell the writers the learner's version; admission depends on it."""
         ...
 
     def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
-        """Rows are consumed; their memory goes back to the writers."""
+        """Count rows as consumed, and give their memory back to the writers."""
         ...
 
     def drop(self, segments: Sequence[Segment], reason: str) -> None:
-        """Rows are dropped, unused."""
+        """Count rows as dropped for `reason`, unused, and give their memory back."""
         ...
 
     def hold(self, segments: Sequence[Segment]) -> None:
-        """The reader has copied the rows and keeps them (replay): memory goes back, rows stay in flight until `settle`."""
+        """Give memory back, but keep the rows in flight until `settle`: the reader has its own copy (replay)."""
         ...
 
     def settle(self, *, consumed: int = 0, dropped: Mapping[str, int] | None = None) -> None:
-        """Held rows that are now consumed or dropped."""
+        """Count held rows as consumed or dropped."""
         ...
 
     def accounting(self) -> Accounting: ...
 
 
 class RankReader(Protocol):
-    """What a rank that follows sees of a stream that several ranks read: its part of what rank 0 has taken.
+    """How a rank other than 0 reads a stream that several ranks share: it gets its part of the segments that rank 0 took.
 
-    Ask for `version` first: what is given belongs to it. A follower knows by its own version whether it had that part already.
+    Read `version` first, because the given part belongs to it. A rank whose own version is newer already had that part.
     """
 
     spec: StreamSpec
 
     def version(self) -> int:
-        """How far the learner is: the last `advance`, as far as it is known here; below 0 before anything is."""
+        """The version of the last `advance` that is known here; below 0 before the first."""
         ...
 
     def given(self, rank: int, ranks: int) -> list[Segment]:
-        """The part of `rank` in what rank 0 has taken and not yet released."""
+        """The part of `rank` in the segments that rank 0 has taken and not yet released."""
         ...
 
     def answer(self, segments: Sequence[Segment], feedback: Sequence[Mapping[str, Tensor]], *, rank: int) -> None:
-        """Leave a rank's word on its part; rank 0 hands it over when it releases. It has arrived when this returns."""
+        """Store a rank's feedback on its part. Rank 0 sends it when it releases. It has arrived when this call returns."""
         ...
 
     def meeting(self) -> str:
-        """Where the ranks meet; empty before it is announced. Of a stream that has given something it is known."""
+        """Address of the ranks' rendezvous; empty before `announce`. It is known once the stream has given a segment."""
         ...
 
 
@@ -118,11 +118,11 @@ class SharedReader(SampleReader, RankReader, Protocol):
     """The consuming end of a stream that several ranks read: rank 0 takes and releases, the others are given their part."""
 
     def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
-        """As for one reader; every rank is given its part (`core.shares`) of what is taken."""
+        """As for one reader; every rank gets its part (`core/sharding/batch_split.py`) of the segments."""
         ...
 
     def announce(self, address: str) -> None:
-        """Rank 0: where the ranks meet (IPv4 host:port)."""
+        """Set the address of the ranks' rendezvous (IPv4 host:port). Only rank 0 calls this."""
         ...
 
 
@@ -131,11 +131,11 @@ class Sampler(Protocol):
     """What an actor runs: environments, conversations, or a data set."""
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
-        """A bounded number of steps. Returns the work done (0: waiting). Both mappings are by stream name."""
+        """Do a bounded number of steps. Returns the work done (0: waiting). Both mappings are by stream name."""
         ...
 
     def waits_for(self) -> str:
-        """In words, what `step` last returned 0 for. Shown when nothing moves."""
+        """In words, what the sampler waited for when `step` last returned 0. It is shown when the run makes no progress."""
         ...
 
     def events(self) -> list[WorkerEvent]:
@@ -163,7 +163,7 @@ class Store(Protocol):
     def feedback(self, values: Feedback) -> None: ...
 
     def held_rows(self) -> int:
-        """Rows of the source stream that are stored and were never selected yet."""
+        """Number of stored rows of the source stream that were never selected."""
         ...
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from runnel.core.state import State
+from runnel.core.state import Settings, State
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class Task:
     """What to play next: a prompt, environment parameters, or a start state, with an id that is stable over epochs."""
 
     id: int
-    data: Mapping[str, Any]
+    data: Settings
 
 
 class TaskSource(Protocol):
-    """Decides what to play next; curricula and filters are implementations."""
+    """Decides what to play next. Curricula and filters implement it."""
 
     def next(self, n: int) -> list[Task]: ...
 

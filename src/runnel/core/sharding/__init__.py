@@ -1,1 +1,1 @@
-"""Parameters and batches that several ranks share: which rows are whose."""
+"""Sharding: which rows of parameters and of batches each rank has."""

@@ -1,6 +1,6 @@
-"""How the ranks of a trainer share a batch: by whole segments where their number divides, else each segment by its rows.
+"""Split a batch over the ranks of a trainer: by whole segments if their number divides evenly, else each segment by rows.
 
-The parts of a batch are the batch, so ranks together train on what one would train on, in whatever number they are.
+The parts together are the whole batch. So any number of ranks trains on the same rows as one rank would.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from runnel.core.records import Batch, Segment, StreamSpec
 
 
 def shares_evenly(spec: StreamSpec, num_segments: int, ranks: int) -> bool:
-    """Whether `ranks` can have parts of one size of `num_segments` segments; rows of one unit stay together."""
+    """Whether `num_segments` segments split into `ranks` parts of equal size. Rows of one unit stay together."""
     return num_segments % ranks == 0 or spec.num_rows % (ranks * spec.unit_rows) == 0
 
 
 def check_shares(spec: StreamSpec, num_segments: int, ranks: int) -> None:
-    """Refuse batches that `ranks` cannot share evenly, with a number of ranks that can."""
+    """Refuse a batch that `ranks` cannot share evenly; the error names a number of ranks that can."""
     if shares_evenly(spec, num_segments, ranks):
         return
     fits = next(n for n in range(ranks, 0, -1) if shares_evenly(spec, num_segments, n))
@@ -35,10 +35,10 @@ def share_of(segments: Sequence[Segment], rank: int, ranks: int) -> list[Segment
 
 
 def cut(segment: Segment, part: int, parts: int) -> Segment:
-    """Rows `part / parts ... (part + 1) / parts` of a segment, as a segment of its own; views where that can be.
+    """Part number `part` of `parts` of a segment's rows, as a new segment. Its arrays are views where possible.
 
-    Fields along a dim of variable length go with their rows: tokens by `row_start` and `row_length`, what followed the ends of
-    episodes by `final_index`, which counts in `[T, B]`.
+    Fields along a dim of variable length are cut with their rows: tokens by `row_start` and `row_length`, final observations
+    by `final_index`, which counts in `[T, B]`.
     """
     spec = segment.spec
     num = spec.num_rows // parts
@@ -57,7 +57,7 @@ def cut(segment: Segment, part: int, parts: int) -> Segment:
 
 
 def _cut_tokens(spec: StreamSpec, out: Batch, used: dict[str, int]) -> None:
-    """Keep the tokens of the rows in `out`, which lie one row after another."""
+    """Keep only the tokens of the rows in `out`. Tokens are stored row after row."""
     start = int(out["row_start"][0])
     length = int(out["row_start"][-1] + out["row_length"][-1]) - start
     for name, axis, dim in spec.variable_axes:
@@ -67,7 +67,7 @@ def _cut_tokens(spec: StreamSpec, out: Batch, used: dict[str, int]) -> None:
 
 
 def _cut_ends(spec: StreamSpec, out: Batch, used: dict[str, int], first: int, num: int) -> None:
-    """Keep the ends of episodes in the rows of `out`; `final_index` counts among those."""
+    """Keep only the final observations of the rows in `out`, and count `final_index` among these rows."""
     step = out["final_index"].div(spec.num_rows, rounding_mode="floor")
     row = out["final_index"].remainder(spec.num_rows) - first
     kept = ((row >= 0) & (row < num)).nonzero().squeeze(1)
