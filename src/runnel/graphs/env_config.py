@@ -120,8 +120,14 @@ class EnvConfig(RunConfig):
         target, cores = wrapped_target(self.env, self.wrappers), num_cores()
         if self.launcher != "inproc":
             cores = max(1, cores // self.num_actors)
-        how: dict[str, Any] = {"kwargs": self.env_kwargs, "cores": cores, "plain": self.deterministic}
-        return choose_backend(target, self.num_envs // self.num_env_groups, config=self.vector, **how)
+        return choose_backend(
+            target,
+            self.num_envs // self.num_env_groups,
+            config=self.vector,
+            kwargs=self.env_kwargs,
+            cores=cores,
+            plain=self.deterministic,
+        )
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from runnel.core.config import refuse_unused
 from runnel.core.contracts.evaluation import AgentRoute, Policy
@@ -12,6 +11,7 @@ from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
+from runnel.core.state import Array, Settings
 from runnel.envs.device import TensorVector
 from runnel.envs.device.sampler import DeviceSampler
 from runnel.envs.registry import (
@@ -25,6 +25,7 @@ from runnel.envs.registry import (
 )
 from runnel.envs.render import RenderedEnv, check_renders
 from runnel.envs.sampler import VecEnvSampler
+from runnel.envs.spaces import Obs
 from runnel.envs.vector import VectorEnv
 from runnel.envs.vector.config import VectorConfig
 from runnel.eval.recording import VideoRecorder
@@ -50,7 +51,7 @@ class EnvTask:
         env: str,
         config: RunConfig,
         *,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Settings | None = None,
         wrappers: Sequence[str] | None = None,
     ) -> None:
         if wrappers is None:
@@ -109,10 +110,13 @@ class EnvTask:
                 routes, own = [AgentRoute(samples=stream)], make_seed(seed, index)
                 starts = [index * num_envs + i * width for i in range(num_env_groups)]
                 vectors = [self.vector(width, seed=seed, index0=start, device=device) for start in starts]
-                how: dict[str, Any] = {"noise_size": noise_size, "seed": own, "name": name, "state": state, "gamma": gamma}
                 if num_env_groups == 1 and isinstance(vectors[0], TensorVector):
-                    return DeviceSampler(vectors[0], routes=routes, **how)
-                return VecEnvSampler(vectors, routes=routes, **how)
+                    return DeviceSampler(
+                        vectors[0], routes=routes, noise_size=noise_size, seed=own, name=name, state=state, gamma=gamma
+                    )
+                return VecEnvSampler(
+                    vectors, routes=routes, noise_size=noise_size, seed=own, name=name, state=state, gamma=gamma
+                )
 
             return make
 
@@ -141,10 +145,10 @@ class EnvTask:
 
     def recorder(self, make_net: Callable[[], AgentNet]) -> VideoRecorder:
         """Plays episodes to be looked at, as `config.record` says."""
-        c, look = self._config.record, self._how()
+        c, frames = self._config.record, self._vector.frame_stack
         return VideoRecorder(
-            make=lambda: RenderedEnv(self._target, **look),
-            policy=lambda net: EnvPolicy(net, self.spec, flatten=obs_flattener(self._target, **look)),
+            make=lambda: RenderedEnv(self._target, kwargs=self._kwargs, frame_stack=frames),
+            policy=lambda net: EnvPolicy(net, self.spec, flatten=self._flattener()),
             state=lambda: make_net().state_spec,
             video=VideoWriter,
             episodes=c.videos,
@@ -157,10 +161,11 @@ class EnvTask:
         """Raise a `ConfigError` where no video can be made of this environment, here."""
         videos = self._config.record.videos
         check_encoder("record.videos", videos)
-        check_renders(self._target, **self._how(), field="record.videos", value=videos)
+        frames = self._vector.frame_stack
+        check_renders(self._target, kwargs=self._kwargs, frame_stack=frames, field="record.videos", value=videos)
 
-    def _how(self) -> dict[str, Any]:
-        return {"kwargs": self._kwargs, "frame_stack": self._vector.frame_stack}
+    def _flattener(self) -> Callable[[Obs], dict[str, Array]]:
+        return obs_flattener(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack)
 
     def policy(self, make_net: Callable[[], AgentNet]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
@@ -169,6 +174,6 @@ class EnvTask:
             inferencer.net,
             self.spec,
             acts=Accelerator().acts(inferencer.net),
-            flatten=obs_flattener(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack),
+            flatten=self._flattener(),
             seed=self._config.seed,
         ), inferencer

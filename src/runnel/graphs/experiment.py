@@ -42,8 +42,8 @@ class ActorSpec:
 
 @dataclass(frozen=True)
 class InferenceStream:
-    """An inference stream: who answers, where, with the parameters of which channel (the learner's versions, or a copy that it
-    has frozen), and how large messages are when they cross processes."""
+    """An inference stream: the inferencer, its number of workers, its parameter channel (the learner's versions, or a frozen
+    reference), and the size of messages that cross processes."""
 
     make: Callable[[], Inferencer]
     name: str = "policy"
@@ -78,7 +78,7 @@ class EvaluationSpec:
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Bytes that a run writes, as far as they are known before it starts; at least so many."""
+    """A lower bound of the bytes that a run writes, estimated before it starts."""
 
     each: int = 0
     """Of each checkpoint: parameters, moments and other copies of them."""
@@ -113,7 +113,7 @@ class Experiment:
     """Called once, before a run is made, to look at what takes a while (demonstrations): raises for what cannot work, and
     returns what to tell."""
     disk: Callable[[], DiskNeed] | None = None
-    """What it will write; compared with the free space before it starts."""
+    """Bytes that the run will write; compared with the free disk space before it starts."""
     own_params: tuple[str, ...] = ()
     """Parameters that only a run of its own kind publishes (the head of a reward model): `init_from` must bring them."""
     accelerator: Accelerator = field(default_factory=Accelerator)

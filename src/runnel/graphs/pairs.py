@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from runnel.core.bounds import bounded
 from runnel.core.config import refuse_unused
@@ -91,9 +91,8 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
     """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
     refuse_unused(c, unused_by_learner(c.learner, needs=algorithm.needs) | (SCORING if scores else {}))
     completion = 1 if scores else c.max_tokens  # a reward model needs no room for one
-    how: dict[str, Any] = {"max_tokens": completion, "data": c.data, "lora": c.learner.lora}
     with _pairs_as_task(c):
-        task = PromptTask(c.task, c, model=c.model, lm=c.lm, **how)
+        task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=completion, data=c.data, lora=c.learner.lora)
     train, held, told = _pairs(c, task, scores=scores)
     policy = c.lag_rule(1)
     train, longest, left_out = fitting(train, task.tokenizer, context=task.context)
@@ -108,8 +107,14 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
     def learner(ranks: Collective) -> TokenLearner:
         body = task.trained_model(c.learner)
         model = ScalarModel(body) if scores else body
-        rest: dict[str, Any] = {"algorithms": {"pairs": algorithm}, "collective": ranks, "recorder": task.recorder()}
-        made = make_learner(c.learner, model, device=c.device, **rest)
+        made = make_learner(
+            c.learner,
+            model,
+            algorithms={"pairs": algorithm},
+            collective=ranks,
+            device=c.device,
+            recorder=task.recorder(),
+        )
         return made if scores else task.checked(made)
 
     return Experiment(

@@ -1,4 +1,4 @@
-"""The graph of a population: several networks and learners on the lane of one actor."""
+"""The graph of a population: several networks and learners that share one actor."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -44,6 +44,9 @@ from runnel.llm.sampling.sampler import PromptSampler
 from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
 from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
+
 
 class PromptTask:
     """`task` (a name, data, or `file.py:make_task`) for `model` (a folder, a hub id or smollm2; empty starts a new one of the
@@ -73,7 +76,7 @@ class PromptTask:
         if config.deterministic:
             self._engine = self._engine.deterministic()
         self._lora = lora if lora is not None and lora.rank else None
-        self._bases: dict[tuple[str, Precision], Any] = {}
+        self._bases: dict[tuple[str, Precision], PreTrainedModel] = {}
         if self._lora is not None:
             check_adapters(model_config(self._lm, self.tokenizer.vocab_size), self._lora)
         self._stop, self._reward_timeout_s = tuple(stop), data.reward_timeout_s
@@ -110,11 +113,11 @@ class PromptTask:
             text = f"{field} {folder} has another tokenizer than the policy, or another chat template: it judges text"
             warnings.warn(text, stacklevel=2)
 
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         """The model at the start of the run: the same in every worker."""
         return build_model(self._lm, self.tokenizer.vocab_size, seed=self._config.seed)
 
-    def model_on(self, device: str, precision: Precision) -> Any:
+    def model_on(self, device: str, precision: Precision) -> PreTrainedModel:
         """The model for whoever takes its parameters over a channel, or trains adapters beside them: then it is built once for
         each device and precision, and what is given out are modules over the same weights."""
         if self._lora is None:
@@ -122,11 +125,12 @@ class PromptTask:
         key = (device, precision)
         if key not in self._bases:
             seed = self._config.seed
-            place: Any = {"dtype": DTYPES[precision], "device": device}
-            self._bases[key] = build_model(self._lm, self.tokenizer.vocab_size, seed=seed, **place)
+            self._bases[key] = build_model(
+                self._lm, self.tokenizer.vocab_size, seed=seed, dtype=DTYPES[precision], device=device
+            )
         return shared_copy(self._bases[key])
 
-    def trained_model(self, config: TokenLearnerConfig) -> Any:
+    def trained_model(self, config: TokenLearnerConfig) -> PreTrainedModel:
         """The model for a learner: in float32 where it is trained, shared where adapters are trained beside it."""
         device = self._config.device
         return self.model_on(device, config.precision_on(device)) if config.lora.rank else self.model()
@@ -161,9 +165,16 @@ class PromptTask:
         reference: ReferencePlan | None = None,
     ) -> TokenLearner:
         """The learner of one rank of the trainer, with an algorithm for each reader."""
-        rest: dict[str, Any] = {"algorithms": algorithms, "collective": ranks, "reference": reference}
-        rest["recorder"] = self.recorder(self.channels)
-        return self.checked(make_learner(config, self.trained_model(config), device=self._config.device, **rest))
+        made = make_learner(
+            config,
+            self.trained_model(config),
+            algorithms=algorithms,
+            collective=ranks,
+            device=self._config.device,
+            reference=reference,
+            recorder=self.recorder(self.channels),
+        )
+        return self.checked(made)
 
     def checked(self, learner: TokenLearner) -> TokenLearner:
         """A learner that was held against a given model's own forward pass; one in parts runs that very pass."""
@@ -314,6 +325,7 @@ class PromptTask:
 
     def policy(self, *, temperature: float = 1.0) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
-        sampling: dict[str, Any] = {"max_tokens": self.sizes.completion, "temperature": temperature, "stop": self._stop}
-        policy = ChatPolicy(self.model(), self.tokenizer, **sampling)
+        policy = ChatPolicy(
+            self.model(), self.tokenizer, max_tokens=self.sizes.completion, temperature=temperature, stop=self._stop
+        )
         return policy, policy.engine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from runnel.core.bounds import bounded
 from runnel.core.config import refuse_unused
@@ -116,8 +116,17 @@ def prompt_graph(
     """
     if learner is not None and c.placement.trainers > 1:
         raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
-    given: dict[str, Any] = {"max_tokens": c.max_tokens, "engine": c.engine, "data": c.data, "stop": c.stop}
-    task = PromptTask(c.task, c, model=c.model, lm=c.lm, lora=c.learner.lora, **given)
+    task = PromptTask(
+        c.task,
+        c,
+        model=c.model,
+        lm=c.lm,
+        max_tokens=c.max_tokens,
+        engine=c.engine,
+        data=c.data,
+        stop=c.stop,
+        lora=c.learner.lora,
+    )
     if c.reward_model:
         task.judge_by(c.reward_model)
     if algorithm is not None:
@@ -126,8 +135,15 @@ def prompt_graph(
         _check_fresh(c, chosen)
     reference = _reference_plan(c, task, algorithm)
     rollouts = c.lag_rule(c.num_prompts, start=c.warmup_updates)
-    shape = {"group_size": c.group_size, "num_prompts": c.num_prompts, "lag": rollouts.lag}
-    streams = [task.rollouts(**shape, truncates=c.sampling.truncates, reference=reference is not None)]
+    streams = [
+        task.rollouts(
+            group_size=c.group_size,
+            num_prompts=c.num_prompts,
+            lag=rollouts.lag,
+            truncates=c.sampling.truncates,
+            reference=reference is not None,
+        )
+    ]
     staleness: dict[str, AdmissionRule] = {"rollouts": rollouts}
     actors = list(
         task.actors(
@@ -185,7 +201,7 @@ def _check_fresh(c: PromptConfig, algorithm: Algorithm) -> None:
     if not (isinstance(algorithm, PolicyAlgorithm) and algorithm.fresh_only):
         return
     used = {"learner.num_epochs": c.learner.num_epochs, "learner.num_minibatches": c.learner.num_minibatches}
-    again: dict[str, Any] = {name: value for name, value in used.items() if value > 1}
+    again: dict[str, object] = {name: value for name, value in used.items() if value > 1}
     if c.staleness.mode != "sync":
         again["staleness.mode"] = c.staleness.mode
     if again:

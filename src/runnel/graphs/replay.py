@@ -66,7 +66,17 @@ def replay_graph(
     else:
         make_store, replay = ReplayStore, replay_stream(task.spec, batch_size=batch_size, capacity=batches.lag + 2)
     check_env_memory(c, task, num_segments=2)
-    length = {"total_steps": c.total_steps, "total_updates": c.total_updates}
+
+    def store() -> ReplayStore | SequenceStore:
+        return make_store(
+            c.replay,
+            task.spec,
+            source=experience,
+            gamma=gamma,
+            total_steps=c.total_steps,
+            total_updates=c.total_updates,
+        )
+
     experiment = Experiment(
         config=c,
         title=task.name,
@@ -82,7 +92,7 @@ def replay_graph(
         inference=(env_inference(c, task, net, network),),
         learner=learner,
         phases=(Phase({"replay": 1}),),
-        buffer=BufferSpec(lambda: make_store(c.replay, task.spec, source=experience, gamma=gamma, **length), ratio),
+        buffer=BufferSpec(store, ratio),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),

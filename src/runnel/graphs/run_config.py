@@ -1,10 +1,10 @@
-"""What every recipe can be told: `RunConfig` and its groups of settings."""
+"""Settings that all recipes share: `RunConfig` and its groups."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -133,7 +133,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What every recipe can be told."""
+    """The settings that all recipes share."""
 
     on_resume: ClassVar[OnResume] = (
         may_change("total_steps", "total_updates", "total_tokens", then="is the budget from now on, and schedules follow it")
@@ -287,7 +287,7 @@ class RunConfig:
 
 
 def _check_device(name: str, trainers: int, *, here: bool) -> None:
-    """`here`: whether what computes does so on this machine. Nodes of a cluster have other GPUs than whoever launches a run."""
+    """Refuse an unknown device. `here`: the run computes on this machine; nodes of a cluster may have other GPUs than it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -311,5 +311,9 @@ def one_budget(config: RunConfig, named: Collection[str]) -> RunConfig:
     """A budget that the user names replaces those that the recipe came with, whatever their unit."""
     if not any(n in named for n in BUDGETS):
         return config
-    kept: dict[str, Any] = {n: getattr(config, n) if n in named else None for n in BUDGETS}
-    return replace(config, **kept)
+    return replace(
+        config,
+        total_steps=config.total_steps if "total_steps" in named else None,
+        total_updates=config.total_updates if "total_updates" in named else None,
+        total_tokens=config.total_tokens if "total_tokens" in named else None,
+    )

@@ -9,10 +9,13 @@ one swaps while one debugs, and shards of a rank that is alone are left alone.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig
+
+if TYPE_CHECKING:  # that module imports this one
+    from runnel.graphs.run_config import EvalConfig
 
 Unused = dict[str, str]
 
@@ -67,7 +70,15 @@ def of_model(model: str) -> Unused:
     return all_of("lm", ModelConfig.__dataclass_fields__, "is of a new model; the one that model names has its own")
 
 
-def unused_on_data(config: Any) -> Unused:
+class _TrainsOnData(Protocol):
+    @property
+    def eval(self) -> EvalConfig: ...
+
+    @property
+    def model(self) -> str: ...
+
+
+def unused_on_data(config: _TrainsOnData) -> Unused:
     """Settings of a recipe that trains a language model on data alone."""
     passing = {} if config.eval.samples else {"eval.pass_reward": "is of samples that an evaluation draws; set eval.samples"}
     return ON_TEXT | WITHOUT_ROLLOUTS | passing | of_model(config.model)

@@ -1,41 +1,48 @@
-"""Objects of a user's own in a config: names for classes and functions, and what stands for an object of this process."""
+"""A user's own objects in a config: names for classes and functions, and placeholders for objects of this process."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch.nn import Module
 
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import called, load_object, reference
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import State
 from runnel.llm.tasks.text import TextTask
 
-_live: dict[str, Any] = {}
+if TYPE_CHECKING:  # gymnasium is imported only where an environment is used
+    import gymnasium as gym
+    from gymnasium.envs.registration import EnvSpec as GymSpec
+
+_live: dict[str, object] = {}
 
 
-def name_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Replace classes and functions among `settings` by names. What has no name that another process could load (a lambda)
-    gets one that is good in this process only, and is returned beside. An environment that is made already becomes what makes
-    it again."""
-    named: dict[str, Any] = {}
-    objects: dict[str, Any] = {}
-    if is_env(settings.get("env")):
-        made, kwargs = remade(settings["env"], settings.get("env_kwargs") or {})
-        settings = {**settings, "env": made, "env_kwargs": kwargs}
-    if isinstance(task := settings.get("task"), TextTask):
-        settings = {**settings, "task": lambda: task}
-    for key, value in settings.items():
+def name_objects(settings: Mapping[str, object]) -> tuple[State, dict[str, object]]:
+    """Replace classes and functions among `settings` by names. Returns the settings, and the objects by placeholder.
+
+    An object that another process cannot load by name (a lambda) gets a placeholder, `live:FIELD`, which is valid in this
+    process only. An environment that is made already is replaced by its id, or by a function that makes it again."""
+    named: State = {}
+    objects: dict[str, object] = {}
+    given: State = {**settings}
+    if is_env(given.get("env")):
+        made, kwargs = remade(given["env"], given.get("env_kwargs") or {})
+        given |= {"env": made, "env_kwargs": kwargs}
+    if isinstance(task := given.get("task"), TextTask):
+        given["task"] = lambda: task
+    for key, value in given.items():
         if isinstance(value, list | tuple) and any(map(callable, value)):
             value = [_name_object(f"{key}[{i}]", one, objects) for i, one in enumerate(value)]
         named[key] = _name_object(key, value, objects)
     return named, objects
 
 
-def _name_object(key: str, value: Any, objects: dict[str, Any]) -> Any:
+def _name_object(key: str, value: object, objects: dict[str, object]) -> object:
     """The name of a class or function; anything else as it is."""
     if not callable(value):
         return value
@@ -47,7 +54,7 @@ def _name_object(key: str, value: Any, objects: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def live_objects(objects: Mapping[str, Any], launcher: str) -> Iterator[None]:
+def live_objects(objects: Mapping[str, object], launcher: str) -> Iterator[None]:
     """Make in-process objects resolvable while a run lasts; refuse them where they cannot go."""
     for name, value in objects.items():
         if launcher != "inproc":
@@ -91,14 +98,14 @@ def resolve_live(target: str, field: str) -> Any:
     return _live[target]
 
 
-def is_env(value: Any) -> bool:
+def is_env(value: object) -> TypeGuard[gym.Env | gym.vector.VectorEnv]:
     """Whether `value` is an environment, or a vector of them, that is made already."""
     import gymnasium as gym
 
     return isinstance(value, gym.Env | gym.vector.VectorEnv)
 
 
-def remade(env: Any, kwargs: Mapping[str, Any]) -> tuple[str | Callable[..., Any], dict[str, Any]]:
+def remade(env: gym.Env | gym.vector.VectorEnv, kwargs: Mapping[str, object]) -> tuple[str | Callable[..., gym.Env], State]:
     """What makes `env` again, from the spec that Gymnasium keeps with it: its id and arguments, which any process can use, or,
     where it was wrapped or its limits were changed, a function. `kwargs` are arguments that are given beside it.
 
@@ -117,17 +124,17 @@ def remade(env: Any, kwargs: Mapping[str, Any]) -> tuple[str | Callable[..., Any
     return spec.id, {k: v for k, v in spec.kwargs.items() if k not in usual.kwargs or usual.kwargs[k] != v}
 
 
-def _maker(spec: Any) -> Callable[..., Any]:
+def _maker(spec: GymSpec) -> Callable[..., gym.Env]:
     import gymnasium as gym
 
-    def make(**more: Any) -> Any:
+    def make(**more: object) -> gym.Env:
         return gym.make(spec, **more)
 
     make.__qualname__ = spec.id  # messages and run folders show it
     return make
 
 
-def _plain(given: Mapping[str, Any]) -> bool:
+def _plain(given: Mapping[str, object]) -> bool:
     """Whether arguments can stand in a config."""
     try:
         return bool(json.loads(json.dumps(given)) == given)
@@ -135,7 +142,7 @@ def _plain(given: Mapping[str, Any]) -> bool:
         return False
 
 
-def _fix(env: Any) -> str:
+def _fix(env: gym.Env | gym.vector.VectorEnv) -> str:
     import gymnasium as gym
 
     if isinstance(env, gym.vector.VectorEnv):

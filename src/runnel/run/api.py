@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from runnel.core import user_code
 from runnel.core.clock import WallClock
@@ -35,7 +34,7 @@ from runnel.report.write import write_report
 from runnel.run import registry
 from runnel.run.best import BestParams, best_of
 from runnel.run.budget import moved_schedules, rounded_up
-from runnel.run.checkpoint import Checkpoints
+from runnel.run.checkpoint import Checkpoints, Manifest
 from runnel.run.dataflow import dataflow
 from runnel.run.events import Event, PolicyNow
 from runnel.run.export import EXPORTS, check_model_folder, export_policy
@@ -49,14 +48,14 @@ from runnel.run.warm import MODEL, warm_params
 from runnel.run.wiring import place
 from runnel.run.zoo import about_zoo
 from runnel.track.collapse import Watcher
-from runnel.track.folder import RunFolder, run_name
+from runnel.track.folder import Row, RunFolder, run_name
 from runnel.track.live import LiveView, is_watched
 from runnel.track.media import EpisodeFiles
 from runnel.track.sinks import GuardedSink, find_sink, open_sinks
 from runnel.track.status import make_end
 
 FRESH_ROUND = 1 << 20
-"""Evaluations during a run count up from 0; those by hand start here, so that their episodes are others."""
+"""Evaluations during a run count up from 0. Those by hand start here, so that they play other episodes."""
 
 
 def _launch_ray(session: Session) -> str:
@@ -84,7 +83,7 @@ class Run:
     version: int
     steps: int
     tokens: int
-    eval: Mapping[str, Any] | None
+    eval: Row | None
     train_s: float
     collapses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What was told of each kind of collapse that is not over (docs/guides/collapse.md); empty for a run that went well."""
@@ -95,7 +94,7 @@ class Run:
         """Its folder: what takes the path of a run takes the run too."""
         return str(self.path)
 
-    def rows(self, kind: str = "update") -> list[dict[str, Any]]:
+    def rows(self, kind: str = "update") -> list[Row]:
         """Rows of metrics.jsonl of one kind."""
         return [r for r in RunFolder(self.path).read_rows()[0] if r["kind"] == kind]
 
@@ -104,7 +103,7 @@ class Run:
         return load(self.path, best=best)
 
     @property
-    def best(self) -> Mapping[str, Any] | None:
+    def best(self) -> Row | None:
         """Version and mean of the best evaluation whose parameters are kept."""
         return best_of(RunFolder(self.path).best)
 
@@ -113,12 +112,12 @@ def train(
     recipe: str,
     /,
     *,
-    on_update: Callable[[Event], Any] | None = None,
-    on_episode: Callable[[Event], Any] | None = None,
-    on_eval: Callable[[Event], Any] | None = None,
-    on_checkpoint: Callable[[Event], Any] | None = None,
+    on_update: Callable[[Event], object] | None = None,
+    on_episode: Callable[[Event], object] | None = None,
+    on_eval: Callable[[Event], object] | None = None,
+    on_checkpoint: Callable[[Event], object] | None = None,
     progress: bool | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> Run:
     """Train `recipe` (a name, or the path of your own file) with `settings` and return the finished run.
 
@@ -139,7 +138,7 @@ def train_config(
     recipe: str,
     config: RunConfig,
     *,
-    objects: Mapping[str, Any] | None = None,
+    objects: Mapping[str, object] | None = None,
     callbacks: Callbacks | None = None,
     progress: bool | None = None,
     command: str = "",
@@ -190,13 +189,13 @@ def _warn(texts: list[str]) -> list[str]:
 def resume(
     run: str | Path,
     *,
-    on_update: Callable[[Event], Any] | None = None,
-    on_episode: Callable[[Event], Any] | None = None,
-    on_eval: Callable[[Event], Any] | None = None,
-    on_checkpoint: Callable[[Event], Any] | None = None,
+    on_update: Callable[[Event], object] | None = None,
+    on_episode: Callable[[Event], object] | None = None,
+    on_eval: Callable[[Event], object] | None = None,
+    on_checkpoint: Callable[[Event], object] | None = None,
     progress: bool | None = None,
     trust: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> Run:
     """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it. `trust`: as in `load`."""
     folder, module, saved = _open_run(run, trust=trust, given=settings)
@@ -218,7 +217,8 @@ def resume(
         session.hold()
         with _put_back(session, (folder.config, folder.info)):
             folder.write_config(to_data(config))
-            folder.change_run_info(**_graph(experiment))
+            graph, flow = _graph(experiment)
+            folder.change_run_info(graph=graph, dataflow=flow)
             session.restore(*found)
             notes, warned = _about_budget(experiment)
             notes += remember_run(folder) if own else []
@@ -229,7 +229,7 @@ def resume(
 
 @contextmanager
 def _told_of_disk(folder: RunFolder) -> Iterator[None]:
-    """Where a disk takes nothing more, one error: where, which checkpoint stands, and how to go on."""
+    """Turn errors of a full disk into one that says where, which checkpoint stands, and how to go on."""
     try:
         yield
     except (OSError, DiskError) as error:
@@ -255,14 +255,14 @@ def _put_back(session: Session, paths: Sequence[Path]) -> Iterator[None]:
 
 
 def _write_back(path: Path, data: bytes) -> None:
-    """Beside, then rename: without room for it, what is there stays whole."""
+    """Write to a file beside `path`, then rename. On a full disk the old file stays whole."""
     with suppress(OSError):
         old = path.with_name(path.name + ".old")
         old.write_bytes(data)
         old.replace(path)
 
 
-def load(run: str | Path, *, best: bool = False, trust: bool = False, **settings: Any) -> Policy:
+def load(run: str | Path, *, best: bool = False, trust: bool = False, **settings: object) -> Policy:
     """The policy of a run, with the parameters of its newest good checkpoint; `best`: of the version whose evaluation had the
     highest mean (of several the newest).
 
@@ -321,7 +321,7 @@ def evaluate_run(
     *,
     episodes: int = 100,
     seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     progress: Progress | None = None,
     best: bool = False,
     trust: bool = False,
@@ -401,9 +401,7 @@ def _client_of(folder: RunFolder, spec: EvaluationSpec, *, best: bool) -> Iterat
         client.close()
 
 
-def _open_run(
-    run: str | Path, *, trust: bool = False, given: Collection[str] = ()
-) -> tuple[RunFolder, registry.Recipe, dict[str, Any]]:
+def _open_run(run: str | Path, *, trust: bool = False, given: Collection[str] = ()) -> tuple[RunFolder, registry.Recipe, Row]:
     """A run's folder, recipe and config, if what they name may be run (`run/trust.py`). Without its own config a run would be
     taken for one of the recipe's defaults."""
     folder = RunFolder.open(run)
@@ -429,7 +427,7 @@ def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFold
 
 
 def _describe(folder: RunFolder, recipe: str, experiment: Experiment, command: str, now: datetime) -> None:
-    config = experiment.config
+    config, (graph, flow) = experiment.config, _graph(experiment)
     folder.write_config(to_data(config))
     folder.write_run_info(
         recipe=recipe,
@@ -437,7 +435,8 @@ def _describe(folder: RunFolder, recipe: str, experiment: Experiment, command: s
         seed=config.seed,
         created=now,
         subject=experiment.title,
-        **_graph(experiment),
+        graph=graph,
+        dataflow=flow,
     )
 
 
@@ -448,10 +447,10 @@ def _check_recording(experiment: Experiment) -> None:
         spec.check_recorder()
 
 
-def _graph(experiment: Experiment) -> dict[str, Any]:
+def _graph(experiment: Experiment) -> tuple[str, Row]:
     """The graph of a run in words and as data."""
     groups = place(experiment)
-    return {"graph": describe(experiment, groups), "dataflow": dataflow(experiment, groups)}
+    return describe(experiment, groups), dataflow(experiment, groups)
 
 
 def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callbacks | None) -> Session:
@@ -472,7 +471,7 @@ def _open_session(experiment: Experiment, folder: RunFolder, callbacks: Callback
 
 
 def _watcher(experiment: Experiment) -> Watcher:
-    """Looks for a collapse; it may name every setting that this run reads."""
+    """The watcher for a collapse. Its advice may name the settings that this run reads, and no others."""
     unread = tuple(f"{name}." for name in experiment.config.unused())
     settings = {k: v for k, v in flat(to_data(experiment.config)).items() if not f"{k}.".startswith(unread)}
     return Watcher(settings, world="language" if experiment.token_streams else "environment")
@@ -500,7 +499,7 @@ def _run(session: Session, *, progress: bool | None) -> Run:
             _export_own(session)
     except BaseException as error:
         named = isinstance(error, RunnelError)
-        with suppress(DiskError):  # what went wrong first is what is told
+        with suppress(DiskError):  # a full disk must not hide the first error
             ledger.note(f"{type(error).__name__}: {error}" if named else user_code.told(error), level="error")
         raise
     finally:
@@ -534,7 +533,7 @@ def _open_sinks(session: Session) -> list[GuardedSink]:
 
 
 def _report(folder: RunFolder) -> None:
-    """What was learned is worth more than its picture."""
+    """Write the report. A failure is only warned of: the trained run is worth more than its report."""
     try:
         with told_if_refused(folder.path):
             write_report([folder.path])
@@ -559,14 +558,14 @@ def _export_own(session: Session) -> None:
 
 
 def _open_control(session: Session) -> None:
-    """A token is of one start of a run; without `control` an old one is good no more."""
+    """Make a new control token. The token of an earlier start becomes invalid, also where `control` is off."""
     session.folder.close_control()
     if session.experiment.config.control:
         print(f"control token: {session.folder.open_control()}; the board asks for it", file=sys.stderr, flush=True)
 
 
-def _check_unspent(manifest: Mapping[str, Any], config: RunConfig) -> None:
-    """A run that has spent its budget is refused before anything of it is touched."""
+def _check_unspent(manifest: Manifest, config: RunConfig) -> None:
+    """Refuse to resume a run that has spent its budget, before any file changes."""
     spent_of = {"total_steps": manifest["steps"], "total_updates": manifest["version"], "total_tokens": manifest["tokens"]}
     for field, spent in spent_of.items():
         if spent >= (getattr(config, field) or math.inf):
@@ -574,7 +573,7 @@ def _check_unspent(manifest: Mapping[str, Any], config: RunConfig) -> None:
 
 
 def _explain_misfit(error: BaseException) -> None:
-    """A checkpoint that did not load, with settings that may change: then what they name has changed."""
+    """Raise a `CheckpointError` for a checkpoint that did not load: what the settings name has changed."""
     if isinstance(error, Exception) and not isinstance(error, RunnelError | OSError) and not user_code.is_users(error):
         why = "the environment, the network or the data is not what it was"
         text = f"the checkpoint does not fit the run as it is set up now; {why} ({type(error).__name__}: {error})"

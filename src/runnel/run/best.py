@@ -14,13 +14,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import CheckpointError, DiskError
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_params, verify, write_parts
+from runnel.track.folder import Row
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Kept:
 
 
 class BestParams:
-    """What lies in `folder`, which need not exist."""
+    """The kept parameters in `folder`, which need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class BestParams:
         return ""
 
     def kept(self) -> list[Kept]:
-        """All that is kept, as their manifests say; one that cannot be read is not among them."""
+        """All kept parameters, as their manifests say. One with an unreadable manifest is left out."""
         found = []
         for path in self._files.finished():
             try:
@@ -83,7 +83,7 @@ class BestParams:
         return ParamSet(best.version, read_params(best.path)), best
 
     def cut(self, version: int) -> None:
-        """The run has gone back to `version`: forget what came later."""
+        """Delete what is newer than `version`, because the run has gone back to it."""
         for one in self.kept():
             if one.version > version:
                 shutil.rmtree(one.path)
@@ -96,7 +96,7 @@ class BestParams:
                 shutil.rmtree(one.path)
 
 
-def best_of(folder: Path) -> dict[str, Any] | None:
+def best_of(folder: Path) -> Row | None:
     """Version and mean of the best that is kept in a run's folder; None if there is none."""
     best = BestParams(folder).best()
     return None if best is None else {"version": best.version, "mean": best.mean}

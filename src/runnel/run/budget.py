@@ -7,8 +7,8 @@ run has the values that it would have had with that budget from its start, and n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from runnel.core import schedule
 from runnel.core.errors import ConfigError
@@ -16,6 +16,10 @@ from runnel.flow.staleness import LagRule, ReplayRatioRule
 from runnel.flow.workers.trainer import Budget
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import BUDGETS, RunConfig
+from runnel.run.checkpoint import Manifest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MUCH = 1.1
 """A budget that is exceeded by more than this factor is warned of."""
@@ -42,7 +46,7 @@ def rounded_up(experiment: Experiment) -> tuple[str, bool]:
     return (text if played > asked else ""), played > MUCH * asked
 
 
-def moved_schedules(before: RunConfig, after: RunConfig, manifest: Mapping[str, Any]) -> list[str]:
+def moved_schedules(before: RunConfig, after: RunConfig, manifest: Manifest) -> list[str]:
     """What to tell of each schedule that has another value with the budget of `after` than with that of `before`, at a
     checkpoint. A schedule that was itself changed has the value that the user wants."""
     then, now = (_progress(config, manifest) for config in (before, after))
@@ -56,16 +60,16 @@ def moved_schedules(before: RunConfig, after: RunConfig, manifest: Mapping[str, 
     ]
 
 
-def _progress(config: RunConfig, manifest: Mapping[str, Any]) -> float:
+def _progress(config: RunConfig, manifest: Manifest) -> float:
     budget = Budget(total_steps=config.total_steps, total_updates=config.total_updates, total_tokens=config.total_tokens)
     return budget.progress(steps=manifest["steps"], updates=manifest["version"], tokens=manifest["tokens"])
 
 
-def _schedules(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _schedules(config: DataclassInstance, path: str = "") -> Iterator[tuple[str, str]]:
     """Dotted name and text of every setting that is a schedule."""
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from _schedules(value, f"{path}{f.name}.")
         elif isinstance(value, str) and value.strip().startswith("linear(") and _is_schedule(value):
             yield f"{path}{f.name}", value

@@ -34,6 +34,8 @@ from runnel.run.codec import decode, encode
 from runnel.track.folder import read_rows
 
 MANIFEST = "manifest.json"
+Manifest = dict[str, Any]
+"""The content of a checkpoint's manifest.json: version, steps, tokens, epoch, digests of the files."""
 ROOM = "free some, lower --checkpoint.keep, or use --checkpoint.every never"
 BLOCK, PIECE = 1 << 20, 1 << 26
 """Bytes that are read at once, and in one piece of a large file."""
@@ -91,7 +93,7 @@ class _Pieces:
         self._damaged = self._look()
 
     def save(self) -> dict[str, str]:
-        """Link to what is sound, write the rest, mend what is damaged; returns digests."""
+        """Link to sound files, write the rest, mend damaged ones. Returns digests."""
         found = {}
         for name, piece in self._pieces.items():
             found[name] = self._link(name) or _write_tensors(self._folder / name, dict(piece.read()))
@@ -112,6 +114,7 @@ class _Pieces:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             sound = pool.map(lambda one: _is_sound(*one), now)
         damaged = {path for (path, _), is_sound in zip(now, sound, strict=True) if not is_sound}
+        # the time of modification records the check, so that the next checkpoint reads other files first
         for path in {path for path, _ in now} - damaged:
             os.utime(path)
         return damaged
@@ -166,7 +169,7 @@ def _copies_of(name: str, checkpoints: Iterable[tuple[Path, Mapping[str, str]]])
 
 
 def _looked_at(path: Path) -> int:
-    """When a file was written or found sound last: that is its time of change."""
+    """When a file was last written or verified: its time of modification says so."""
     return path.stat().st_mtime_ns
 
 
@@ -177,6 +180,7 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        # safetensors refuses tensors that share memory: all but the first are copied
         pointer = tensor.untyped_storage().data_ptr()
         own[name] = tensor.clone() if pointer in seen else tensor
         seen.add(pointer)
@@ -215,13 +219,13 @@ def _write(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
+def _digest(manifest: Manifest) -> str:
     """SHA-256 of a manifest's content, which the manifest carries itself."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def fell_back(path: Path, problem: str) -> str:
-    """What is said where a newer checkpoint than `path` cannot be used."""
+    """The warning that a checkpoint newer than `path` cannot be used."""
     return f"fell back to checkpoint {path.name}: {problem}"
 
 
@@ -232,7 +236,7 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def begin(self, version: int) -> Path:
-        """A folder to write parts into; nobody reads it before `finish`."""
+        """Make a folder to write parts into. Nothing reads it before `finish`."""
         path = self.folder / f".writing-{version:09d}"
         with writing(self.folder):
             for dead in self.folder.glob(".writing-*"):
@@ -241,11 +245,11 @@ class Checkpoints:
         return path
 
     def drop(self) -> None:
-        """Take back what was written of a checkpoint that will not be finished."""
+        """Remove the files of a checkpoint that will not be finished."""
         for dead in self.folder.glob(".writing-*"):
             shutil.rmtree(dead, ignore_errors=True)
 
-    def finish(self, path: Path, manifest: dict[str, Any]) -> Path:
+    def finish(self, path: Path, manifest: Manifest) -> Path:
         """Make the folder a checkpoint: manifest last, then one rename; older ones beyond `keep` go.
 
         A second checkpoint of one version gets a number behind it, and the first goes only when the second is there. A later
@@ -258,7 +262,8 @@ class Checkpoints:
             target = target.with_name(f"{manifest['version']:09d}-{number}")
         with writing(path.parent):
             _write(path / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode())
-            path.rename(target)
+            path.rename(target)  # atomic: a reader sees the whole checkpoint or none
+            # sync the folder too: without it a power cut may lose the rename
             descriptor = os.open(self.folder, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
@@ -285,7 +290,7 @@ class Checkpoints:
 
     def newest(
         self, parts: Collection[str] | None = None, *, refused: Mapping[str, str] | None = None
-    ) -> tuple[Path, dict[str, Any], list[str]]:
+    ) -> tuple[Path, Manifest, list[str]]:
         """The newest checkpoint of the whole run that verifies (or of which `parts` do), its manifest, and what was wrong with
         newer ones. `refused` are those that could not be restored, by name, with the reason. Whoever asks, the user is warned
         of falling back."""
@@ -309,7 +314,7 @@ class Checkpoints:
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {detail}")
 
     def _why_none(self) -> str:
-        """Whether there never was a checkpoint, or they are gone: the run's own rows know."""
+        """Why there is no checkpoint: none was written, or all were deleted. The run's rows tell which."""
         rows = read_rows(self.folder.parent / "metrics.jsonl")[0]
         saved = [row["version"] for row in rows if row.get("what") == "checkpoint" and "version" in row]
         if not saved:
@@ -333,10 +338,10 @@ class Checkpoints:
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
-def verify(path: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
+def verify(path: Path, parts: Collection[str] | None = None) -> Manifest:
     """The manifest of a checkpoint whose every file (or those of `parts`) is as it was written; else a `CheckpointError`."""
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
+        manifest: Manifest = json.loads((path / MANIFEST).read_bytes())
         files, digest = dict(manifest["files"]), manifest.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} has no readable manifest ({error})") from error

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError
-from runnel.core.state import SealedChunk
+from runnel.core.state import Plain, SealedChunk
 
 
-def encode(value: Any, tensors: dict[str, Tensor], sealed: dict[str, SealedChunk] | None = None) -> Any:
+def encode(value: object, tensors: dict[str, Tensor], sealed: dict[str, SealedChunk] | None = None) -> Plain:
     """JSON-ready data; tensors and arrays go to `tensors`, sealed pieces to `sealed`, and leave a name behind.
 
     >>> t = {}
@@ -26,6 +25,7 @@ def encode(value: Any, tensors: dict[str, Tensor], sealed: dict[str, SealedChunk
         return {"$tensor": name}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         name = f"t{len(tensors)}"
+        # torch takes no negative strides and no read-only arrays: copy, in C order
         tensors[name] = torch.from_numpy(value.copy(order="C"))
         return {"$array": name}
     if isinstance(value, SealedChunk) and sealed is not None:
@@ -34,6 +34,7 @@ def encode(value: Any, tensors: dict[str, Tensor], sealed: dict[str, SealedChunk
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
+        # JSON keys are texts, and "$" marks our own entries: other keys go into a list of pairs
         if all(isinstance(k, str) and not k.startswith("$") for k in value):
             return {k: encode(v, tensors, sealed) for k, v in value.items()}
         return {"$items": [[k, encode(v, tensors, sealed)] for k, v in value.items()]}
@@ -44,7 +45,7 @@ def encode(value: Any, tensors: dict[str, Tensor], sealed: dict[str, SealedChunk
     raise CheckpointError(f"a checkpoint holds data only; {type(value).__name__} is not (snapshot plain values instead)")
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor], sealed: Callable[[str], SealedChunk] | None = None) -> Any:
+def decode(value: Plain, tensors: Mapping[str, Tensor], sealed: Callable[[str], SealedChunk] | None = None) -> Plain:
     """Undo `encode` (tuples come back as lists)."""
     if isinstance(value, dict):
         if "$tensor" in value:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from runnel.graphs.experiment import PARAMS, Experiment
+from runnel.track.folder import Row
 
 
-def dataflow(experiment: Experiment, groups: Mapping[str, list[str]]) -> dict[str, Any]:
+def dataflow(experiment: Experiment, groups: Mapping[str, list[str]]) -> Row:
     """Workers with their kind and process, streams with their ends, slots and transport.
 
     An inference stream that nobody serves is answered inline, in the actors that ask: it leads to no worker. Of a parameter
@@ -18,7 +18,7 @@ def dataflow(experiment: Experiment, groups: Mapping[str, list[str]]) -> dict[st
     workers = [{"name": w, "kind": _kind(experiment, w), "process": process[w]} for w in experiment.worker_names()]
     across = "ray" if experiment.config.launcher == "ray" else "shm"
 
-    def stream(name: str, kind: str, ends: tuple[Sequence[str], Sequence[str]], capacity: int | None) -> dict[str, Any]:
+    def stream(name: str, kind: str, ends: tuple[Sequence[str], Sequence[str]], capacity: int | None) -> Row:
         one = len({process[w] for end in ends for w in end}) <= 1
         base = {"name": name, "kind": kind, "from": list(ends[0]), "to": list(ends[1])}
         return {**base, "capacity": capacity, "transport": "inproc" if one else across}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from runnel.core.contracts.evaluation import EvalResult, Policy
 from runnel.core.errors import ConfigError
+from runnel.core.state import Settings
 from runnel.envs.registry import Target
 from runnel.envs.wrapped import EnvWrapper
 from runnel.eval import runner
@@ -21,7 +21,7 @@ def evaluate(
     *,
     episodes: int = 100,
     seed: int = 0,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Settings | None = None,
     frame_stack: int = 0,
     max_steps: int = runner.MAX_STEPS,
     wrappers: Sequence[str | EnvWrapper] = (),
@@ -45,16 +45,24 @@ def evaluate(
         raise ConfigError("policy", type(policy).__name__, fix)
     if env is None:
         raise ConfigError("env", None, "a policy knows no environment; say which it is to play")
-    how: dict[str, Any] = {"episodes": episodes, "seed": seed, "max_steps": max_steps}
     if is_env(env):
         if wrappers:
             raise ConfigError("wrappers", list(wrappers), "the environment is made already; wrap it yourself")
-        return runner.evaluate_in(policy, env, **how)
-    return runner.evaluate(policy, env, kwargs=kwargs, frame_stack=frame_stack, wrappers=wrappers, **how)
+        return runner.evaluate_in(policy, env, episodes=episodes, seed=seed, max_steps=max_steps)
+    return runner.evaluate(
+        policy,
+        env,
+        episodes=episodes,
+        seed=seed,
+        kwargs=kwargs,
+        frame_stack=frame_stack,
+        max_steps=max_steps,
+        wrappers=wrappers,
+    )
 
 
-def _settings(kwargs: Mapping[str, Any] | None, frame_stack: int, max_steps: int) -> dict[str, Any]:
+def _settings(kwargs: Settings | None, frame_stack: int, max_steps: int) -> dict[str, object]:
     """What is asked of the run's own evaluation beside its episodes; what was left open stays as the run has it."""
     asked = {"env_kwargs": kwargs or None, "vector.frame_stack": frame_stack or None}
-    found = {name: value for name, value in asked.items() if value is not None}
+    found: dict[str, object] = {name: value for name, value in asked.items() if value is not None}
     return found if max_steps == runner.MAX_STEPS else {**found, "eval.max_steps": max_steps}

@@ -11,14 +11,13 @@ from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, RunnelError
 from runnel.run.checkpoint import read_params
-
-Row = dict[str, Any]
+from runnel.track.folder import Row
 
 
 class Event(dict[str, Any]):
     """A row (`event["metrics"]["kl"]`), and what can be done with the run at that moment."""
 
-    def __init__(self, row: Row, *, policy: Callable[[Row], Policy], log: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, row: Row, *, policy: Callable[[Row], Policy], log: Callable[[Mapping[str, float]], None]) -> None:
         super().__init__(row)
         self._policy, self._log = policy, log
 
@@ -34,7 +33,7 @@ class Event(dict[str, Any]):
 
 
 class PolicyNow:
-    """The policy of a run that goes on, for whoever asks: made once, then given the parameters of the moment."""
+    """The current policy of a run that goes on. It is made once and then loads newer parameters."""
 
     def __init__(self, make: Callable[[], tuple[Policy, Inferencer]]) -> None:
         self._make = make
@@ -65,11 +64,11 @@ class PolicyNow:
 
 
 def no_policy(row: Row) -> Policy:
-    """For a ledger without a run around it."""
+    """The `policy` of events where a ledger has no run: raises."""
     raise RunnelError(f"event.policy of on_{row['kind']}: there is no run to take a policy from")
 
 
-def checked_metrics(metrics: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, float]:
+def checked_metrics(metrics: Mapping[str, float], taken: Mapping[str, object]) -> dict[str, float]:
     """What a callback logs, as numbers; a name that the run has itself is refused."""
     if not isinstance(metrics, Mapping):
         raise ConfigError("log", metrics, 'give names and numbers: event.log({"my/number": 0.5})')

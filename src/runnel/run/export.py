@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ BATCHES = (1, 5)
 LIBRARIES = ("runnel", "torch", "onnx", "onnxruntime", "onnxscript", "numpy")
 
 
-def export_policy(policy: EnvPolicy, folder: Path, *, format: str, about: Mapping[str, Any]) -> Path:
+def export_policy(policy: EnvPolicy, folder: Path, *, format: str, about: Mapping[str, object]) -> Path:
     """Write `policy` into `folder` in one of the formats of `FILES`; what was written is compared with the policy first.
 
     `about` (run, recipe, environment, version) goes into policy.json. Returns the folder.
@@ -73,7 +73,7 @@ def _program(graph: PolicyGraph) -> torch.export.ExportedProgram:
         raise ConfigError("run", type(graph.net).__name__, f"{why}; {fix}") from error
 
 
-Runner = Callable[[Sequence[Tensor]], Sequence[Any]]
+Runner = Callable[[Sequence[Tensor]], Sequence[object]]
 
 
 def _write_torch(program: torch.export.ExportedProgram, path: Path) -> Runner:
@@ -118,7 +118,7 @@ def _compare(graph: PolicyGraph, run: Runner, path: Path) -> None:
                 )
 
 
-def _describe(graph: PolicyGraph, folder: Path, format: str, about: Mapping[str, Any]) -> None:
+def _describe(graph: PolicyGraph, folder: Path, format: str, about: Mapping[str, object]) -> None:
     """Write policy.json. A file of another format is named there too if it is of the same run and version."""
     path = folder / "policy.json"
     files: dict[str, str] = {}
@@ -145,7 +145,7 @@ def _describe(graph: PolicyGraph, folder: Path, format: str, about: Mapping[str,
     path.write_text(json.dumps(data, indent=2) + "\n")
 
 
-def _array(spec: ArraySpec) -> dict[str, Any]:
+def _array(spec: ArraySpec) -> dict[str, object]:
     return {"shape": ["batch", *spec.shape], "dtype": str(spec.dtype).removeprefix("torch.")}
 
 

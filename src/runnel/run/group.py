@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 
 from runnel.core.accounting import Accounting
-from runnel.core.contracts.learning import LoadsInitialParams, Sharded, StartsPartly
+from runnel.core.contracts.learning import Learner, LoadsInitialParams, Sharded, StartsPartly
 from runnel.core.errors import CheckpointError
 from runnel.core.sharding.param_shards import has_pieces, join_pieces
 from runnel.core.state import State, WorkerEvent
@@ -47,7 +46,7 @@ class ProcessGroup:
         self._recorder, self._counts = recorder, None if recorder is None else UpdateCounts(recorder)
         self._log: list[WorkerEvent] = []
         self._first: list[Worker] = []
-        """Who goes first in the next round, beside its own turn."""
+        """Workers that the next round polls first, in addition to their own turn."""
         self.polling: Worker | None = None
 
     @property
@@ -86,7 +85,7 @@ class ProcessGroup:
         return fresh
 
     def _abandon_fresh(self, stream: str, table: SlotTable, states: Mapping[str, State]) -> None:
-        """A writer that is not in the checkpoint starts afresh, and knows nothing of what it had reserved there."""
+        """Cancel the slots reserved by writers that are not in the checkpoint: they start afresh and would never fill them."""
         for index, writer in enumerate(self._writers[stream]):
             if f"worker-{writer}" not in states:
                 table.cancel_writer(index, "worker_lost")
@@ -96,19 +95,20 @@ class ProcessGroup:
         trainer = next((w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer)), None)
         if trainer is None:
             return
-        own: Any = trainer.learner.pieces() if isinstance(trainer.learner, Sharded) else _started(trainer.learner)
-        wrong = [k for k in own if k not in params or params[k].shape != own[k].shape]
+        learner = trainer.learner
+        own = learner.pieces() if isinstance(learner, Sharded) else _started(learner)
+        wrong = [name for name, x in own.items() if name not in params or params[name].shape != x.shape]
         if wrong:
             raise CheckpointError(f"init_from {source!r}: {wrong[0]!r} is missing or has another shape; use the same network")
-        if isinstance(trainer.learner, LoadsInitialParams):
-            trainer.learner.start_from(params)
+        if isinstance(learner, LoadsInitialParams):
+            learner.start_from(params)
         else:
             with torch.no_grad():
-                for key, tensor in own.items():
-                    tensor.copy_(params[key])
+                for name, tensor in learner.params().items():
+                    tensor.copy_(params[name])
         if isinstance(trainer, TrainerWorker):  # the leading rank speaks for all
-            trainer.emit(_told_start(trainer.learner, source))
-        trainer.setup()
+            trainer.emit(_told_start(learner, source))
+        trainer.setup()  # publishes the new parameters
 
     def round(self) -> int:
         """Poll each worker once. Returns the work done; 0 means that every one of them waits."""
@@ -122,7 +122,7 @@ class ProcessGroup:
         return work
 
     def _note(self, worker: Worker) -> None:
-        """Keep what a worker said, in the order in which it was said. An update brings the accounts of that moment."""
+        """Keep the events of a worker in their order. An update event gets the stream accounts of that moment."""
         for event in worker.drain():
             if event["kind"] == "update":
                 event["streams"] = {k: dict(vars(v)) for k, v in self.accounting().items()}
@@ -147,7 +147,7 @@ class ProcessGroup:
         return not self.evaluator.owes
 
     def collect(self) -> list[WorkerEvent]:
-        """What workers said since the last call."""
+        """The events of workers since the last call."""
         log, self._log = self._log, []
         return log
 
@@ -204,13 +204,13 @@ def _saved(worker: Worker, kept: Kept | None) -> State:
     return worker.snapshot(kept) if isinstance(worker, ActorWorker) else worker.snapshot()
 
 
-def _started(learner: Any) -> Mapping[str, torch.Tensor]:
-    """The parameters that a start is for: what the learner publishes, or what it says itself."""
+def _started(learner: Learner) -> Mapping[str, torch.Tensor]:
+    """The parameters that a warm start replaces: those that the learner publishes, unless it names others."""
     return learner.base_params() if isinstance(learner, LoadsInitialParams) else learner.params()
 
 
-def _told_start(learner: Any, source: str) -> dict[str, Any]:
-    """What a start from `source` has brought, and what it has not."""
+def _told_start(learner: Learner, source: str) -> WorkerEvent:
+    """The event that says which parts were taken from `source`, and which begin anew."""
     taken = f"init_from {source!r}: started from the parameters which that run published"
     if not isinstance(learner, StartsPartly):
         return {"kind": "event", "level": "info", "text": f"{taken}; all else (the optimiser first of all) begins anew"}

@@ -1,6 +1,6 @@
-"""The ledger: turns what workers say into rows, and hands them to the files, the live view and the user's callbacks.
+"""The ledger turns events of workers into rows for the files, the live view and the user's callbacks.
 
-What a row holds of the training itself is deterministic; all that wall time touches stands under `time`.
+The numbers of training in a row are deterministic. All that depends on wall time is under `time`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from runnel.run.events import Event, PolicyNow, checked_metrics, no_policy
 from runnel.run.version_counts import VersionCounts
 from runnel.track.collapse import Watcher
 from runnel.track.cut import FileMark
-from runnel.track.folder import RunFolder
+from runnel.track.folder import Row, RunFolder
 from runnel.track.groups import GroupFile
 from runnel.track.live import LiveView
 from runnel.track.load import LOOK_EVERY_S, Load
@@ -37,8 +37,7 @@ from runnel.track.pace import Pace
 from runnel.track.sinks import GuardedSink, JsonlSink, Sink
 from runnel.track.status import make_end
 
-Row = dict[str, Any]
-Callback = Callable[[Event], Any]
+Callback = Callable[[Event], object]
 What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "note", "collapse"]
 """What an event is about."""
 RECENT_EPISODES = 100
@@ -46,7 +45,7 @@ WINDOW_S = 5.0
 LUMP_S = 0.2
 FIRST_LOOK_S = 0.25
 COUNTED = frozenset(10**n for n in range(1, 10))
-"""What breaks again and again is told of the first time, and at these."""
+"""A repeated failure is told the first time, and again at these counts."""
 
 
 ENV_FAULTS = ("env_failed", "env_lost", "env_restarted")
@@ -104,9 +103,9 @@ class Ledger:
         self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
         self.refused = False
-        """Whether the disk takes no rows any more. That was raised, once; what is said after it has no place to go."""
+        """Whether the disk refused a row. That raised an error once; later rows are dropped."""
         self._kept: list[Row] | None = None
-        """Rows that wait while files are left alone."""
+        """Rows that wait while the ledger may not write to its files; None: it may."""
         self._marks_to_cut: dict[str, FileMark] = {}
         self._callbacks = callbacks or Callbacks()
         self._stop_return, self._watcher, self._stop_on = stop_return, watcher, stop_on
@@ -115,7 +114,7 @@ class Ledger:
         self._num_episodes = 0
         self._faults: dict[str, int] = {}
         self._troubles: dict[str, tuple[int, str]] = {}
-        """What broke and was survived, by mistake: how often, and how it was told."""
+        """Failures that the run survived, by kind of mistake: their number, and the text of the first."""
         self._proved: tuple[int, dict[str, float]] = (-1, {})
         """The newest version that an engine has checked, and the largest numbers that any of them found."""
         self._log_every, self._sums = log_every, dict[str, tuple[float, int]]()
@@ -131,23 +130,23 @@ class Ledger:
         self.version, self.steps, self.tokens, self.progress = 0, 0, 0, 0.0
         self._counts = VersionCounts()
         self._early: list[Row] = []
-        """What was said of versions whose update another process has not reported yet."""
-        self.streams: dict[str, Any] = {}
+        """Evaluations and videos of versions whose update event has not arrived from its process yet."""
+        self.streams: Row = {}
         self.last_eval: Row | None = None
         self.stop_reason: str | None = None
         self.stop_status = "stopped"
-        """What a run is called that ends for `stop_reason`: solved, stopped or collapsed."""
+        """The status of a run that ends for `stop_reason`: solved, stopped or collapsed."""
         self.collapses: dict[str, str] = {}
         """What was told of each kind of collapse that is not over."""
         self.recoveries: list[tuple[str, float]] = []
-        """What was lost and came back, and the seconds that it took."""
+        """Processes that were lost and came back, with the seconds that it took."""
 
     def attach(self, sinks: Sequence[GuardedSink]) -> None:
-        """Show rows elsewhere too. After a restore, so that sinks see files that are already cut back."""
+        """Send rows to `sinks` too. Call it after a restore, so that sinks see files that are already cut back."""
         self._sinks = sinks
 
     def hold(self) -> None:
-        """From now on leave the files alone: rows are kept, and what is cut back waits."""
+        """From now on keep rows in memory, and put off cutting the files back."""
         self._kept = []
 
     def cut(self) -> None:
@@ -181,12 +180,12 @@ class Ledger:
             self._stages[name] = self._stages.get(name, 0.0) + seconds
 
     def forget(self, workers: Sequence[str]) -> None:
-        """These have left by order: they wait for nothing any more."""
+        """These workers left by order: report no idle time for them."""
         for worker in workers:
             self._busy.pop(worker, None)
 
     def add(self, events: Sequence[Row]) -> None:
-        """Take events in; each kind has its own path."""
+        """Add events of workers. Each kind has its own path."""
         for event in events:
             kind = event["kind"]
             if kind in ("eval", "video") and event["version"] > self.version:
@@ -216,7 +215,7 @@ class Ledger:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
 
     def _show(self, event: Row) -> None:
-        """Keep something for a person to look at. It is not worth a run: where the disk takes no more of it, that is told."""
+        """Keep a video or a group of completions. A full disk is only warned of: a video is not worth ending a run."""
         kind, version = event["kind"], event["version"]
         try:
             if kind == "video":
@@ -231,7 +230,7 @@ class Ledger:
             self.note(str(told), level="warning")
 
     def _trouble(self, mistake: str, text: str) -> None:
-        """Tell of what broke and was survived: the first of its kind in full, later ones by their number, now and then."""
+        """Warn of a failure that the run survived: the first of its kind in full, later ones as a count, now and then."""
         count, shown = self._troubles.get(mistake, (0, text))
         self._troubles[mistake] = count + 1, shown
         if count == 0:
@@ -240,7 +239,7 @@ class Ledger:
             self.note(f"{count + 1} times so far: {brief(shown)}", level="warning")
 
     def _count_troubles(self) -> None:
-        """At the end: how often what was told once has happened."""
+        """At the end, warn how often each repeated failure happened."""
         for count, shown in self._troubles.values():
             if count > 1:
                 self.note(f"{count} times in all: {brief(shown)}", level="warning")
@@ -266,7 +265,7 @@ class Ledger:
         metrics = self._mean(event["metrics"], due) | beside
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         before = self.stop_reason
-        try:  # before the row is written, which has what they log
+        try:  # the callback comes before the row is written, because the row holds what the callback logs
             self._call(self._callbacks.on_update, {**row, "metrics": metrics})
         finally:
             if due:
@@ -276,13 +275,13 @@ class Ledger:
         asked, self.stop_reason = self.stop_reason, before
         if self._watcher is not None:
             self._watch(self._watcher, {**event["metrics"], **beside})
-        if self.stop_status != "collapsed":  # which goes before what a callback asks for
+        if self.stop_status != "collapsed":  # a collapse goes before the stop that a callback asks for
             self.stop_reason = asked
         early, self._early = self._early, []
         self.add(early)
 
     def _beside(self) -> dict[str, float]:
-        """What stands beside the learner's own metrics: recent episodes, faults, what engines have checked."""
+        """Metrics beside those of the learner: recent episodes, faults, weight checks of engines."""
         found: dict[str, float] = {}
         if self._returns:
             found["return"] = sum(self._returns) / len(self._returns)
@@ -293,7 +292,7 @@ class Ledger:
         return found | ({**numbers, "mismatch/canary_version": float(proved)} if numbers else {})
 
     def _watch(self, watcher: Watcher, metrics: Mapping[str, float]) -> None:
-        """Tell of a collapse, once; end the run where that is wanted. Every update is looked at, also between two rows."""
+        """Warn of a collapse, once, and end the run if `stop_on` says so. Every update is checked, also between two rows."""
         for found in watcher.see(self.version, metrics):
             about = {"collapse": found.kind, "since": found.since}
             if found.level == "note":
@@ -324,7 +323,7 @@ class Ledger:
         return means
 
     def _time(self) -> Row:
-        """Rates and idle shares are those of the last seconds: what other processes report arrives in lumps."""
+        """Rates and idle shares over the last seconds. Other processes report in batches, so a single interval would jump."""
         now = self.clock.now()
         for name, seconds in self._stages.items():
             worker = name.partition("/")[0]
@@ -381,19 +380,21 @@ class Ledger:
             self.stop_status = "solved"
             self.stop_reason = f"evaluation reached {summary.mean:.4g} (stop_return is {self._stop_return:g})"
 
-    def note(self, text: str, *, level: str = "info", what: What | None = None, about: Mapping[str, Any] | None = None) -> None:
-        """Something worth knowing that is not a measurement. Of a checkpoint the files tell, not the live view."""
+    def note(
+        self, text: str, *, level: str = "info", what: What | None = None, about: Mapping[str, object] | None = None
+    ) -> None:
+        """Write an event row. One about a checkpoint goes to the files, not to the live view."""
         what = what or ("note" if level == "info" else "warning")
         row = {"kind": "event", "level": level, "what": what, "text": text, "version": self.version, **(about or {})}
         self._write({**row, "time": {"wall_s": self.wall_s()}}, show=what != "checkpoint")
 
     def lost(self, what: str, then: str) -> None:
-        """A worker is gone; `then` is what is done about it."""
+        """Report that a worker is gone; `then` says how the run goes on."""
         self._faults["worker_lost"] = self._faults.get("worker_lost", 0) + 1
         self.note(f"{what}; {then}", level="warning", what="worker_lost")
 
     def recovered(self, who: str, seconds: float) -> None:
-        """What was lost is at work again."""
+        """Report that a lost process works again."""
         self.recoveries.append((who, seconds))
         self.note(f"{who} is back after {seconds:.1f} s", level="warning", what="restart")
 
@@ -434,20 +435,20 @@ class Ledger:
             sink.row(row)
 
     def _files(self) -> list[Sink]:
-        """All that takes rows; a sink that fails says so in the files, so they come last."""
+        """All sinks and files. The files come last, because a sink that fails writes a warning into them."""
         return [*self._sinks, self._metrics, self._samples]
 
     def _call(self, callback: Callback | None, row: Row) -> None:
         policy = self.policy.at if self.policy is not None else no_policy
         try:
             answer = None if callback is None else callback(Event(row, policy=policy, log=partial(self._log, row)))
-        except Exception as error:  # it stays what it is: whoever called us may wait for it
+        except Exception as error:  # keep its type: the caller of `train` may catch it
             error.add_note(f"raised by the callback on_{row['kind']} at version {self.version} ({self.steps:,} steps)")
             raise
         if isinstance(answer, bool | np.bool_) and not answer and self.stop_status == "stopped":
             self.stop_reason = f"a callback asked to stop after {row['kind']}"
 
-    def _log(self, row: Row, metrics: Mapping[str, Any]) -> None:
+    def _log(self, row: Row, metrics: Mapping[str, float]) -> None:
         """Numbers of a callback: into the row of an evaluation, else into the next one of an update."""
         found = checked_metrics(metrics, row.get("metrics", {}) if row["kind"] == "update" else {})
         if row["kind"] == "eval":
@@ -470,7 +471,7 @@ class Ledger:
         return {**self._state(), "offsets": ends["offset"], "digests": ends["digest"]}
 
     def nothing(self) -> State:
-        """What a ledger holds whose run has not begun: its files are empty."""
+        """The state of a ledger before its run begins: its files are empty."""
         return {**self._state(), "offsets": {"metrics": 0, "samples": 0}}
 
     def _state(self) -> State:

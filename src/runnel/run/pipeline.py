@@ -19,6 +19,7 @@ from typing import Any
 from runnel.core.config import differences, to_data
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import load_module
+from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.run import api, registry
@@ -36,7 +37,7 @@ class Stage:
 
     name: str
     recipe: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class PipelineConfig:
 
 def learner_settings(
     config: TokenLearnerConfig, *, rollouts: bool = False, reference: bool = False, critic: bool = False
-) -> dict[str, Any]:
+) -> State:
     """Settings of a learner for a stage that has rollouts, a reference policy, a critic: what it has no use for, and so would
     refuse, is left out."""
-    found: dict[str, Any] = to_data(config)
+    found: State = to_data(config)
     without = ["sft_lr"] + ([] if rollouts else ["temperature", "max_mismatch"]) + ([] if critic else ["critic_lr"])
     if not reference:
         without += ["reference_every", "reference_decay"]
@@ -126,15 +127,15 @@ def _check(stages: Sequence[Stage]) -> None:
         known.add(stage.name)
 
 
-def _texts(settings: Mapping[str, Any]) -> list[str]:
+def _texts(settings: Mapping[str, object]) -> list[str]:
     nested = [_texts(v) for v in settings.values() if isinstance(v, Mapping)]
     return [v for v in settings.values() if isinstance(v, str)] + [text for some in nested for text in some]
 
 
-def _filled(settings: Mapping[str, Any], folders: Mapping[str, str]) -> dict[str, Any]:
+def _filled(settings: Mapping[str, object], folders: Mapping[str, str]) -> dict[str, object]:
     """Settings with the folders of stages in place of their names."""
 
-    def fill(value: Any) -> Any:
+    def fill(value: object) -> object:
         if isinstance(value, Mapping):
             return _filled(value, folders)
         return re.sub(r"\{([\w.-]+)\}", lambda m: folders[m[1]], value) if isinstance(value, str) else value
@@ -246,7 +247,7 @@ def _resume(folder: Path, *, progress: bool | None, trust: bool) -> api.Run:
     return api.Run(folder, "finished", version, 0, 0, None, 0.0)
 
 
-def _check_same(folder: Path, config: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, config: Mapping[str, object]) -> None:
     """A stage that was begun keeps its settings; else later stages would build on something else than they say."""
     changed = differences(RunFolder(folder).read_config(), config)
     if changed:

@@ -87,12 +87,12 @@ def _is_path(value: str) -> bool:
     return ("/" in value or "." in value) and Path(value).exists()
 
 
-def configure(recipe: Recipe, settings: Mapping[str, Any]) -> RunConfig:
+def configure(recipe: Recipe, settings: Mapping[str, object]) -> RunConfig:
     """The recipe's config with `settings` laid over it; a budget that is named replaces the recipe's own."""
     return one_budget(override(begin(recipe, settings), settings), settings)
 
 
-def begin(recipe: Recipe, settings: Mapping[str, Any]) -> RunConfig:
+def begin(recipe: Recipe, settings: Mapping[str, object]) -> RunConfig:
     """What `settings` are laid over: the recipe's defaults, and over them what was measured on the environment that `settings`
     name (`run/zoo.py`)."""
     config = recipe.Config()

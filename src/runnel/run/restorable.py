@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from runnel.core.errors import UnrestorableError
+from runnel.core.state import Plain
 from runnel.flow.params import Kept
 from runnel.run.checkpoint import piece_name
 
-Part = Mapping[str, Any]
+Part = Mapping[str, Plain]
 NOT_WRITTEN = "no checkpoint was written, as it could not be restored; the one before stands"
 
 
@@ -63,7 +63,7 @@ def _lacks_tensors(path: Path, name: str, part: Part) -> Iterator[str]:
         yield f"{piece_name(name, missing)} is not there"
 
 
-def _named(value: Any) -> Iterator[tuple[str, str]]:
+def _named(value: object) -> Iterator[tuple[str, str]]:
     """What `run.checkpoint.encode` left behind for tensors, arrays and frozen pieces: kind and name."""
     if isinstance(value, dict):
         for kind in ("$tensor", "$array", "$frozen"):

@@ -1,4 +1,4 @@
-"""One sitting of a run, from start or resume to its end: what every launcher needs to know and must take care of."""
+"""One session of a run, from its start or resume to its end: the state and the duties that all launchers share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -21,11 +20,11 @@ from runnel.core.state import State
 from runnel.flow.params import Kept
 from runnel.graphs.experiment import Experiment
 from runnel.run.best import BestParams
-from runnel.run.checkpoint import Checkpoints, fell_back, read_parts
+from runnel.run.checkpoint import Checkpoints, Manifest, fell_back, read_parts
 from runnel.run.ledger import Ledger
 from runnel.run.names import JOB_RUN
 from runnel.run.restorable import check_restorable
-from runnel.track.folder import RunFolder
+from runnel.track.folder import Row, RunFolder
 
 ORDERS_S = 1.0
 IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -55,12 +54,12 @@ class Session:
     """What the ledger held before the first start; also of a run that was resumed."""
     _looked: float = 0.0
     _orders_read: int = -1
-    _heard: list[dict[str, Any]] = field(default_factory=list)
+    _heard: list[Row] = field(default_factory=list)
     _saving: float = 0.0
     started: bool = False
-    """Every worker is set up, from its saved state if there is one; a checkpoint that does not fit fails before that."""
+    """Whether all workers are set up. A checkpoint that does not fit raises its error before this is True."""
     held: bool = False
-    """Nothing is written into the folder yet: a resume that cannot start leaves the run as it was."""
+    """Whether writes to the folder are held back: a resume that cannot start leaves the run as it was."""
     _later: list[Callable[[], None]] = field(default_factory=list)
     _refused: dict[str, str] = field(default_factory=dict)
     """Checkpoints that could not be restored, by name, and why."""
@@ -71,8 +70,9 @@ class Session:
         self.ledger.hold()
 
     def begin(self) -> None:
-        """Every worker is set up: what was held back is done now."""
+        """All workers are set up: do what was held back."""
         self.started = True
+        # the order matters: cut files back to the checkpoint before rows are appended to them
         if self.held:
             self.held = False
             self.ledger.cut()
@@ -80,7 +80,7 @@ class Session:
                 do()
             self._later.clear()
             self.ledger.release()
-        self._refused.clear()  # they are set aside by now, and others may come under their names
+        self._refused.clear()  # these are renamed by now, and new checkpoints may get their old names
 
     def when_started(self, do: Callable[[], None]) -> None:
         """Do something that changes the run's folder: now, or when its workers are set up."""
@@ -89,8 +89,8 @@ class Session:
         else:
             do()
 
-    def restore(self, path: Path, manifest: Mapping[str, Any], problems: Sequence[str]) -> None:
-        """Go on from a checkpoint, in the next epoch; say so loudly if a newer one is damaged."""
+    def restore(self, path: Path, manifest: Manifest, problems: Sequence[str]) -> None:
+        """Go on from a checkpoint, in the next epoch, and warn if a newer one is damaged."""
         self.resume_from, self.epoch = path, max(self.epoch, manifest["epoch"]) + 1
         self.states = read_parts(path)
         if "ledger" not in self.states:
@@ -119,10 +119,10 @@ class Session:
         print(f"runnel: warning: {why}; going on from version {self.ledger.version}", file=sys.stderr)
 
     def fall_back(self, error: Exception) -> None:
-        """The checkpoint that the run was to go on from could not be restored, for this `error`: go on from the one before.
+        """The chosen checkpoint could not be restored because of `error`: go on from the one before.
 
-        If none is left, that is an error, and the run's folder stays as it is: all is not lost, as with damaged files, but may
-        be restored once its cause is mended.
+        If none is left, raise, and leave the run's folder as it is. The files are sound, so they can be restored once the
+        cause of the error is mended.
         """
         if self.resume_from is None:
             raise error
@@ -144,18 +144,18 @@ class Session:
         self.ledger.restore(self.beginning)
 
     def _set_aside(self, checkpoints: Sequence[Path]) -> None:
-        """They are of a past that is no more: no later look may take one of them for the newest."""
+        """Rename checkpoints newer than the restored one, so that none of them is later taken for the newest."""
         for path in checkpoints:
             path.rename(path.with_name(f"damaged-{path.name}-{self.epoch}"))
 
-    def orders(self) -> list[dict[str, Any]]:
-        """What a person has asked for since the last call."""
+    def orders(self) -> list[Row]:
+        """The orders (stop, checkpoint) that people gave since the last call."""
         self.listen()
         found, self._heard = self._heard, []
         return found
 
     def listen(self) -> None:
-        """Look for orders, once a second; also in the middle of something long, since a stop is done here."""
+        """Read new orders, at most once a second. Long operations call it too, because it carries out a stop."""
         now = self.clock.now()
         if now - self._looked < ORDERS_S:
             return
@@ -201,7 +201,7 @@ class Session:
             print(f"runnel: warning: {text}", file=sys.stderr)
 
     def drop_checkpoint(self, problem: str) -> None:
-        """There is no room for a checkpoint: take back what was written of it, say so, and go on."""
+        """Remove a checkpoint that did not fit on the disk, warn, and go on."""
         self.checkpoints.drop()
         newest = self.checkpoints.newest_whole()
         text = f"{problem}; {'there is none yet' if newest is None else f'checkpoint {newest.name} stands'}"
@@ -217,7 +217,7 @@ class Session:
         ledger = self.ledger
         if whole:
             check_restorable(path, files, needed=self._needed(), kept=kept or {})
-        manifest: dict[str, Any] = {
+        manifest: Manifest = {
             "version": ledger.version,
             "steps": ledger.steps,
             "tokens": ledger.tokens,
@@ -259,14 +259,14 @@ def how_to_go_on(folder: RunFolder, flags: str = "") -> str:
 
 
 def _cause(error: Exception) -> str:
-    """Why a restore failed; what is no error of ours comes from what the checkpoint is put into."""
+    """Why a restore failed. An error of another library means that what the checkpoint is loaded into has changed."""
     if isinstance(error, RunnelError | OSError):
         return str(error)
     return f"the environment, the network or the data is not what it was ({type(error).__name__}: {error})"
 
 
 def tell_job(path: Path) -> None:
-    """In a job of a Ray cluster, print where the run lies: who is told of the job knows nothing but what it prints."""
+    """In a job of a Ray cluster, print the path of the run. Ray passes on nothing of a job but its output."""
     if IN_A_JOB in os.environ:
         print(f"{JOB_RUN}{path.resolve()}", flush=True)
 
@@ -279,7 +279,7 @@ def catch_signals(interrupted: threading.Event) -> Iterator[None]:
         yield
         return
 
-    def handle(signum: int, frame: Any) -> None:
+    def handle(signum: int, frame: object) -> None:
         if interrupted.is_set() and signum == signal.SIGINT:
             raise KeyboardInterrupt
         interrupted.set()

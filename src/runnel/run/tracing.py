@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from runnel.core.clock import Clock
+from runnel.core.state import WorkerEvent
 from runnel.core.trace import TraceWriter
 from runnel.core.worker import Worker
 from runnel.graphs.run_config import RunConfig
@@ -34,14 +34,14 @@ def open_recorder(
 
 
 class UpdateCounts:
-    """What an update event says of streams and staleness, as counters, and of lost rows as instants."""
+    """Writes an update's stream and staleness numbers into the trace as counters, and lost rows as instants."""
 
     def __init__(self, recorder: TraceWriter) -> None:
         self._recorder = recorder
         self._due = 0.0
         self._lost: dict[str, int] = {}
 
-    def add(self, worker: Worker, event: Mapping[str, Any]) -> None:
+    def add(self, worker: Worker, event: WorkerEvent) -> None:
         """One update of a trainer, with the accounts of its streams."""
         now = self._recorder.now()
         if now < self._due:
@@ -64,17 +64,17 @@ class UpdateCounts:
 
 
 class TraceSession(Protocol):
-    """What is known of the run's session."""
+    """The part of `Session` that a trace needs."""
 
     clock: Clock
     epoch: int
 
 
 class LauncherTrace:
-    """A sink: what the launching process knows of a run."""
+    """A sink that writes the rows of the launching process into the trace."""
 
-    def __init__(self, config: RunConfig, folder: Path, sitting: TraceSession) -> None:
-        recorder = open_recorder(config, folder, LAUNCHER, sitting.clock, epoch=sitting.epoch)
+    def __init__(self, config: RunConfig, folder: Path, session: TraceSession) -> None:
+        recorder = open_recorder(config, folder, LAUNCHER, session.clock, epoch=session.epoch)
         assert recorder is not None, "the run is traced"
         self._recorder, self._track = recorder, recorder.track("run")
         self._due = 0.0

@@ -16,7 +16,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
@@ -82,7 +81,7 @@ class Code:
 
 
 # ------------------------------------------------------------------------------------------------------------ what is named
-def code_in(recipe: str, config: Mapping[str, Any], *, training: bool = True) -> list[Code]:
+def code_in(recipe: str, config: Mapping[str, object], *, training: bool = True) -> list[Code]:
     """What a run of `recipe` with `config` (as data) runs beside code of this package; what only training uses can be left out.
 
     >>> print(*code_in("ppo", {"env": "subprocess:getoutput", "net": {"hidden": [64, 64]}, "device": "cuda:1"}))
@@ -98,7 +97,7 @@ def code_in(recipe: str, config: Mapping[str, Any], *, training: bool = True) ->
     return found
 
 
-def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
     """All texts in `value` with their dotted names, those of lists with their number."""
     if isinstance(value, str):
         yield field, value
@@ -141,7 +140,7 @@ def _is_known_env(text: str) -> bool:
 
 
 def _described(text: str) -> str:
-    """In words what would be done with `text`."""
+    """A sentence that says how the run would use `text`."""
     value = text.partition("=")[2] if re.match(r"[\w.]+=", text) else text
     if "://" in value:
         return f"would send texts, and a key of yours, to {value}"
@@ -156,10 +155,10 @@ def _described(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- who made it
 _made: set[str] = set()
-"""Marks of what this process has made, for where nothing can be noted."""
+"""Marks of runs that this process made, in case no note can be written to the disk."""
 
 
-def remember(folder: Path, recipe: str, config: Mapping[str, Any]) -> str:
+def remember(folder: Path, recipe: str, config: Mapping[str, object]) -> str:
     """Note that this user made the run, or the study, in `folder`; returns what to tell where that is not possible."""
     if not code_in(recipe, config):
         return ""
@@ -180,7 +179,7 @@ def notes_folder() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "runnel" / "made"
 
 
-def is_made_here(folder: Path, recipe: str, config: Mapping[str, Any]) -> bool:
+def is_made_here(folder: Path, recipe: str, config: Mapping[str, object]) -> bool:
     """Whether this user made the run in `folder`, there and with this very config; code in the folder itself came later."""
     home = folder.resolve()
     if any(_path_in(code.value).is_relative_to(home) for code in code_in(recipe, config) if code.field != "pairs_out"):
@@ -199,7 +198,7 @@ def _path_in(value: str) -> Path:
     return Path(path).resolve() if path.endswith(".py") or "/" in path else Path("/")
 
 
-def _mark(folder: Path, recipe: str, config: Mapping[str, Any]) -> str:
+def _mark(folder: Path, recipe: str, config: Mapping[str, object]) -> str:
     said = json.dumps([str(folder.resolve()), recipe, config], sort_keys=True)
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
@@ -208,7 +207,7 @@ def _mark(folder: Path, recipe: str, config: Mapping[str, Any]) -> str:
 def check_code(
     folder: Path,
     recipe: str,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     *,
     trust: bool = False,
     given: Collection[str] = (),
@@ -258,13 +257,13 @@ def recipe_of(folder: RunFolder) -> str:
     return recipe
 
 
-def runs_the_same(folder: RunFolder, recipe: str, config: Mapping[str, Any]) -> bool:
+def runs_the_same(folder: RunFolder, recipe: str, config: Mapping[str, object]) -> bool:
     """Whether all code that the run in `folder` names is named by `recipe` and `config` too, which the user gave."""
     known = {code.value for code in code_in(recipe, config)}
     return all(code.value in known for code in code_in(recipe_of(folder), folder.read_config()))
 
 
-def check_named(config: RunConfig, recipe: str, known: Mapping[str, Any]) -> None:
+def check_named(config: RunConfig, recipe: str, known: Mapping[str, object]) -> None:
     """Raise an `UntrustedError` for code in the `config` of a trial that its study (`known`) does not name: files of the study
     say what was tried, and somebody may have written them."""
     may = {code.value for code in code_in(recipe, known)}

@@ -1,4 +1,4 @@
-"""What had been trained on when a version was made: for rows about a version that come later than its update.
+"""The steps and tokens behind each version, for rows that come later than the update of their version.
 
 An evaluator in a process of its own measures version v while the learner goes on; its result arrives many updates later, or
 even before the update that made v has been reported. Its row says the steps of v, not those of the moment.
@@ -33,7 +33,7 @@ class VersionCounts:
                 del column[: MOST // 2]
 
     def forget_before(self, version: int) -> None:
-        """Nobody asks for older ones any more."""
+        """Forget the versions before `version`: no row will ask for them."""
         old = max(bisect_right(self._versions, version) - 1, 0)
         for column in self._columns():
             del column[:old]

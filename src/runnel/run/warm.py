@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runnel.core.config import override
 from runnel.core.contracts.params import ParamSet
@@ -22,6 +22,9 @@ from runnel.llm.model.pretrained import model_folder
 from runnel.llm.tokenize import CharTokenizer
 from runnel.run.checkpoint import Checkpoints
 from runnel.track.folder import RunFolder
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PretrainedConfig
 
 MODEL = "model"
 """Where in its folder a run leaves a model that other programs load."""
@@ -74,5 +77,5 @@ def check_same_model(config: RunConfig, source: RunFolder) -> None:
         raise ConfigError("init_from", config.init_from, f"the model of that run computes something else: {told}; {fix}")
 
 
-def _config_of(model: str, lm: ModelConfig) -> Any:
+def _config_of(model: str, lm: ModelConfig) -> PretrainedConfig:
     return model_config(replace(lm, path=model_folder(model)), CharTokenizer.vocab_size)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import fnmatch
 import os
 from contextlib import ExitStack
-from typing import Any, Literal, Protocol, cast
+from functools import partial
+from typing import Literal, Protocol, cast
 
 import torch
 
@@ -17,6 +18,7 @@ from runnel.core.clock import Clock
 from runnel.core.contracts.evaluation import Progress
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import SingleProcess
+from runnel.core.contracts.params import SharedPublisher
 from runnel.core.contracts.samples import RankReader, SampleWriter
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
@@ -71,15 +73,15 @@ class Outer(Protocol):
     def params(self, name: str, *, depth: int) -> Channel: ...
 
     def wait(self, timeout_s: float, *also: int) -> bool:
-        """Until something may have come, or one of the descriptors in `also` can be read, or the time has passed."""
+        """Wait until new data may be there, a descriptor in `also` can be read, or the time has passed."""
         ...
 
     def catch_up(self) -> None:
-        """Until all that was published by now has arrived here (before a checkpoint is restored)."""
+        """Wait until everything published so far has arrived here (before a checkpoint is restored)."""
         ...
 
     def flush(self) -> None:
-        """Until all that was written has arrived (before a checkpoint)."""
+        """Wait until everything written so far has arrived (before a checkpoint)."""
         ...
 
 
@@ -107,7 +109,7 @@ def place(experiment: Experiment) -> dict[str, list[str]]:
 
 
 class Edges:
-    """Which streams, channels and mailbox_tables cross groups, for one placement."""
+    """The streams, channels and mailbox tables that cross process groups under one placement."""
 
     def __init__(self, experiment: Experiment, groups: dict[str, list[str]]) -> None:
         group_of = {worker: g for g, workers in groups.items() for worker in workers}
@@ -125,7 +127,7 @@ class Edges:
                 self.mailbox_tables[stream.name] = board_spec(experiment, stream)
 
     def allocate(self) -> dict[str, int]:
-        """Descriptors of the shared memory behind the edges that cross."""
+        """Allocate shared memory for the edges that cross. Returns file descriptors by name."""
         return ShmTransport.allocate(self.streams, self.channels, self.mailbox_tables)
 
 
@@ -148,8 +150,8 @@ def wire(
     recorder: TraceWriter | None = None,
     keep: Keep | None = None,
 ) -> ProcessGroup:
-    """Build the workers of `group`, and the ends of their streams; with a `recorder`, they leave marks there. `keep` is given
-    what was evaluated."""
+    """Build the workers of `group` and their ends of the streams. With a `recorder` they trace what they do.
+    `keep` gets the parameters after an evaluation."""
     return _Wiring(experiment, groups, group, clock, outer, progress, incarnation, recorder, keep).build()
 
 
@@ -168,7 +170,7 @@ class _Wiring:
     ) -> None:
         self.recorder, self._keep = recorder, keep if experiment.config.checkpoint.best else None
         self._track: TraceTrack | None = None
-        """Where the worker that is being built leaves its marks."""
+        """The track on which the worker that is being built records its trace."""
         self.experiment, self.groups, self.group, self.clock = experiment, groups, group, clock
         self.edges, self.outer, self.inproc = Edges(experiment, groups), outer, InprocTransport()
         self.progress, self.incarnation = progress, incarnation
@@ -185,11 +187,12 @@ class _Wiring:
         return ProcessGroup(self.group, workers, owned, channels, writers, self.recorder)
 
     def _workers(self) -> list[Worker]:
-        """If one of them cannot be built, those before it are closed."""
+        """Build the workers of this group. If one cannot be built, those before it are closed."""
         workers: list[Worker] = []
         with ExitStack() as stack:
             for name in self.groups[self.group]:
                 self._track = None if self.recorder is None else self.recorder.track(name)
+                # the worker joins the stack before the next one is built: if that fails, this one is closed
                 workers.append(worker := self._worker(name))
                 worker.timer.track = self._track
                 stack.callback(worker.close)
@@ -243,20 +246,39 @@ class _Wiring:
     def _trainer(self, rank: int) -> Worker:
         e, num_ranks = self.experiment, self.experiment.config.placement.trainers
         reads = sorted({name for phase in e.phases for name in phase.segments})
-        rest: dict[str, Any] = {"phases": e.phases, "budget": e.budget, "token_streams": e.token_streams}
-        if num_ranks > 1:
-            rest["collective"] = rank_collective(e.config, rank, self._outer().meet_at)
-        made = e.accelerator.learner(e.learner(rest.get("collective", SingleProcess())))
+        collective = rank_collective(e.config, rank, self._outer().meet_at) if num_ranks > 1 else None
+        made = e.accelerator.learner(e.learner(SingleProcess() if collective is None else collective))
         learner = made.learner
         if rank:
+            assert collective is not None, "a rank that follows has others beside it"
             ends = {name: self._outer().rank_reader(e.stream(name), e.staleness[name], rank, num_ranks) for name in reads}
             here = all(isinstance(end, TableReader) for end in ends.values())
-            rest |= {"publisher": self._params(), "here": here}
-            return FollowingTrainer(f"trainer-{rank}", self.clock, learner=learner, readers=ends, **rest)
-        kind = LeadingTrainer if num_ranks > 1 else TrainerWorker
+            return FollowingTrainer(
+                f"trainer-{rank}",
+                self.clock,
+                learner=learner,
+                readers=ends,
+                collective=collective,
+                publisher=cast(SharedPublisher, self._params()),  # several ranks are processes, so the channel is shared memory
+                phases=e.phases,
+                budget=e.budget,
+                token_streams=e.token_streams,
+                here=here,
+            )
         readers = {name: self._reader(name, "trainer") for name in reads}
-        rest["frozen"] = {name: self._publisher(name) for name in e.channels if name != PARAMS}
-        trainer = kind("trainer", self.clock, learner=learner, readers=readers, publisher=self._publisher(), **rest)
+        frozen = {name: self._publisher(name) for name in e.channels if name != PARAMS}
+        kind = TrainerWorker if collective is None else partial(LeadingTrainer, collective=collective)
+        trainer: TrainerWorker = kind(
+            "trainer",
+            self.clock,
+            learner=learner,
+            readers=readers,
+            publisher=self._publisher(),
+            phases=e.phases,
+            budget=e.budget,
+            token_streams=e.token_streams,
+            frozen=frozen,
+        )
         if made.text:
             trainer.emit({"kind": "event", "text": made.text})
         return trainer
@@ -266,13 +288,21 @@ class _Wiring:
         assert spec is not None
         client = self._inline(self._fast(spec.inferencer()))
         config = self.experiment.config
-        rest: dict[str, Any] = {"every": config.eval.every, "progress": self.progress, "keep": self._keep}
-        if config.record.videos and spec.recorder is not None:
-            rest |= {"recorder": spec.recorder(), "record_every": config.record.every}
-        return EvaluatorWorker("evaluator", self.clock, evaluation=spec.make(), client=client, **rest)
+        recorder = spec.recorder() if config.record.videos and spec.recorder is not None else None
+        return EvaluatorWorker(
+            "evaluator",
+            self.clock,
+            evaluation=spec.make(),
+            client=client,
+            every=config.eval.every,
+            progress=self.progress,
+            recorder=recorder,
+            record_every=config.record.every,
+            keep=self._keep,
+        )
 
     def _fast(self, inferencer: Inferencer) -> Inferencer:
-        """The same inferencer, with what stands in for its network's `act`."""
+        """The inferencer, with a kernel in place of its network's `act` where one serves."""
         if isinstance(inferencer, TorchInferencer):
             inferencer.acts = self.experiment.accelerator.acts(inferencer.net)
         return inferencer
@@ -302,6 +332,7 @@ class _Wiring:
 
     def _client(self, stream: InferenceStream, worker: str) -> SavedClient:
         index, spec = [a.name for a in self.experiment.actors if stream.name in a.asks].index(worker), self._spec(stream)
+        # a restarted actor numbers its requests from another range, so that no late reply matches a new request
         first, subscriber = self.incarnation << 32, self._subscriber(stream.params)
         if stream.name in self.edges.mailbox_tables:
             return self._outer().client(spec, index, subscriber, first=first)

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from runnel.core.config import flat, to_data
+from runnel.core.state import Settings
 from runnel.graphs.run_config import RunConfig
-
-Settings = Mapping[str, Any]
 
 ACROBOT: Settings = {"total_steps": 500_000}
 LANDER: Settings = {"total_steps": 1_000_000}
 """Where a recipe's own defaults serve, and only the budget is the environment's."""
 
 
-def _short_sighted(group: str, **settings: Any) -> Settings:
+def _short_sighted(group: str, **settings: object) -> Settings:
     """A swing-up is over in some 50 of its 200 steps: what comes much later only adds noise to the returns."""
     return {f"{group}.gamma": 0.9, f"{group}.gae_lambda": 0.9, **settings}
 
@@ -106,7 +104,7 @@ def zoo_settings(recipe: str, env: object) -> Settings:
 
 
 def about_zoo(recipe: str, config: RunConfig) -> list[str]:
-    """What a run says of it: which of its settings are of the zoo, or that they were left out."""
+    """The note of a run: which settings it takes from the zoo, or that `zoo` is off."""
     env = getattr(config, "env", None)
     found = zoo_settings(recipe, env)
     if not found:

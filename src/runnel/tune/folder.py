@@ -141,7 +141,7 @@ class Book:
 
 
 def _read_old(path: Path) -> State:
-    """What study.json said before. It follows from the other files, so one that is damaged is simply written anew."""
+    """The old study.json. It can be derived from the other files, so a damaged one is simply written anew."""
     try:
         return read_json(path)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What the process of a trial does: train the runs of one order, tell how they get on, stop when told.
+"""The work of a trial's process: it trains the runs of one order, reports their progress, and stops when told.
 
 An order is plain data: a recipe, a whole config, and runs, each with a folder, a seed and segments (`until` a share of the
 budget, with these settings). A run that was begun goes on from its newest checkpoint; one that is done is not touched.
@@ -37,29 +37,29 @@ class JobOutbox(Protocol):
 
 
 class Talk:
-    """A job's side of the talk with whoever gave the order: points go out, verdicts come in."""
+    """The job's end of its line to the study: it sends points and receives verdicts."""
 
     def __init__(self, out: JobOutbox) -> None:
         self._out, self._verdicts = out, SimpleQueue[bool]()
         self.interrupted = threading.Event()
 
     def take(self, message: Message) -> None:
-        """Something came in, on any thread."""
+        """Handle an incoming message, on any thread."""
         if message["kind"] == "verdict":
             self._verdicts.put(bool(message["go"]))
         else:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """Nobody waits for this job any more: it ends with a checkpoint."""
+        """The study is gone or interrupted: end this job with a checkpoint."""
         self.interrupted.set()
-        self._verdicts.put(True)
+        self._verdicts.put(True)  # wakes `ask`, which may wait for a verdict
 
     def send(self, message: Message) -> None:
         self._out.send(message)
 
     def ask(self, step: int, value: float) -> bool:
-        """Tell of a point; whether to go on."""
+        """Report a point. Returns whether to go on."""
         if self.interrupted.is_set():
             return True
         self._out.send({"kind": "point", "step": step, "value": value})

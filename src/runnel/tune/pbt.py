@@ -26,7 +26,7 @@ WAIT_S = 0.5
 RESAMPLE = 0.25
 """How often a setting is drawn anew instead of moved a little."""
 Member = State
-"""What population.json says of one member."""
+"""The entry of one member in population.json."""
 
 
 class TrialPopulation:
@@ -129,7 +129,7 @@ class TrialPopulation:
         self._write()
 
     def plan(self) -> list[State]:
-        """Who takes over from whom, and with which settings; the same whenever it is asked."""
+        """The copies of this exchange: member, parent and new settings. Deterministic, so a repeated call gives the same."""
         chance = random.Random(f"{self._setup.options.search_seed}-exchange-{self.state['interval']}")
         ranked = sorted((n for n, m in enumerate(self.members) if m["value"] is not None), key=self._rank)
         lost = [n for n, m in enumerate(self.members) if m["value"] is None]
@@ -183,9 +183,9 @@ class TrialPopulation:
         return [{"until": min(1.0, (i + 1) * share), "settings": params} for i, params in enumerate(history)]
 
     def close(self) -> None:
-        """Nothing is left to say."""
+        """Nothing to do: `_write` has saved everything."""
 
 
 def explore(param: Param, value: Value, chance: random.Random) -> Value:
-    """A setting near one that did well; now and then any other."""
+    """A value near one that did well; with probability `RESAMPLE` a random one."""
     return param.draw(chance) if chance.random() < RESAMPLE else param.perturb(value, chance)

@@ -1,4 +1,4 @@
-"""What `runnel tune` can be told, and the study's settings as they are kept in its folder (`tune.json`)."""
+"""The options of `runnel tune`, and the settings of a study as `tune.json` holds them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHARED = {f.name for kind in (ReplayEnvConfig, PromptConfig, PairConfig) for f i
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """What a study knows beside the recipe's config."""
+    """Options of a study, beside the recipe's config."""
 
     search: tuple[str, ...] = ()
     """What to try: words such as "ppo.lr=log(1e-5, 1e-2)", "ppo.gamma=0.9..0.999", "ppo.clip_range={0.1, 0.2}",
@@ -214,7 +214,7 @@ def _check_unset(space: Mapping[str, Param], recipe: registry.Recipe, config: Ru
     changed = differences(to_data(begins), to_data(config))
     for name in space:
         if name in changed:
-            raise ConfigError(name, changed[name][1], "is searched, and set too; do one of them")
+            raise ConfigError(name, changed[name][1], "is both searched and set; do one of them")
 
 
 def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, space: dict[str, Param]) -> Setup:

@@ -1,4 +1,4 @@
-"""A study on the terminal: a table that lives, or a line for each trial where there is no terminal."""
+"""A study on the terminal: a live table, or a line for each trial where there is no terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optuna's side of a study: who proposes, who prunes, and the journal in which every trial is kept.
+"""The Optuna parts of a study: sampler, pruner, and the journal that stores every trial.
 
 One process writes the journal (the study's folder is held), so what a killed one left, a lock or half a line, is known to be
 dead and is cleared away.
@@ -29,7 +29,7 @@ NAME = "study"
 
 
 def import_optuna() -> ModuleType:
-    """Optuna, or what to do about it."""
+    """Import Optuna; a `ConfigError` with the fix if it is not installed."""
     try:
         import optuna
     except ImportError as error:

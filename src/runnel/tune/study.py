@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from runnel.core.config import override
 from runnel.core.errors import ConfigError, RunnelError
@@ -68,7 +67,7 @@ def search(
     out: str | Path = "",
     live: bool = False,
     options: Mapping[str, object] | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> Study:
     """Search for good settings of `recipe`, and return the study.
 
@@ -85,7 +84,7 @@ def search(
     return start(make_setup(recipe, named, chosen), out, live=live)
 
 
-def resume(folder: str | Path, *, live: bool = False, trust: bool = False, **options: Any) -> Study:
+def resume(folder: str | Path, *, live: bool = False, trust: bool = False, **options: object) -> Study:
     """Go on with a study; `trials`, `workers`, `test_seeds` and `on` may be others than before. `trust=True` lets a study that
     you did not begin here run the code that its folder names."""
     where = StudyFolder(folder)
@@ -114,7 +113,7 @@ def start(setup: Setup, out: str | Path, *, live: bool = False, own: bool = True
 
 
 def _await_orphans(folder: StudyFolder) -> None:
-    """Trials of a tuning process that was killed alone are about to end by themselves."""
+    """Wait for trials whose tuning process was killed: they end by themselves."""
     deadline = time.monotonic() + RELEASE_S
     for lock in [*folder.trials.glob("*/.lock"), *folder.test.glob("*/.lock")]:
         while RunFolder(lock.parent).is_held():

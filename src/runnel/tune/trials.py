@@ -168,6 +168,6 @@ class TrialSearch:
         return trial | {"state": state, "value": value, "steps": steps, "seconds": self._seconds(frozen.number), "error": error}
 
     def close(self) -> None:
-        """The last word on importance."""
+        """Compute the importance of parameters once more, and write it."""
         self._book.data["importance"] = importance(self._study, self._setup.space)
         self._write()
