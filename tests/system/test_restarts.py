@@ -154,7 +154,8 @@ def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
             folder.add_order({"op": "scale", "numbers": {"actor": 1}})
         if 1 in seen:  # a process is gone before the supervisor knows of it, which it does at its next look
             gone_since.append(time.monotonic())
-            if actors_in(row) == ["actor-0"] or gone_since[-1] - gone_since[0] > 30:
+            written = [r for r in folder.read_rows()[0] if "idle" in r.get("time", {})]
+            if actors_in(written[-1]) == ["actor-0"] or gone_since[-1] - gone_since[0] > 30:
                 folder.add_order({"op": "stop"})
 
     def actors_in(row: dict[str, Any]) -> list[str]:
