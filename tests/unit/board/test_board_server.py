@@ -60,8 +60,8 @@ def test_curves_of_each_run_and_their_mean(client):
     [
         ({"runs": "a"}, "give a list"),
         ({"axis": "lunch"}, "use one of version, steps"),
-        ({"smoothing": 1.0}, "a number from 0"),
-        ({"smoothing": "x"}, "a number from 0"),
+        ({"smoothing": 1.0}, "must be in [0, 1)"),
+        ({"smoothing": "x"}, "must be in [0, 1)"),
         ({"span": [3, 1]}, "two numbers"),
         ({"metrics": None}, "give a list"),
     ],
