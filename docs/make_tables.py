@@ -24,6 +24,7 @@ from pathlib import Path
 
 from runnel.cli.main import USAGE
 from runnel.core import errors
+from runnel.core.bounds import Bound
 from runnel.envs.known import KNOWN
 from runnel.graphs.env_config import EnvConfig, ReplayEnvConfig
 from runnel.graphs.pairs import PairConfig
@@ -36,8 +37,6 @@ from runnel.track.status import STATUSES
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(?P<head><!-- table: (?!python )(?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end -->)", re.S)
-SHOWN_BOUNDS = ("bounds", "bound", "least", "most", "above", "below", "range")
-"""Keys of a field's metadata that say which values it takes."""
 GUIDES = {
     "pipeline": "guides/pipelines.md",
     "eval": "reference/cli.md#evaluate-resume-report",
@@ -127,7 +126,7 @@ def fields(config: object, path: str = "") -> Iterator[tuple[str, dataclasses.Fi
 
 def bound(field: dataclasses.Field[object]) -> str:
     """What a field says of the values that it takes, if it does."""
-    return ", ".join(str(field.metadata[key]) for key in SHOWN_BOUNDS if key in field.metadata)
+    return ", ".join(value.interval for value in field.metadata.values() if isinstance(value, Bound))
 
 
 def default(value: object) -> str:
