@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from runnel.core.bounds import bounded, check_bounds
@@ -102,22 +101,21 @@ def make_engine(
     if config.kind == "hf":
         model = _in_precision(make_model(), config)
         return HfEngine(model, num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
-    start = partial(
-        VllmEngine,
-        num_slots=slots,
-        max_length=max_length,
-        eos_id=eos_id,
-        decode_text=decode_text,
-        precision=config.precision,
-        config=config.vllm,
-        make_model=make_model,
-    )
-    if folder:
-        return start(folder)
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:
-        save_model(make_model(), made)
-        engine = start(made)
-        engine.process.wait_ready()  # vLLM reads the folder while it starts, and the folder goes at the end of this block
+        if not folder:
+            save_model(make_model(), made)
+        engine = VllmEngine(
+            folder or made,
+            num_slots=slots,
+            max_length=max_length,
+            eos_id=eos_id,
+            decode_text=decode_text,
+            precision=config.precision,
+            config=config.vllm,
+            make_model=make_model,
+        )
+        if not folder:
+            engine.process.wait_ready()  # vLLM reads `made` while it starts, and the end of this block removes it
     return engine
 
 
