@@ -31,8 +31,8 @@ WAIT_S = 0.05
 class RewardPool:
     """Runs the components of a reward in parallel, each on its own executor, so that a slow one does not delay the others.
 
-    With `ordered`, verdicts come in the order of submission whatever time they take, so that a run is deterministic. Without
-    it a verdict comes as soon as it is ready, and one that hangs does not delay other groups.
+    With `ordered`, verdicts are returned in the order of submission, so that a run is deterministic. Without it, a verdict is
+    returned as soon as it is ready, and a job that hangs does not delay other groups.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RewardPool:
             executor.start()
 
     def submit(self, job: RewardJob) -> int:
-        """Hand a job over; returns its key, which its verdict carries."""
+        """Start a job on all executors; returns its key, which its verdict has too."""
         self._jobs.append(job)
         self._tickets[job.key] = self._next
         for executor in self._executors.values():
@@ -69,21 +69,21 @@ class RewardPool:
         return job.key
 
     def pending(self) -> int:
-        """Jobs whose verdict was not collected yet."""
+        """The number of jobs whose verdict was not collected yet."""
         return len(self._jobs)
 
     def collect(self, *, block: bool) -> list[Verdict]:
-        """Verdicts that are ready, oldest job first (if `ordered`, up to the first that is not); with `block`, those of all."""
+        """Verdicts that are ready, oldest job first (if `ordered`, up to the first that is not ready); with `block`, all."""
         self._poll(0.0)
         out = self._ready()
         while block and self._jobs:
             self._poll(WAIT_S)
-            progressed()  # every job has a deadline of its own
+            progressed()  # waiting is no hang: every job has its own deadline
             out += self._ready()
         return out
 
     def wait(self, seconds: float) -> None:
-        """Wait for a verdict, at most so long; `collect` gives it."""
+        """Wait for a verdict, at most so long; `collect` returns it."""
         self._poll(seconds)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class RewardPool:
 
     def _prove(self, name: str, outcomes: Mapping[int, RewardOutcome]) -> None:
         """Raise if the first outcome of a function is no reward at all (text, a wrong number of rewards): the function has a
-        mistake, and the run ends before it trains on the other rewards. Later, and for infinite numbers, it is counted."""
+        mistake, and the run ends before it trains on other rewards. Later ones and infinite numbers are counted failures."""
         for ticket, outcome in outcomes.items() if name not in self._proved else ():
             if outcome.broken:
                 at = next(shown_prompt(job.prompts[0]) for job in self._jobs if self._tickets[job.key] == ticket)
@@ -112,7 +112,7 @@ class RewardPool:
                 return
 
     def _ready(self) -> list[Verdict]:
-        """Verdicts of jobs whose outcomes are all there; in order of submission if `ordered`."""
+        """Remove and return the verdicts of jobs that have all outcomes; in order of submission if `ordered`."""
         out, waiting = [], deque[RewardJob]()
         for job in self._jobs:
             ticket = self._tickets[job.key]
