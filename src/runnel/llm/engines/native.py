@@ -135,8 +135,7 @@ class NativeEngine(QueuedEngine):
 
     def _decode(self) -> list[Reply]:
         """Decode in every row whose prompt is in the cache."""
-        filling = {id(row) for prompt in self._filling for row in prompt.rows}
-        going = [r for r in self._running if id(r) not in filling]
+        going = self._decoding()
         if not going:
             return []
         rows = self._num_rows(len(self._running))
@@ -149,6 +148,11 @@ class NativeEngine(QueuedEngine):
                 self._decode_rows(self._index, rows, longest, limited)
             longest = min(longest + 1, self.max_length)
         return self._collect(going)
+
+    def _decoding(self) -> list[Running]:
+        """The rows whose prompt is in the cache."""
+        filling = {id(row) for prompt in self._filling for row in prompt.rows}
+        return [r for r in self._running if id(r) not in filling]
 
     def _decode_rows(self, index: Tensor, n: int, longest: int, limited: bool) -> None:
         """Decode one token in each of the rows `0 ... n - 1`. Inactive rows among them write only what is never read."""
@@ -377,13 +381,11 @@ class NativeEngine(QueuedEngine):
 
     def _recompute(self) -> None:
         """Put the tokens of running rows into the cache again, under the current parameters."""
-        waiting = {id(r) for p in self._filling for r in p.rows}
         for prompt in self._filling:
             prompt.filled = 0
-        for row in self._running:
-            if id(row) not in waiting:
-                made = self._rows.tokens[row.row, : row.made - 1].cpu()
-                self._filling.append(Prompt(torch.cat((row.prompt, made)), [row], resumed=True))
+        for row in self._decoding():
+            made = self._rows.tokens[row.row, : row.made - 1].cpu()
+            self._filling.append(Prompt(torch.cat((row.prompt, made)), [row], resumed=True))
         self._rows.active.zero_()
 
     # ---------------------------------------------------------------------------------------------------------- state
@@ -420,9 +422,7 @@ class NativeEngine(QueuedEngine):
             Prompt(p["tokens"], [self._running[i] for i in p["rows"]], p["filled"], p["resumed"]) for p in state["filling"]
         ]
         self._rows.active.zero_()
-        filling = {id(r) for p in self._filling for r in p.rows}
-        going = [r for r in self._running if id(r) not in filling]
-        if going:
+        if going := self._decoding():
             self._rows.start(going)
         self._runner.restore(state["cache"])
 

@@ -8,7 +8,7 @@ waits for the child with a deadline, and for nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -99,21 +99,8 @@ class VllmEngine(CompletionEngine):
         self._gone: list[str] = []
         """Keys of completions that vLLM works on and that have been removed here."""
         self._num_keys = 0
-        self.process = VllmProcess(
-            {
-                "folder": str(Path(folder).resolve()),
-                "num_slots": num_slots,
-                "max_length": max_length,
-                "precision": precision,
-                "cpu_cache_gib": config.cpu_cache_gib,
-                "memory_share": config.memory_share,
-                "eager": config.eager,
-            },
-            python=config.python,
-            threads=config.threads,
-            start_timeout_s=config.start_timeout_s,
-            timeout_s=config.timeout_s,
-        )
+        orders = asdict(config) | {"folder": str(Path(folder).resolve()), "precision": precision}
+        self.process = VllmProcess(orders | {"num_slots": num_slots, "max_length": max_length}, config)
 
     def close(self) -> None:
         """End the child process."""

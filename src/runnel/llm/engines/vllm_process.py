@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from runnel.core.framing import Message, MessageSocket, TruncatedFrame
 from runnel.core.process import ChildProgram, exit_text, last_text
 from runnel.core.worker import progressed
 from runnel.llm.engines import vllm_server
+
+if TYPE_CHECKING:
+    from runnel.llm.engines.vllm import VllmConfig
 
 PYTHON = "RUNNEL_VLLM_PYTHON"
 """Environment variable: the interpreter that has vLLM."""
@@ -62,8 +65,8 @@ ALIGN = 64
 class VllmProcess:
     """One child process. `ask` sends a message and waits for the reply; the first call also waits until vLLM is ready."""
 
-    def __init__(self, orders: Message, *, python: str, threads: int, start_timeout_s: float, timeout_s: float) -> None:
-        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
+    def __init__(self, orders: Message, config: VllmConfig) -> None:
+        self._timeout_s, self._start_timeout_s = config.timeout_s, config.start_timeout_s
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._memory_fd = _anonymous_file()
         self._memory: mmap.mmap | None = None
@@ -71,9 +74,9 @@ class VllmProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             orders = {**orders, "parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory_fd}
-            self._python = find_python(python)
-            self._child = self._spawn(orders, threads)
-        ours.settimeout(timeout_s)  # limits sending: a child that stops reading must not block this process
+            self._python = find_python(config.python)
+            self._child = self._spawn(orders, config.threads)
+        ours.settimeout(config.timeout_s)  # limits sending: a child that stops reading must not block this process
         self._line = MessageSocket(ours)
         self._finalizer = weakref.finalize(self, _end, self._child, self._line, self._memory_fd)
 

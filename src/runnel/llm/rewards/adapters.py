@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from runnel.core.resolve import load_object
-from runnel.llm.rewards.components import RewardFn
 
 Verl = float | dict[str, Any]
 """What a score function of verl returns: a number, or a dict whose `score` is the reward."""
@@ -40,15 +39,6 @@ def verl_score(
     if any(inspect.isawaitable(r) for r in results):
         results = asyncio.run(_gather(results))
     return [r["score"] if isinstance(r, dict) else r for r in results]
-
-
-def from_verl(compute_score: VerlScore) -> RewardFn:
-    """A verl score function as a reward function of runnel."""
-
-    def reward(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        return verl_score(prompts, completions, compute_score=compute_score, **columns)
-
-    return reward
 
 
 def _at(column: object, i: int) -> object:
