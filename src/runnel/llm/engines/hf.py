@@ -78,9 +78,12 @@ class HfEngine(CompletionEngine):
             raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
         changed = logits if self.hook is None else self.hook(logits[None], [completion.request])[0]
         allowed = truncate(torch.log_softmax(changed / (sampling.temperature or 1.0), dim=-1), sampling)
-        token = draw(allowed, _uniform(completion)) if sampling.temperature > 0 else int(allowed.argmax())
-        logprob, sampling_logprob = float(logp[token]), float(allowed[token]) if sampling.temperature > 0 else 0.0
-        truncates = sampling.truncates or self.hook is not None
+        token, sampling_logprob = int(allowed.argmax()), 0.0
+        if sampling.temperature > 0:  # the request's own stream has one uniform number for each possible token
+            stream = np.random.Generator(np.random.Philox(key=completion.seed)).random(completion.max_tokens)
+            token = draw(allowed, float(stream[len(completion.tokens)]))
+            sampling_logprob = float(allowed[token])
+        logprob, truncates = float(logp[token]), sampling.truncates or self.hook is not None
         return self._append(completion, token, logprob=logprob, sampling_logprob=sampling_logprob, truncates=truncates)
 
     def _forward(self, completion: Completion) -> Tensor:
@@ -138,9 +141,3 @@ def draw(logp: Tensor, uniform: float) -> int:
     index = int(torch.searchsorted(cdf, cdf[-1] * uniform, right=True))
     last = int(torch.nonzero(logp > -torch.inf)[-1])  # by rounding, `index` could lie behind the last possible token
     return min(index, last)
-
-
-def _uniform(completion: Completion) -> float:
-    """The uniform number for the next token, from the request's own stream, which has one number for each possible token."""
-    stream = np.random.Generator(np.random.Philox(key=completion.seed)).random(completion.max_tokens)
-    return float(stream[len(completion.tokens)])

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_STOPS = 16
 """The most tokens that may end a row: the model's, and those of its request."""
-NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
 
 Decode = Callable[[Sequence[int]], str]
 """Tokens to text: needed only for stop texts."""
@@ -329,7 +328,7 @@ class SlotRows:
     `left`: how many more may follow; `active`: 1 while running; `sane`: 0 after a log-probability that is not finite."""
 
     def __init__(self, num_rows: int, max_new: int, *, device: torch.device) -> None:
-        self._ints = torch.zeros((len(NUMBERS), num_rows), dtype=torch.int64, device=device)
+        self._ints = torch.zeros((7, num_rows), dtype=torch.int64, device=device)
         self.last, self.position, self.count, self.left, self.active, self.sane, self.top_k = self._ints.unbind(0)
         self._floats = torch.ones((3, num_rows), dtype=torch.float32, device=device)
         self.heat, self.top_p, self.min_p = self._floats.unbind(0)

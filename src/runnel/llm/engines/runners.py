@@ -156,7 +156,8 @@ class DecoderRunner:
         """
         sizes = [len(p.tokens) for p in chunks]
         blocks = [b for p, first in zip(chunks, accumulate(sizes, initial=0), strict=False) for b in _blocks(p, first)]
-        size = _bucket(max(sum(sizes), (len(blocks) - SPARE_BLOCKS) * cache_kernels.PREFILL_BLOCK))
+        least = max(sum(sizes), (len(blocks) - SPARE_BLOCKS) * cache_kernels.PREFILL_BLOCK)
+        size = max(128, 1 << (least - 1).bit_length())  # the next power of two, so that there are few graphs
         flat = np.zeros((3, size), dtype=np.int64)
         flat[0, : sum(sizes)] = torch.cat([p.tokens for p in chunks]).numpy()
         flat[1], flat[2] = self._spare, self._max_length - 1
@@ -314,8 +315,3 @@ def _blocks(chunk: PromptChunk, first: int) -> list[list[int]]:
     """The blocks of a chunk whose tokens start at `first`, for `prefill_attention`: first token, size, slot, position."""
     most, size = cache_kernels.PREFILL_BLOCK, len(chunk.tokens)
     return [[first + i, min(most, size - i), chunk.slot, chunk.start + i] for i in range(0, size, most)]
-
-
-def _bucket(size: int) -> int:
-    """The next power of two, from 128 on."""
-    return max(128, 1 << (size - 1).bit_length())

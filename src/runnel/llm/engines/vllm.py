@@ -173,7 +173,10 @@ class VllmEngine(CompletionEngine):
         """Use `params` from the next `step` on. Requests for an exact other version must have ended before."""
         self._check_version(params.version)
         params = replace(params, params=self._whole(params.params))
-        self._check_shapes(params.params)
+        found = {name: list(value.shape) for name, value in params.params.items()}
+        odd = sorted(name for name in self._shapes.keys() | found.keys() if self._shapes.get(name) != found.get(name))
+        if odd:
+            raise ConfigError("params", odd[:3], "these are not parameters of the engine's model; build both from one folder")
         running = self._stop_all()
         self._send(params)
         self.version = params.version
@@ -203,12 +206,6 @@ class VllmEngine(CompletionEngine):
                 return
             self.num_refused += 1
         raise DataError(f"version {params.version} was refused {MAX_TRIES} times by vLLM: {answer['refused']}")
-
-    def _check_shapes(self, params: Mapping[str, Tensor]) -> None:
-        found = {name: list(value.shape) for name, value in params.items()}
-        odd = sorted(name for name in self._shapes.keys() | found.keys() if self._shapes.get(name) != found.get(name))
-        if odd:
-            raise ConfigError("params", odd[:3], "these are not parameters of the engine's model; build both from one folder")
 
     # ----------------------------------------------------------------------------------------------------------- state
     def restore(self, state: State) -> None:

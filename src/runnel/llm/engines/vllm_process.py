@@ -151,7 +151,9 @@ class VllmProcess:
         if "No module named 'vllm'" in wrote:
             fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/guides/engines.md)"
             return ConfigError("engine.vllm.python", self._python, fix)
-        lines = "" if code in FROM_OUTSIDE else worth_reading(wrote)  # no line of the log explains a kill
+        lines = "\n".join([line for line in wrote.splitlines() if not CHATTER.search(line)][-TAIL_LINES:])
+        if code in FROM_OUTSIDE:  # no line of the log explains a kill
+            lines = ""
         told = f"{what.rstrip('.')}{explained(what)}" + (f"\nIts last lines:\n{lines}" if lines else "")
         return EngineLost(NAME, told) if lost else WorkerFailure(NAME, told)
 
@@ -197,11 +199,6 @@ def explained(what: str) -> str:
     """The meaning of a known error and its fix; empty for other errors."""
     found = next(((match, text) for known, text in CAUSES if (match := known.search(what))), None)
     return "" if found is None else f": {found[1].format(*found[0].groups())}"
-
-
-def worth_reading(wrote: str) -> str:
-    """The last lines of `wrote` without `CHATTER`."""
-    return "\n".join([line for line in wrote.splitlines() if not CHATTER.search(line)][-TAIL_LINES:])
 
 
 def find_python(given: str) -> str:

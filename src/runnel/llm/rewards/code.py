@@ -36,23 +36,18 @@ def python_tests(
     config, count = SandboxConfig(**(sandbox or {})), len(completions)
 
     def score(i: int) -> float | None:
-        statements, programs = _listed(tests[i] if tests else None), cases[i] if cases else None
-        return _score(find(completions[i], extract), statements, programs, config, partial=partial)
+        given: str | Sequence[str] = tests[i] if tests else ()
+        statements = (given,) if isinstance(given, str) else tuple(given or ())
+        return _score(find(completions[i], extract), statements, cases[i] if cases else (), config, partial=partial)
 
     with ThreadPoolExecutor(max_workers=min(count, os.cpu_count() or 1)) as pool:
         return list(pool.map(score, range(count)))
 
 
-def _listed(statements: str | Sequence[str] | None) -> tuple[str, ...]:
-    if statements is None:
-        return ()
-    return (statements,) if isinstance(statements, str) else tuple(statements)
-
-
 def _score(
     code: str | None,
     statements: tuple[str, ...],
-    programs: Sequence[Mapping[str, object]] | None,
+    programs: Sequence[Mapping[str, object]],
     config: SandboxConfig,
     *,
     partial: bool,
@@ -65,7 +60,7 @@ def _score(
     passed: list[bool] = []
     if statements:
         passed += run_python(code, checks=statements, config=config).checks
-    for program in programs or []:
+    for program in programs or ():  # a column may have None
         if not partial and not all(passed):
             return 0.0
         room = replace(config, output_kb=max(config.output_kb, len(str(program["output"]).encode()) // 1024 + SLACK_KB))

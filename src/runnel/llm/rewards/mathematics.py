@@ -42,12 +42,15 @@ def _score(completion: str, answer: str) -> float:
     words = words_of(gold)
     if words is not None:
         return float(words == _last_words(completion, found))
-    if found is None or _differ_in_kind(gold, found):
+    # a set is no tuple, but math-verify accepts a list in braces as equal to one in parentheses
+    if found is None or {_brackets(gold), _brackets(found)} == {"{}", "()"}:
         return 0.0
     expected, given = _read(gold), _read(found)
     if not expected:
         raise ValueError(f"the expected answer {answer!r} cannot be read as mathematics")
-    return float(bool(given) and _equal(list(expected), list(given)))
+    _, verify, _ = _library()
+    same = given and verify(list(expected), list(given), allow_set_relation_comp=True, timeout_seconds=_limit())
+    return float(bool(same))
 
 
 def _expected(answer: str) -> str:
@@ -67,11 +70,6 @@ def _last_words(completion: str, found: str | None) -> str | None:
     return words_of(text)
 
 
-def _differ_in_kind(one: str, other: str) -> bool:
-    """Whether one is a list in braces and the other in parentheses: a set is no tuple, but math-verify accepts it as equal."""
-    return {_brackets(one), _brackets(other)} == {"{}", "()"}
-
-
 def _brackets(text: str) -> str:
     """The brackets around a list, as in (1, 2); empty for anything else."""
     bare = re.sub(r"\\left|\\right|\\|\s", "", text)
@@ -83,11 +81,6 @@ def _read(text: str) -> tuple[Any, ...]:
     """An answer as math-verify parses it inside a box, where it accepts both LaTeX and plain expressions."""
     parse, _, latex = _library()
     return tuple(parse(rf"\boxed{{{as_latex(text)}}}", [latex()], parsing_timeout=_limit()))
-
-
-def _equal(expected: list[Any], given: list[Any]) -> bool:
-    _, verify, _ = _library()
-    return bool(verify(expected, given, allow_set_relation_comp=True, timeout_seconds=_limit()))
 
 
 def _limit() -> int | None:
