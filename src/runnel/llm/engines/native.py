@@ -332,8 +332,11 @@ class NativeEngine(QueuedEngine):
         self._check_version(params.version)
         plain, adapters = Adapters.split(params.params) if SCALE in params.params else (params.params, None)
         bind = fits_in_place(self.model, params)
+        # a version without plain weights has only adapters: it uses the weights that the model was built with
+        if plain and not isinstance(self._runner, DecoderRunner):
+            self._runner.adapt(None, bind=False)  # adapters are merged into the weights there, so the old ones go first
         if plain:
-            self._load(plain, bind=bind)
+            (self._bind if bind else self._copy)(plain)
         if self._runner.adapt(adapters, bind=bind):
             self._captured.forget()
         self.version = params.version
@@ -342,27 +345,17 @@ class NativeEngine(QueuedEngine):
         if self._on_update == "recompute":
             self._recompute()
 
-    def _load(self, plain: Mapping[str, Tensor], *, bind: bool) -> None:
-        """Load the plain weights of a version. (A version that has only adapters uses the weights that the model was built
-        with.)"""
-        if not isinstance(self._runner, DecoderRunner):
-            self._runner.adapt(None, bind=False)  # adapters are merged into the weights there, so the old ones go first
-        if bind:
-            self._bind(plain)
-        else:
-            self._copy(plain)
-
     def _copy(self, params: Mapping[str, Tensor]) -> None:
-        """Copy the values into memory of its own."""
+        """Copy the values into the engine's own memory."""
         if self._bound:
-            pack(self.model)  # the memory that it has now is the learner's
+            pack(self.model)  # into new memory: the present one is the learner's
         load_model_params(self.model, params, bind=False)
         if self._bound:
             self._moved()
         self._bound = False
 
     def _bind(self, params: Mapping[str, Tensor]) -> None:
-        """Read the learner's own tensors from now on."""
+        """Use the learner's own tensors from now on."""
         own = dict(self.model.named_parameters())
         same = self._bound and own.keys() == params.keys()
         if same and all(own[name].data_ptr() == value.data_ptr() for name, value in params.items()):

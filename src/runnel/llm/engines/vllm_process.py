@@ -1,8 +1,8 @@
 """A vLLM child process, started and stopped by its engine: messages with deadlines, weights through shared memory.
 
 The child ends when this process ends: the kernel sends it a signal, and its socket closes. `close` ends it at once. Errors
-include the last lines that it wrote. The kernel's signal also comes when the thread ends that started the child, so start it
-from a thread that lasts.
+include the last lines that it wrote. The kernel also sends the signal when the thread that started the child ends, so start it
+from a thread that stays alive.
 """
 
 from __future__ import annotations
@@ -58,8 +58,11 @@ CAUSES = (
 )
 """Known errors of vLLM, each with its meaning and what to change."""
 STOP_S = 5.0
+"""The most seconds to wait for the exit code of a child whose socket is closed."""
 LOOK_S = 1.0
+"""While it waits for a reply, this process reports every so many seconds that it is alive."""
 ALIGN = 64
+"""Each parameter starts at a multiple of so many bytes, as torch requires and processors prefer."""
 
 
 class VllmProcess:
@@ -75,7 +78,15 @@ class VllmProcess:
         with theirs:
             orders = {**orders, "parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory_fd}
             self._python = find_python(config.python)
-            self._child = self._spawn(orders, config.threads)
+            env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+            self._child = ChildProgram(
+                [self._python, "-P", "-u", str(Path(vllm_server.__file__).resolve()), json.dumps(orders)],
+                stdout=self._log,
+                stderr=self._log,
+                env=env | ({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}),
+                pass_fds=(theirs.fileno(), self._memory_fd),
+                new_session=True,
+            )
         ours.settimeout(config.timeout_s)  # limits sending: a child that stops reading must not block this process
         self._line = MessageSocket(ours)
         self._finalizer = weakref.finalize(self, _end, self._child, self._line, self._memory_fd)
@@ -83,19 +94,6 @@ class VllmProcess:
     @property
     def pid(self) -> int:
         return self._child.pid
-
-    def _spawn(self, orders: Message, threads: int) -> ChildProgram:
-        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-        if threads:
-            env["OMP_NUM_THREADS"] = str(threads)
-        return ChildProgram(
-            [self._python, "-P", "-u", str(Path(vllm_server.__file__).resolve()), json.dumps(orders)],
-            stdout=self._log,
-            stderr=self._log,
-            env=env,
-            pass_fds=(orders["socket"], orders["memory"]),
-            new_session=True,
-        )
 
     # -------------------------------------------------------------------------------------------------------- messages
     def ask(self, message: Message) -> Message:
