@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from toy_envs import DictGoal
 
 from runnel.core.errors import ConfigError
 from runnel.envs.known import KNOWN
 from runnel.envs.registry import make_env, make_vector, obs_flattener, probe_env
 from runnel.envs.spaces import action_spec, env_spec, flatten_obs, obs_leaves
-from runnel.envs.toy import DictGoal, MaskedBandit, PointMass
+from runnel.envs.toy import MaskedBandit, PointMass
 from runnel.envs.vector.cpu_base import obs_writer
 from runnel.envs.vector.serial import action_rows
 
