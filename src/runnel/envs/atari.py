@@ -19,6 +19,7 @@ from runnel.core.state import Settings, State
 from runnel.envs.fire import FiringVector
 from runnel.envs.spaces import Info, Obs
 from runnel.envs.vector.batch import Rows
+from runnel.envs.vector.cpu_base import episode_seed
 from runnel.envs.vector.gym_vector import Convert, Flags, GymVector, Masked
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ArcadeResets(Masked):
         self._episode[rows] += 1
         self._start[rows[due]] = self._clock
         for row in rows[due].tolist():
-            self._used[row] = self._seeds[row](self._seed, int(self._episode[row]))
+            self._used[row] = episode_seed(self._seed, self._index0 + row, int(self._episode[row]))
         self._unseeded = rows[~due]
         return self._reset_to(rows, self._used[rows].tolist())
 

@@ -27,7 +27,7 @@ from runnel.envs.spaces import MASK, Action, Info, Obs, action_spec, env_spec
 from runnel.envs.vector.array_state import ArrayState, check_arrays
 from runnel.envs.vector.batch import BatchVector, Rows, take
 from runnel.envs.vector.contract import StepOut, mark_stack
-from runnel.envs.vector.cpu_base import EpisodeSeeds, of_gymnasium, trusting_vector
+from runnel.envs.vector.cpu_base import episode_seed, of_gymnasium, trusting_vector
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -172,7 +172,6 @@ class Masked:
         self.vec, self._name, self._index0 = vec, name, index0
         self._action = action_spec(vec.single_action_space)
         b = vec.num_envs
-        self._seeds = [EpisodeSeeds(index0 + i) for i in range(b)]
         self._seed, self._clock = 0, 0
         self._episode, self._start, self._used = (np.zeros(b, np.int64) for _ in range(3))
         self._history: list[Array] = []
@@ -186,7 +185,7 @@ class Masked:
         self._episode[rows] += 1
         self._start[rows] = self._clock
         for row in rows.tolist():
-            self._used[row] = self._seeds[row](self._seed, int(self._episode[row]))
+            self._used[row] = episode_seed(self._seed, self._index0 + row, int(self._episode[row]))
         return self._reset_to(rows, self._used[rows].tolist())
 
     def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Obs, Info]:
