@@ -84,6 +84,7 @@ class A2CLearner:
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
         self.collective: Collective = collective or SingleProcess()
         self.version, self._seed = 0, seed
+        # eps as in PPO: with torch's 1e-8, a weight whose gradients are almost 0 would move as far as any other
         self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
         self._params = dict(net.state_dict())
@@ -137,7 +138,7 @@ class A2CLearner:
             explained = explained_variance(values, targets, self.collective)
         policy = policy_gradient_loss(logprob, advantages, denominator=count)
         critic = value_loss(values, targets, denominator=count)
-        bonus = entropy.sum() / count
+        bonus = entropy.sum() / count  # keeps the policy from settling on one action before it has seen the others
         total = policy.value + config.value_coef * critic.value - config.entropy_coef * bonus
         parts = {"loss/policy": policy.value, "loss/value": critic.value, "entropy": bonus}
         return {"loss/total": total, **parts, "kl": kl, "explained_variance": explained}

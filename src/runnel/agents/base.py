@@ -27,8 +27,11 @@ def of_whole_batch(numbers: Tensor, names: Sequence[str], collective: Collective
 
 
 def read_metrics(numbers: Mapping[str, Tensor], collective: Collective, *, sums: Collection[str], version: int) -> Metrics:
-    """Numbers of the device by name `[]`, as metrics of the whole batch; the host waits once. `sums` were divided by the count
-    of the whole batch, all others are means of this rank's part. Raises a `NonFiniteError` for a loss that is not finite."""
+    """Metrics of the whole batch, from `numbers` on the device by name `[]`. The host waits for the device once.
+
+    `sums` were divided by the count of the whole batch, all others are means over this rank's part. Raises a `NonFiniteError`
+    for a loss that is not finite.
+    """
     means = [name for name in numbers if name not in sums]
     found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), collective, means=means)
     metrics: Metrics = dict(zip(numbers, found.tolist(), strict=True))
@@ -39,9 +42,7 @@ def read_metrics(numbers: Mapping[str, Tensor], collective: Collective, *, sums:
 
 
 BEFORE_UPDATES = "the end of the uniform actions before the first update"
-"""What a learner with such actions does not take from another run."""
-
-
+"""What a learner that begins with uniform actions does not take from another run (`not_taken`)."""
 Sizes = dict[str, list[int]]
 """Rows of each segment, by reader."""
 
@@ -128,7 +129,7 @@ class Shuffle:
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """What a captured graph that draws orders has to move on."""
+        """Generators that the replay of a CUDA graph has to advance."""
         return [] if self.generator is None else [self.generator]
 
     def order(self, num_rows: int) -> Tensor:

@@ -107,12 +107,14 @@ class SACLearner:
         self.config, self.device = config, torch.device(device)
         self.actor, self.critic = actor.to(device), critic.to(device)
         self.collective: Collective = collective or SingleProcess()
+        # the logarithm is learned, so that no step can make the temperature negative
         self._log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=device))
         self.target_entropy = config.entropy_for(actor.env_spec.action)
         self.version, self._seed = 0, seed
         lrs = schedule.at(config.actor_lr, 0.0), schedule.at(config.critic_lr, 0.0)
         self._actor_adam, self._critic_adam = Adam(actor.parameters(), lr=lrs[0]), Adam(critic.parameters(), lr=lrs[1])
         self._temperature_adam = Adam([self._log_temperature], lr=lrs[1])
+        # critics alone have targets: a' in a target is drawn by the present policy, whose noise smooths it already
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         self._target = Target(critic, self.target_critic)
         self._generator = torch.Generator(device).manual_seed(make_seed(seed, "sac", self.collective.rank))
@@ -139,7 +141,7 @@ class SACLearner:
 
     def step(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor]:
         """The whole update on the device: metrics by name `[]`, and the errors by transition `[B]`."""
-        with torch.no_grad():
+        with torch.no_grad():  # a constant to critics and actor: it is moved by its own loss alone
             temperature = self._log_temperature.exp()
         critic = self.critic_loss(batch, temperature)
         norm = self._critic_adam.step(critic.value, max_norm=None, collective=self.collective)
@@ -172,13 +174,14 @@ class SACLearner:
         return loss
 
     def target(self, batch: Batch, temperature: Tensor) -> Tensor:
-        """What the critics should have said. `[B]`"""
+        """The critics' targets. `[B]`"""
         reward, discount = batch["rewards/env"], batch["discount"]
         following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
         if isinstance(self.actor, CategoricalActor):  # the expectation over actions is a sum, and nothing is drawn
             logprobs = self.actor.logprobs(following, batch.get("next_action_mask"))
             next_q = self.target_critic.values(following)
             return soft_target_discrete(reward, discount, next_q, next_logprobs=logprobs, temperature=temperature)
+        # the smaller of two critics (TD3, sec. 4.2): the actor looks for overrated actions, and one critic would confirm them
         action, logprob = self.actor.sample(following, self.draw(len(reward)))
         next_q = self.target_critic.q(following, action)
         return soft_target(reward, discount, next_q, next_logprob=logprob, temperature=temperature)
@@ -222,7 +225,7 @@ class SACLearner:
     # ------------------------------------------------------------------------------------------------------------ state
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """What an update draws from on its device."""
+        """The generators on the device that an update draws from."""
         return [self._generator]
 
     def params(self) -> Mapping[str, Tensor]:
@@ -230,7 +233,7 @@ class SACLearner:
         return self._params
 
     def base_params(self) -> Mapping[str, Tensor]:
-        """What a start is for: the actor's weights, not its exploration flag."""
+        """What another run may start from: the actor's weights, not its exploration flag."""
         return {name: x for name, x in self._params.items() if name != "explore"}
 
     @torch.no_grad()

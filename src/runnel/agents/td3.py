@@ -92,6 +92,7 @@ class TD3Learner:
         self.version, self._seed = 0, seed
         self._actor_adam = Adam(actor.parameters(), lr=schedule.at(config.actor_lr, 0.0))
         self._critic_adam = Adam(critic.parameters(), lr=schedule.at(config.critic_lr, 0.0))
+        # targets follow slowly (`tau`): with the online networks, every step towards a target would move the target as well
         self.target_actor = copy.deepcopy(actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         self._targets = Target(actor, self.target_actor), Target(critic, self.target_critic)
@@ -147,13 +148,16 @@ class TD3Learner:
         """`r + discount min_i Q_i(s', a')` by the target networks, a' smoothed by clipped noise (eqs. 14 and 15). `[B]`"""
         following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
         action = self.target_actor.action(following)
-        if self.config.target_noise:
+        if self.config.target_noise:  # so that the actor cannot make use of a narrow peak of Q (sec. 5.3)
             noise = torch.randn(action.shape, generator=self._generator, device=self.device) * self.config.target_noise
             action = (action + noise.clamp_(-self.config.target_noise_clip, self.config.target_noise_clip)).clamp_(-1.0, 1.0)
         return min_target(batch["rewards/env"], batch["discount"], self.target_critic.q(following, action))
 
     def actor_loss(self, batch: Batch) -> Loss:
-        """`-Q_1(s, mu(s))`: the gradient passes through the first critic to the action."""
+        """`-Q_1(s, mu(s))`: the gradient passes through the first critic to the action.
+
+        The smaller of both is for targets, where overrated values would add up; here one critic gives the direction (alg. 1).
+        """
         q = self.critic.q(batch, self.actor.action(batch), copies=1)
         return deterministic_actor_loss(q, denominator=self._count(batch))
 
@@ -164,7 +168,7 @@ class TD3Learner:
     # ------------------------------------------------------------------------------------------------------------ state
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """What an update draws from on its device."""
+        """The generators on the device that an update draws from."""
         return [self._generator]
 
     def params(self) -> Mapping[str, Tensor]:
@@ -172,7 +176,7 @@ class TD3Learner:
         return self._params
 
     def base_params(self) -> Mapping[str, Tensor]:
-        """What a start is for: the actor's weights, not its exploration, which follows this run's own schedule."""
+        """What another run may start from: the actor's weights, not its exploration, which follows each run's own schedule."""
         return {name: x for name, x in self._params.items() if name not in ("explore", "noise_scale")}
 
     @torch.no_grad()
