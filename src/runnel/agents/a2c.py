@@ -108,8 +108,7 @@ class A2CLearner:
         with self.net.drawing(self._seed, "network", self.collective.rank, self.version):
             numbers = self.step(batch)
         self.net.update_statistics({k: batch[k][:-1].flatten(0, 1) for k in self.net.env_spec.obs}, self.collective)
-        found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
-        metrics = dict(zip(numbers, found.tolist(), strict=True))
+        metrics = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
         if not math.isfinite(metrics["loss/total"]):
             raise NonFiniteError(self._culprit(batch), self.version)
         self.version += 1
@@ -119,7 +118,7 @@ class A2CLearner:
         """The gradient of the whole batch, and the step; metrics by name `[]`."""
         numbers = self.loss(batch)
         total = numbers["loss/total"]
-        if not total.is_cuda and not math.isfinite(total.item()):  # a device is asked once, at the end of the update
+        if not total.is_cuda and not math.isfinite(total.item()):  # on a device this would wait: see `update`
             raise NonFiniteError(self._culprit(batch), self.version)
         norm = self.optimiser.step(total, max_norm=self.config.max_grad_norm, collective=self.collective)
         return {name: x.detach() for name, x in numbers.items()} | {"grad_norm": norm}

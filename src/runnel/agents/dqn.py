@@ -133,8 +133,7 @@ class DQNLearner:
         self.version += 1
         if self.version % self.config.target_every == 0:
             self._target.follow(self.config.target_tau)
-        found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
-        metrics = dict(zip(numbers, found.tolist(), strict=True))
+        metrics = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
         if not math.isfinite(metrics["loss/td"]):
             raise NonFiniteError(self._culprit(batch), self.version)
         metrics |= {"epsilon": self._epsilon, "lr": self.optimiser.lr}
@@ -143,7 +142,7 @@ class DQNLearner:
     def step(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor]:
         """One optimiser step: metrics by name `[]`, and the priority of each row `[B]`."""
         loss = self.loss(batch)
-        if not loss.value.is_cuda and not math.isfinite(loss.value.item()):  # never step on a bad loss; a device is asked later
+        if not loss.value.is_cuda and not math.isfinite(loss.value.item()):  # on a device: in `update`
             raise NonFiniteError(self._culprit(batch), self.version)
         norm = self.optimiser.step(loss.value, max_norm=self.config.max_grad_norm, collective=self.collective)
         numbers = {"loss/td": loss.value.detach(), **loss.metrics, "grad_norm": norm}

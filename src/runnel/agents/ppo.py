@@ -249,7 +249,7 @@ class PPOLearner:
         return value_loss(values, rows["return"], denominator=count, behaviour_value=behaviour, clip=clip)
 
     def _check(self, rows: Mapping[str, Tensor], numbers: Numbers) -> None:
-        """Never step on a bad loss. A device is asked once, at the end of the update."""
+        """Refuse a loss that is not finite before the step. On a device that would wait; there the update checks at its end."""
         total = numbers["loss/total"]
         if not total.is_cuda and not math.isfinite(total.item()):
             raise NonFiniteError(self._culprit(rows, numbers["loss/policy"], numbers["loss/value"]), self.version)
@@ -268,8 +268,7 @@ class PPOLearner:
 
     def _metrics(self, batch: Batch, history: Numbers, means: Tensor) -> Metrics:
         names = [*history, "explained_variance"]
-        found = of_whole_batch(means, names, self.collective, means=[name for name in names if name not in SUMS])
-        metrics = dict(zip(names, found.tolist(), strict=True))
+        metrics = of_whole_batch(means, names, self.collective, means=[name for name in names if name not in SUMS])
         if not math.isfinite(metrics["loss/total"]):
             first = int((~history["loss/total"].isfinite()).nonzero()[0])
             policy, value = (history[name][first] for name in ("loss/policy", "loss/value"))
