@@ -6,6 +6,7 @@ truncation, masks, continuous actions, memory, randomness.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Literal
 
@@ -137,19 +138,13 @@ class Counter(gym.Env):  # type: ignore[misc]
 
     def get_state(self) -> Info:
         """The step number and the generator, as plain data."""
-        inner = self.np_random.bit_generator.state
-        words = {k: str(v) for k, v in inner["state"].items()}
-        return {"t": self._t, "words": words, "has_uint32": int(inner["has_uint32"]), "uinteger": int(inner["uinteger"])}
+        # as text, because its integers have 128 bits, more than a checkpoint's number types hold
+        return {"t": self._t, "rng": json.dumps(self.np_random.bit_generator.state)}
 
     def set_state(self, state: Info) -> None:
         """Undo `get_state`."""
         self._t = int(state["t"])
-        self.np_random.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {k: int(v) for k, v in state["words"].items()},
-            "has_uint32": state["has_uint32"],
-            "uinteger": state["uinteger"],
-        }
+        self.np_random.bit_generator.state = json.loads(state["rng"])
 
 
 class StepTime(gym.Wrapper):  # type: ignore[misc]

@@ -146,6 +146,12 @@ def test_a_missing_environment_says_what_to_do(target, says):
     assert raised.value.field == "env"
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="Atari is not installed")
+def test_a_game_that_does_not_exist_is_not_taken_for_a_missing_package():
+    with pytest.raises(ConfigError, match="did you mean ALE/Pong-v5"):
+        make_env("ALE/Pong-v9")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is not None, reason="mujoco is installed")
 def test_mujoco_advice_where_it_is_missing():
     with pytest.raises(ConfigError, match=r"runnel\[mujoco\]"):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SPIN_S = 50e-6
 """A process looks for its byte this long before it sleeps: waking up takes as long."""
 CLOSE_S = 5.0
+"""Time that a worker has to close its environments before it is killed."""
 LOOKS = 8
 """How many times within `step_timeout_s` the parent looks which environment a worker is stepping."""
 
@@ -201,7 +202,7 @@ class ProcessVector(CpuVector):
             self._episode[rows] += 1
             self._start[rows] = self._clock
 
-    # --------------------------------------------------------------------------------------------------------- trouble
+    # ---------------------------------------------------------------------------------------------------- lost workers
     def _salvage(self, number: int) -> None:
         """Complete the step of a worker that was lost in it. Rows before the one that broke have stepped, the others have not.
 
@@ -249,7 +250,7 @@ class ProcessVector(CpuVector):
         self._hear(fresh)
         self._reward[run], self._terminated[run], self._truncated[run] = flags
 
-    # ------------------------------------------------------------------------------------------------------- questions
+    # -------------------------------------------------------------------------------------------------------- messages
     def _ask_all(self, told: list[State]) -> list[Plain]:
         for worker, message in zip(self._workers, told, strict=True):
             self._tell(worker, message)

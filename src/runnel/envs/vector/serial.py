@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 _PRUNE_AT = 1024
+"""Actions are pruned when the history has this many steps, or has doubled, so that the cost is spread over many steps."""
 
 
 def look_at(env: gym.Env, name: str, check: str = "") -> EnvSpec:
@@ -212,10 +213,6 @@ class SerialVector(CpuVector):
             row = self._step_from(row, converted)
         if self._bounded and (rows := due_rows(self._clock, self.num_envs)) is not None:
             self._check_bounds(rows)
-
-    def step(self, actions: Tensor) -> StepOut:
-        self.send(actions)
-        return self.out
 
     def _step_from(self, start: int, actions: list[Action]) -> int:
         """Step the environments from row `start` on. Returns the row after the last one that was stepped or failed."""
