@@ -40,10 +40,7 @@ class _Report:
     count: Tensor | None
     total: Tensor
     arrived: torch.cuda.Event | None
-
-    def wait(self) -> None:
-        if self.arrived is not None:
-            self.arrived.synchronize()
+    """Waits until the copies have arrived; None where nothing is copied."""
 
 
 class DeviceSampler:
@@ -153,7 +150,8 @@ class DeviceSampler:
         """Turn all but the `keep` newest reports into events."""
         while len(self._reports) > keep:
             report = self._reports.pop(0)
-            report.wait()
+            if report.arrived is not None:
+                report.arrived.synchronize()
             if not math.isfinite(report.total.item()):
                 raise NonFiniteError("obs or rewards/env", self._num_steps, f"a segment of environment {self.vector.name!r}")
             if report.rows is None or report.count is None:
