@@ -16,7 +16,9 @@ from runnel.data.store import ReplayConfig as ReplayConfig
 from runnel.data.store import SegmentStore
 
 
-def replay_stream(env: EnvSpec, *, batch_size: int, capacity: int = 2) -> StreamSpec:
+def replay_stream(
+    env: EnvSpec, *, batch_size: int, name: str = "replay", capacity: int = 2, reader: str = "trainer"
+) -> StreamSpec:
     """A stream of training batches: `batch_size` transitions a segment, with importance `weight` and `index` for feedback.
 
     The target of a transition is `rewards/env + discount * V(next_obs)`: `rewards/env` is a discounted sum where the replay
@@ -34,7 +36,7 @@ def replay_stream(env: EnvSpec, *, batch_size: int, capacity: int = 2) -> Stream
     fields["weight"] = FieldSpec(("B",))
     fields["index"] = FieldSpec(("B",), torch.int64)
     feedback = {"priority": FieldSpec(("B",)), "index": FieldSpec(("B",), torch.int64)}
-    return StreamSpec("replay", fields, {"B": batch_size}, capacity=capacity, readers=("trainer",), feedback=feedback)
+    return StreamSpec(name, fields, {"B": batch_size}, capacity=capacity, readers=(reader,), feedback=feedback)
 
 
 class ReplayStore(SegmentStore):

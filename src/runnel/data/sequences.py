@@ -19,7 +19,9 @@ from runnel.data.store import SegmentStore
 _NOT_REPLAYED = ("logprob", "policy_version", "terminated", "truncated")
 
 
-def sequence_stream(source: StreamSpec, *, batch_size: int, capacity: int = 2) -> StreamSpec:
+def sequence_stream(
+    source: StreamSpec, *, batch_size: int, name: str = "replay", capacity: int = 2, reader: str = "trainer"
+) -> StreamSpec:
     """A stream of training batches: `batch_size` rows of T steps out of `source`.
 
     Beside the fields of a trajectory there are `ended` (terminated or truncated) and, for returns of up to n steps,
@@ -34,8 +36,7 @@ def sequence_stream(source: StreamSpec, *, batch_size: int, capacity: int = 2) -
     fields["index"] = FieldSpec(("B",), torch.int64)
     sizes = {**source.sizes, "B": batch_size, "F": source.sizes["T"] * batch_size}
     feedback = {"priority": FieldSpec(("B",)), "index": FieldSpec(("B",), torch.int64)}
-    readers = ("trainer",)
-    return StreamSpec("replay", fields, sizes, variable=("F",), capacity=capacity, readers=readers, feedback=feedback)
+    return StreamSpec(name, fields, sizes, variable=("F",), capacity=capacity, readers=(reader,), feedback=feedback)
 
 
 class SequenceStore(SegmentStore):

@@ -16,7 +16,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.flow.workers.trainer import Phase
-from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment, TrainerSpec
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
 from runnel.graphs.unused import all_of, unused_by_learner, unused_on_data
@@ -124,11 +124,9 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
         staleness={"pairs": policy},
         actors=(ActorSpec("pairs-0", sampler, writes=("pairs",), asks=()),),
         inference=(),
-        learner=learner,
-        phases=(Phase({"pairs": 1}),),
+        trainers=(TrainerSpec(learner, (Phase({"pairs": 1}),), token_streams=("pairs",)),),
         evaluation=_score_evaluation(c, task, held) if scores else task.evaluation(),
         policy=(lambda: _scoring_policy(task)) if scores else task.policy,
-        token_streams=("pairs",),
         export=(lambda params, folder: save_scorer(task.model(), params, task.tokenizer, folder)) if scores else task.export,
         look=lambda: [*told, *left_out],
         disk=lambda: task.disk(c.learner, algorithm.needs),

@@ -16,7 +16,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.workers.trainer import Phase
-from runnel.graphs.experiment import Experiment, InferenceStream
+from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
 from runnel.graphs.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, unused_by_learner
@@ -167,6 +167,10 @@ def prompt_graph(
     if reference is not None:
         assert algorithm is not None
         inference.append(task.reference(c.learner, depth=slots, temperature=c.learner.temperature_for(algorithm(task))))
+
+    def make_learner(ranks: Collective) -> Learner:
+        return learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks, reference)
+
     return Experiment(
         config=c,
         title=task.task.name,
@@ -174,11 +178,9 @@ def prompt_graph(
         staleness=staleness,
         actors=tuple(actors),
         inference=tuple(inference),
-        learner=lambda ranks: learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks, reference),
-        phases=tuple(phases),
+        trainers=(TrainerSpec(make_learner, tuple(phases), token_streams=("rollouts", "demos")),),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
-        token_streams=("rollouts", "demos"),
         export=task.export,
         look=task.check_demos if c.warmup_updates else list,
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),

@@ -48,6 +48,10 @@ def build(c: Config) -> rl.Experiment:
     """One actor reads demonstrations; each update trains on one segment of them."""
     task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data, lora=c.learner.lora)
     policy = c.lag_rule(1)
+
+    def learner(ranks: rl.Collective) -> rl.Learner:
+        return task.learner(c.learner, {"demos": rl.llm.SupervisedFineTuning()}, ranks)
+
     return rl.Experiment(
         config=c,
         title=task.task.name,
@@ -55,11 +59,9 @@ def build(c: Config) -> rl.Experiment:
         staleness={"demos": policy},
         actors=(task.demo_actor(),),
         inference=(),
-        learner=lambda ranks: task.learner(c.learner, {"demos": rl.llm.SupervisedFineTuning()}, ranks),
-        phases=(rl.flow.Phase({"demos": 1}),),
+        trainers=(rl.graphs.TrainerSpec(learner, (rl.flow.Phase({"demos": 1}),), token_streams=("demos",)),),
         evaluation=task.evaluation(),
         policy=task.policy,
-        token_streams=("demos",),
         export=task.export,
         look=task.check_demos,
         disk=lambda: task.disk(c.learner),

@@ -107,8 +107,8 @@ def test_the_exponent_of_replay_weights_moves_with_the_budget_that_is_set(budget
         **budget,
     }
     experiment = build("dqn", configure(load_recipe("dqn"), settings))
-    assert experiment.buffer is not None
-    store: Any = experiment.buffer.make()
+    (buffer,) = experiment.transforms
+    store: Any = buffer.make(0)._store
     source, replay = experiment.streams
     store.insert(Segment(0, source, Header(), trim(source, source.allocate(), {"F": 0})))
     for _ in range(2):

@@ -308,8 +308,9 @@ class Supervisor:
     def _pause(self, names: list[str]) -> None:
         """Pause groups and wait until they have paused."""
         self._paused = True
-        # The trainer first: it may be inside an update that the other ranks must finish with it.
-        first = [n for n in names if "trainer" in self.session.groups[n]]
+        # Trainers first: each may be inside an update that its other ranks must finish with it.
+        leading = {trainer.name for trainer in self.session.experiment.trainers}
+        first = [n for n in names if leading & set(self.session.groups[n])]
         for some in (first, [n for n in names if n not in first]):
             for name in some:
                 self._order(name, {"op": "pause"})
@@ -420,7 +421,8 @@ class Supervisor:
             self._lost(child, f"did not start: it has done nothing for {still:.0f} s ({self._deadlines.named(limit)})")
 
     def _watch_stages(self) -> None:
-        at_work, ranks = [c for c in self.children.values() if c.since is None], self.session.experiment.trainer_names()
+        e = self.session.experiment
+        at_work, ranks = [c for c in self.children.values() if c.since is None], e.ranks_of(e.leader)
         found = self._deadlines.hung({w: stage for c in at_work for w, stage in c.stages.items()}, ranks)
         if found is None and (odd := self._deadlines.at_odds({w: age for c in at_work for w, age in c.held.items()}, ranks)):
             found = ranks[0], odd
@@ -493,9 +495,7 @@ class Supervisor:
         return len(recent) <= self.config.placement.max_restarts
 
     def _is_stateless(self, group: str) -> bool:
-        e = self.session.experiment
-        kept = {*e.trainer_names(), "evaluator", *([e.buffer.name] if e.buffer else [])}
-        return not kept & set(self.session.groups[group])
+        return all(self.session.experiment.is_stateless(w) and w != "evaluator" for w in self.session.groups[group])
 
     def _back(self, child: Child) -> None:
         assert child.since is not None, "it was lost"
