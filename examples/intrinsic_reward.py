@@ -23,41 +23,44 @@ MESSAGES = ("nothing happens", "you bump into a wall", "you take the key", "the 
 
 
 class House(gym.Env):
-    """Two rooms of `size` x `size` cells with a door between them. Find the key, open the door, reach the exit: that pays 1."""
+    """Rooms in a row, each of `size` x `size` cells. Find the key of a room to open the door to the next one; the last room has
+    the exit in its place, which pays 1."""
 
-    def __init__(self, size: int = 6, max_steps: int = 100) -> None:
-        self.size, self.max_steps = size, max_steps
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (8 + len(MESSAGES),), np.float32)
+    def __init__(self, rooms: int = 3, size: int = 5) -> None:
+        self.rooms, self.size, self.max_steps = rooms, size, 6 * rooms * size
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (6 + len(MESSAGES),), np.float32)
         self.action_space = gym.spaces.Discrete(4)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.place = self.np_random.integers(self.size, size=2)
-        self.key = self.np_random.integers(self.size, size=2)
-        self.exit = self.np_random.integers(self.size, size=2) + np.array([self.size + 1, 0])
-        self.has_key, self.is_open, self.steps, self.message = False, False, 0, 0
+        self.room, self.steps, self.message = -1, 0, 0
+        self.enter(self.np_random.integers(self.size, size=2))
         return self.observe(), {}
 
+    def enter(self, place) -> None:
+        self.room, self.place, self.has_key = self.room + 1, place, False
+        self.key = self.np_random.integers(self.size, size=2)
+
     def step(self, action):
-        to = self.place + ((-1, 0), (1, 0), (0, -1), (0, 1))[action]
-        at_door = to[0] == self.size and to[1] == self.size // 2
-        self.message, self.steps = 0, self.steps + 1
-        if at_door and self.has_key and not self.is_open:
-            self.is_open, self.message = True, 3
-        inside = 0 <= to[1] < self.size and 0 <= to[0] <= 2 * self.size
-        if inside and (to[0] != self.size or (at_door and self.is_open)):
+        to, self.message, self.steps = self.place + ((-1, 0), (1, 0), (0, -1), (0, 1))[action], 0, self.steps + 1
+        if self.has_key and tuple(to) == (self.size, self.size // 2):
+            self.enter(to * [0, 1])
+            self.message = 3
+        elif to.min() >= 0 and to.max() < self.size:
             self.place = to
         else:
             self.message = 1
+        out = False
         if not self.has_key and (self.place == self.key).all():
-            self.has_key, self.message = True, 2
-        out = bool((self.place == self.exit).all())
-        self.message = 4 if out else self.message
+            out = self.room == self.rooms - 1
+            self.has_key, self.message = True, 4 if out else 2
         return self.observe(), float(out), out, self.steps >= self.max_steps, {}
 
     def observe(self) -> np.ndarray:
-        places = np.concatenate([self.place, self.key, self.exit]) / self.size - 1.0
-        return np.concatenate([places, [self.has_key, self.is_open], np.eye(len(MESSAGES))[self.message]]).astype(np.float32)
+        places = 2.0 * np.concatenate([self.place, self.key]) / (self.size - 1) - 1.0
+        return np.concatenate([places, [self.has_key, self.room / self.rooms], np.eye(len(MESSAGES))[self.message]]).astype(
+            np.float32
+        )
 
 
 def judge(rows: rl.Batch) -> rl.Batch:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from runnel.core.records import Batch, StreamSpec
+from runnel.core.state import State
 
 FREE, RESERVED, FINISHED, FEEDBACK = range(4)
 UNREAD, TAKEN, RELEASED, ANSWERED = range(4)
@@ -95,6 +96,13 @@ class SlotMemory:
 def rows_by_reason(counts: list[int]) -> dict[str, int]:
     """Numbers of rows in the order of `REASONS` -> those that are not 0, by name."""
     return {name: n for name, n in zip(REASONS, counts, strict=True) if n}
+
+
+def consumed_in(state: State, reader: int, num_readers: int) -> int:
+    """Rows that a reader had consumed when `SlotTable.snapshot` gave `state`."""
+    reasons = tuple(state.get("reasons", REASONS_BEFORE))
+    numbers = with_all_reasons(np.asarray(state["control"]), reasons, num_readers)
+    return int(numbers[GLOBALS + reader * PER_READER + CONSUMED])
 
 
 def with_all_reasons(control: Numbers, reasons: tuple[str, ...], num_readers: int) -> Numbers:

@@ -366,6 +366,24 @@ class SlotTable:
             self.readers[reader, HELD] = 0
         return rows
 
+    def take_back(self, reader: int, consumed_before: int) -> int:
+        """The worker behind `reader` was lost and goes on from an earlier state, while the stream goes on from here.
+
+        Segments that it had taken are given out again. Rows that it has consumed since that state (`consumed_before`) left
+        nothing behind: they count as `lost_with_trainer`. Returns their number.
+        """
+        with self.lock:
+            marks = self.read[:, reader]
+            taken = np.flatnonzero((self.state == FINISHED) & (marks != UNREAD) & (marks < RELEASED))
+            self.read[taken, reader] = UNREAD
+            account = self.readers[reader]
+            account[CURSOR] -= len(taken)
+            lost = int(account[CONSUMED]) - consumed_before
+            account[CONSUMED] -= lost
+            account[DROPPED + reason_index("lost_with_trainer")] += lost
+        self.ring()
+        return lost
+
     def settle(self, reader: int, consumed: int, dropped: Mapping[str, int]) -> None:
         with self.lock:
             account = self.readers[reader]

@@ -53,15 +53,16 @@ class PairConfig(RunConfig):
     )
 
     task: str = "reverse"
-    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: what the policy is evaluated on."""
+    """Task on which the policy is evaluated: a name (see `runnel list`), or your own as path/to/file.py:make_task."""
     pairs: str = ""
-    """JSON lines with prompt, chosen and rejected. Empty: the task's own answers, each against the answer to another prompt."""
+    """File of JSON lines with prompt, chosen and rejected. Empty: the task's own answers are chosen, and answers to other
+    prompts are rejected."""
     model: str = ""
-    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    """Folder of a Hugging Face model and its tokenizer. Empty: a new, small model of the sizes in `lm`."""
     num_pairs: int = bounded(32, at_least=1)
     """Pairs in a batch."""
     max_tokens: int = bounded(0, at_least=0)
-    """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
+    """Longest completion in an evaluation, in tokens; 0: the limit of the task."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -20,6 +20,7 @@ from runnel.core.trace import TraceWriter
 from runnel.core.weight_check import split
 from runnel.core.worker import Worker
 from runnel.flow.params import Channel, Kept
+from runnel.flow.slot_memory import PACE, consumed_in
 from runnel.flow.slots import SlotTable
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
@@ -84,6 +85,27 @@ class ProcessGroup:
         if evaluator is not None and evaluator.owes:  # the version that it owes is still the newest, but not for long
             self._first = [evaluator]
         return fresh
+
+    def rejoin(self, states: Mapping[str, State] | None) -> str | None:
+        """Start a trainer that was lost while all others went on; `states` are the newest checkpoint, if there is one.
+
+        Its learner is that of the checkpoint, its streams and its channel are as they are now. Versions only grow, so it goes
+        on with the number after the newest that it had published. Returns what was lost, in words; None if its streams are lost
+        too (with their node), so that it cannot join.
+        """
+        (trainer,) = self.workers
+        assert isinstance(trainer, TrainerWorker), "only a trainer that is alone in its process joins again"
+        newest, before = self.channels[trainer.channel].newest(), dict.fromkeys(self.tables, 0)
+        if states is not None:
+            trainer.restore(states[f"worker-{trainer.name}"])
+            for name, table in self.tables.items():
+                before[name] = consumed_in(states[f"stream-{name}"], PACE, len(table.spec.all_readers))
+        if newest < 0 or any(table.accounting(PACE).consumed < before[name] for name, table in self.tables.items()):
+            return None
+        was, lost = trainer.version, sum(table.take_back(PACE, before[name]) for name, table in self.tables.items())
+        trainer.version = max(was, newest + 1)
+        trainer.setup()
+        return f"its learner is that of version {was}, {lost} rows that it had trained on since are lost with it"
 
     def _abandon_fresh(self, stream: str, table: SlotTable, states: Mapping[str, State]) -> None:
         """Cancel the slots of writers that are not in the checkpoint, and drop what such readers held: they start afresh."""

@@ -106,6 +106,11 @@ class TrainerWorker(Worker):
         return self.budget.progress(steps=self.steps, updates=self.version, tokens=self.tokens)
 
     @property
+    def channel(self) -> str:
+        """The name of the parameter channel that it publishes."""
+        return self.publisher.name
+
+    @property
     def finished(self) -> bool:
         return self.progress >= 1.0
 
