@@ -258,6 +258,14 @@ class EagerClient(RemoteClient):
         self.settle()
 
 
+def lose_reader(table: SlotTable, name: str, consumed_before: int) -> int:
+    """What a process group does about a reader that is lost."""
+    index = table.spec.all_readers.index(name)
+    if name in table.spec.lossy_readers:
+        return table.drop_held(index, "worker_lost")
+    return table.take_back(index, consumed_before)
+
+
 class RemoteStream:
     """Writers and ranks that follow call; readers and checkpoints are on the node of the stream."""
 
@@ -278,6 +286,9 @@ class RemoteStream:
 
     def cancel_writer(self, writer: int, reason: str) -> int:
         return self.table.cancel_writer(writer, reason)
+
+    def lose_reader(self, name: str, consumed_before: int) -> int:
+        return lose_reader(self.table, name, consumed_before)
 
     def snapshot(self) -> State:
         return self.table.snapshot()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remote_ends import Remote
+from remote_ends import Remote, lose_reader
 
 from runnel.core.contracts.inference import Reply
 from runnel.core.contracts.samples import SampleReader
@@ -66,6 +66,9 @@ class TableStream:
 
     def cancel_writer(self, writer: int, reason: str) -> int:
         return self.reading.cancel_writer(writer, reason)
+
+    def lose_reader(self, name: str, consumed_before: int) -> int:
+        return lose_reader(self.reading, name, consumed_before)
 
     def snapshot(self) -> State:
         return self.reading.snapshot()
