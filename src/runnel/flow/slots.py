@@ -373,8 +373,7 @@ class SlotTable:
         nothing behind: they count as `lost_with_trainer`. Returns their number.
         """
         with self.lock:
-            marks = self.read[:, reader]
-            taken = np.flatnonzero((self.state == FINISHED) & (marks != UNREAD) & (marks < RELEASED))
+            taken = self._taken_by(reader)
             self.read[taken, reader] = UNREAD
             account = self.readers[reader]
             account[CURSOR] -= len(taken)
@@ -383,6 +382,15 @@ class SlotTable:
             account[DROPPED + reason_index("lost_with_trainer")] += lost
         self.ring()
         return lost
+
+    def taken(self, reader: int) -> list[Segment]:
+        """The segments that `reader` has taken and not released."""
+        with self.lock:
+            return [self._segment(i) for i in self._taken_by(reader)]
+
+    def _taken_by(self, reader: int) -> list[int]:
+        marks = self.read[:, reader].tolist()
+        return [i for i in self._where(FINISHED) if marks[i] != UNREAD and marks[i] < RELEASED]
 
     def settle(self, reader: int, consumed: int, dropped: Mapping[str, int]) -> None:
         with self.lock:
@@ -503,6 +511,9 @@ class TableReader:
 
     def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
         return self._table.take(self._index, num_segments, ranks)
+
+    def taken(self) -> list[Segment]:
+        return self._table.taken(self._index)
 
     def given(self, rank: int, ranks: int) -> list[Segment]:
         return self._table.given(self._index, rank, ranks)
