@@ -165,8 +165,7 @@ def _links(costs: Costs, p: Placement) -> tuple[float, float]:
     """Seconds on the links: of the segments of a batch, and of one version for all processes that load it."""
     if p.network is None:
         return 0.0, 0.0
-    per_node = p.network.actors_per_node if p.network.fan_out == "node" else 1
-    readers = p.servers if p.inference != "inline" else -(-p.actors // per_node)
+    readers = p.servers if p.inference != "inline" else -(-p.actors // p.network.actors_per_host)
     sample = p.batch_segments / p.trainers * costs.segment_bytes / p.network.bytes_per_s
     return sample, readers * costs.param_bytes / p.network.bytes_per_s
 

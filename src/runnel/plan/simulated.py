@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 
 import numpy as np
 
@@ -16,16 +19,18 @@ from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.plan.costs import Costs
 from runnel.plan.events import Agenda, Device, SimulatedLink
 
+BLOCK = 32
+"""Random numbers that are drawn at once: one call for each is slow, and many of them for 10,000 actors fill the memory."""
 
-def draws(rng: np.random.Generator, jitter: float, num_steps: float, block: int = 4096) -> Iterator[float]:
+
+def draws(rng: np.random.Generator, jitter: float, num_steps: float) -> Iterator[float]:
     """Endless random durations of `num_steps` steps, relative to their mean: a sum of Gamma variables of deviation `jitter`
     each."""
+    if jitter <= 0:
+        yield from repeat(1.0)
+    shape = num_steps / jitter**2
     while True:
-        if jitter <= 0:
-            yield from [1.0] * block
-        else:
-            shape = num_steps / jitter**2
-            yield from (rng.standard_gamma(shape, block) / shape).tolist()
+        yield from (rng.standard_gamma(shape, BLOCK) / shape).tolist()
 
 
 class SimulatedHost:
@@ -86,8 +91,9 @@ class Stream:
     def __init__(self, agenda: Agenda, table: SlotTable, link: SimulatedLink, costs: Costs) -> None:
         self._agenda, self.table, self._link, self._costs = agenda, table, link, costs
         self.reader = TableReader(table, table.spec.readers[0])
-        self._writers: dict[int, TableWriter] = {}
-        self._waiting: deque[tuple[int, Callable[[Slot], None]]] = deque()
+        self._writers = [TableWriter(table, writer) for writer in range(table.spec.num_writers)]
+        self.waiting: deque[tuple[int, Callable[[Slot], None]]] = deque()
+        """Writers that wait for room, with the calls that are due when they get it."""
         self.finished = 0
         """Segments that are committed, and neither taken nor dropped yet."""
         self._in_order: Counter[int] = Counter()
@@ -98,31 +104,24 @@ class Stream:
 
     def reserve(self, writer: int, call: Callable[[Slot], None]) -> None:
         """Call `call` with a slot as soon as the admission rule allows one."""
-        slot = None if self._waiting else self._writer(writer).reserve()  # first come, first served
+        slot = None if self.waiting else self._writers[writer].reserve()  # first come, first served
         if slot is None:
-            self._waiting.append((writer, call))
+            self.waiting.append((writer, call))
         else:
             call(slot)
-
-    def _writer(self, writer: int) -> TableWriter:
-        if writer not in self._writers:
-            self._writers[writer] = TableWriter(self.table, writer)
-        return self._writers[writer]
 
     def retry(self) -> None:
         """There may be room again: try to reserve for those that wait, in order. A window refuses all of them alike, so the
         first refusal ends the round; an exact rule may admit a later one."""
-        exact, left = self.table.policy.exact, len(self._waiting)
-        while left:
-            left -= 1
-            writer, call = self._waiting.popleft()
-            slot = self._writer(writer).reserve()
+        for _ in range(len(self.waiting)):
+            writer, call = self.waiting.popleft()
+            slot = self._writers[writer].reserve()
             if slot is not None:
                 call(slot)
-            elif exact:
-                self._waiting.append((writer, call))
+            elif self.table.policy.exact:
+                self.waiting.append((writer, call))
             else:
-                self._waiting.appendleft((writer, call))
+                self.waiting.appendleft((writer, call))
                 return
 
     def send(self, slot: Slot) -> None:
@@ -130,7 +129,7 @@ class Stream:
         self._agenda.at(self._link.send(self._costs.segment_bytes), self._commit, slot)
 
     def _commit(self, slot: Slot) -> None:
-        self._writer(slot.header.writer).commit(slot, num_steps=round(self._costs.segment_units))
+        self._writers[slot.header.writer].commit(slot, num_steps=round(self._costs.segment_units))
         self.finished += 1
         self._in_order[slot.header.sequence // self.table.spec.batch_segments] += 1
         self.on_commit()
@@ -149,23 +148,12 @@ class Stream:
             self.retry()
         return segments
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
 
 class InlineActor:
     """Plays a segment as one event: environments and policy share a core, so several env groups would change nothing."""
 
     def __init__(
-        self,
-        agenda: Agenda,
-        writer: int,
-        *,
-        stream: Stream,
-        host: SimulatedHost,
-        costs: Costs,
-        noise: Iterator[float],
+        self, agenda: Agenda, writer: int, *, stream: Stream, host: SimulatedHost, costs: Costs, noise: Iterator[float]
     ) -> None:
         self._agenda, self._writer, self._stream, self._host, self._noise = agenda, writer, stream, host, noise
         self._seconds = costs.num_steps * (costs.step(costs.rows) + costs.infer(costs.rows))
@@ -189,15 +177,14 @@ class InlineActor:
         self.start()
 
 
+@dataclass(slots=True)
 class SimulatedEnvGroup:
     """One env group of an actor, with the segment that it fills."""
 
-    __slots__ = ("actor", "left", "slot")
-
-    def __init__(self, actor: RemoteActor) -> None:
-        self.actor = actor
-        self.slot: Slot | None = None
-        self.left = 0
+    actor: RemoteActor
+    slot: Slot | None = None
+    left: int = 0
+    """Steps that the segment still needs."""
 
 
 class RemoteActor:
@@ -272,8 +259,8 @@ class SimulatedServer:
         outward: SimulatedLink,
         costs: Costs,
     ) -> None:
-        self._agenda, self._device, self.host, self._costs = agenda, device, host, costs
-        self._inward, self._outward = inward, outward
+        self._agenda, self.device, self.host, self._costs = agenda, device, host, costs
+        self.inward, self._outward = inward, outward
         self._queue: deque[tuple[float, SimulatedEnvGroup]] = deque()
         self._awake = False
         self.num_batches = 0
@@ -281,12 +268,9 @@ class SimulatedServer:
 
     def ask(self, group: SimulatedEnvGroup) -> None:
         assert group.slot is not None
-        arrival = self._inward.send(self._costs.request_bytes)
+        arrival = self.inward.send(self._costs.request_bytes)
         need = group.slot.header.required_version
-        if self.host.version >= max(need, 0):
-            self._enter(arrival, group)
-        else:
-            self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), group))
+        self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), group))
 
     def _enter(self, arrival: float, group: SimulatedEnvGroup) -> None:
         self._queue.append((arrival, group))
@@ -302,7 +286,7 @@ class SimulatedServer:
             self.num_batches += 1
             self.num_requests += len(batch)
             seconds = self._costs.serve(len(batch) * self._costs.rows) + len(batch) * self._costs.respond_s
-            self._device.use("serve", seconds, self._reply, batch, self.host.version)
+            self.device.use("serve", seconds, partial(self._reply, batch, self.host.version))
         elif self._queue:
             self._agenda.at(self._queue[0][0], self._serve)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -78,14 +79,10 @@ def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list
 
 
 def _as_setting(value: str) -> int | float | str:
-    try:
-        return int(value)
-    except ValueError:
-        pass
-    try:
-        return float(value)
-    except ValueError:
-        return value
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return value
 
 
 def run_sweep(points: Sequence[SweepPoint], *, progress: Callable[[SweepPoint, int], None] | None = None) -> list[SimResult]:
@@ -116,8 +113,5 @@ def plot(points: Sequence[SweepPoint], results: Sequence[SimResult], path: str |
     for point, result in zip(points, results, strict=True):
         label = ", ".join(f"{k} {v}" if k != "inference" else v for k, v in point.setting.items() if k != x_name)
         lines.setdefault(label or "steps/s", []).append((_number(x_name, point.setting[x_name]), result.steps_per_s))
-    series = [
-        Series(label, [x for x, _ in line], [y for _, y in line], marks=True, color=i % 6)
-        for i, (label, line) in enumerate(lines.items())
-    ]
+    series = [Series(label, [x for x, _ in line], [y for _, y in line], marks=True) for label, line in lines.items()]
     curve_svg(series, path, title=title or "A simulated cluster", x_label=x_name, y_label="steps per second")

@@ -23,6 +23,9 @@ RETURN_KEYS = ("return", "reward")
 OF_THE_DATA = ("staleness/", "mismatch/", "ess", "version_span")
 """Prefixes of metrics that are shown beside the streams, and not among the learning metrics."""
 LABEL = 14
+"""Columns of a label at the left."""
+ROWS = 7
+"""Most lines of the two columns in the middle."""
 DIM, ACCENT = "bright_black", "cyan"
 MOST_LINES = 5
 """Most lines that a message about a collapse may take. Other messages take one."""
@@ -107,7 +110,7 @@ def clean(text: str) -> str:
 
 def frame(picture: Picture, *, width: int, height: int) -> list[Line]:
     """The whole picture, at most `height` lines of at most `width` columns."""
-    lines = [*_head(picture, width), [], *_score(picture, width), *_middle(picture, width), *_data(picture, width)]
+    lines = [*_head(picture, width), [], *_score(picture, width), *_middle(picture, width), *_data(picture)]
     for text in picture.collapses.values():
         parts = textwrap.wrap(clean(text), max(width - 4, 8), max_lines=MOST_LINES, placeholder=" ...")
         lines += [[(" ● " if i == 0 else "   ", "bold red"), (part, "bold red")] for i, part in enumerate(parts)]
@@ -188,7 +191,7 @@ def _head(p: Picture, width: int) -> list[Line]:
     ]
     if p.note:
         counts.append((f"   {clean(p.note)}", "yellow"))
-    return [first, progress, _cut(counts, width)]
+    return [first, progress, counts]
 
 
 def _score(p: Picture, width: int) -> list[Line]:
@@ -196,12 +199,11 @@ def _score(p: Picture, width: int) -> list[Line]:
     line: Line = [_label(name), (f"{short(value):>8}  ", "bold"), (sparkline(p.returns, max(width - 42, 8)), ACCENT)]
     if p.best is not None:
         line.append((f"  best {short(p.best)}", DIM))
-    lines = [_cut(line, width)]
+    lines = [line]
     if p.evaluation:
         at = p.evaluation.get("steps") or p.evaluation.get("version") or 0
         main, _, rest = describe_eval(p.evaluation).partition("  ")
-        evaluation: Line = [_label("evaluation"), (f"{main:>8}  ", "bold green"), (rest, ""), (f"  at {at:,}", DIM)]
-        lines.append(_cut(evaluation, width))
+        lines.append([_label("evaluation"), (f"{main:>8}  ", "bold green"), (rest, ""), (f"  at {at:,}", DIM)])
     return lines
 
 
@@ -219,26 +221,26 @@ def _middle(p: Picture, width: int) -> list[Line]:
     return lines
 
 
-def _learning(metrics: Numbers, width: int, rows: int = 7) -> list[Line]:
+def _learning(metrics: Numbers, width: int) -> list[Line]:
     shown = {k: v for k, v in metrics.items() if k not in RETURN_KEYS and not k.startswith(OF_THE_DATA)}
     order = sorted(shown, key=lambda k: (not k.startswith("loss"), k not in ("kl", "entropy"), k))
     lines: list[Line] = []
-    for key in order[:rows]:
+    for key in order[:ROWS]:
         name = clean(key)[: width - 11]
         lines.append([(name, ""), (f"{short(shown[key]):>{max(width - len(name), 1)}}", "bold")])
     return lines
 
 
-def _stages(p: Picture, width: int, rows: int = 7) -> list[Line]:
+def _stages(p: Picture, width: int) -> list[Line]:
     spent: dict[str, float] = {}
     for key, value in p.stages.items():
         spent[_kind(key)] = spent.get(_kind(key), 0.0) + value
     total = sum(spent.values()) or 1.0
     order = sorted(spent, key=lambda k: -spent[k])
-    name_width = min(max((len(k) for k in order[:rows]), default=8), width - 14)
+    name_width = min(max((len(k) for k in order[:ROWS]), default=8), width - 14)
     columns = width - name_width - 7
     lines: list[Line] = []
-    for key in order[:rows]:
+    for key in order[:ROWS]:
         share = spent[key] / total
         drawn = bar(share, columns)
         pad = " " * (columns - len(drawn))
@@ -261,27 +263,26 @@ def _kind(name: str) -> str:
     return (kind if dash and number.isdigit() else worker) + slash + stage
 
 
-def _data(p: Picture, width: int) -> list[Line]:
+def _data(p: Picture) -> list[Line]:
     metrics = p.update.get("metrics", {})
     lines: list[Line] = [[]]
     if "staleness/mean" in metrics or "staleness/max" in metrics:
-        lines.append(_cut([_label("staleness"), *_staleness(metrics)], width))
+        lines.append([_label("staleness"), *_staleness(metrics)])
     if "version_span" in metrics:
-        lines.append(_cut([_label("samples"), (_samples(p), "bold")], width))
+        lines.append([_label("samples"), (_samples(p), "bold")])
     if "mismatch/canary_kl" in metrics:
         kl, version = metrics["mismatch/canary_kl"], metrics["mismatch/canary_version"]
-        weight_check: Line = [(f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)]
-        lines.append(_cut([_label("canary"), *weight_check], width))
+        lines.append([_label("canary"), (f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)])
     idle = _idle(p)
     if idle:
-        lines.append(_cut([_label("idle"), (idle, "bold")], width))
+        lines.append([_label("idle"), (idle, "bold")])
     for stream, counts in p.update.get("streams", {}).items():
         rest = f" of {counts.get('dispatched', 0):,} consumed   {counts.get('in_flight', 0):,} in flight"
         rest += f" ({counts['queued']:,} in queue)" if counts.get("queued") else ""
-        lines.append(_cut([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (rest, DIM)], width))
+        lines.append([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (rest, DIM)])
         lost = _lost(counts)
         if lost:
-            lines.append(_cut([_label(""), (lost, "yellow")], width))
+            lines.append([_label(""), (lost, "yellow")])
     return lines
 
 
