@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from rich.filesize import decimal
+from rich.filesize import decimal
 
 from runnel.core.errors import ConfigError
 from runnel.eval.reference import Range
@@ -21,7 +23,7 @@ from runnel.report.verdicts import How, Verdicts, make_verdicts
 from runnel.track.files import replace_file
 from runnel.track.folder import Row
 from runnel.track.history import History, is_number, load_history, share_axis
-from runnel.track.numbers import num_bytes, seconds, short
+from runnel.track.numbers import seconds, short
 
 NUM_SAMPLES = 6
 
@@ -255,7 +257,7 @@ def _origin(run: History) -> str:
     )
     items = {"seed": run.info.get("seed"), "git": state, "python": run.info.get("python"), "platform": run.info.get("platform")}
     versions = ", ".join(f"{k} {v}" for k, v in made_with.items())
-    checkpoints = [[text(name), num_bytes(size)] for name, size in run.folder.checkpoint_sizes()]
+    checkpoints = [[text(name), decimal(size)] for name, size in run.folder.checkpoint_sizes()]
     command, graph = run.info.get("command"), run.info.get("graph")
     return "".join(
         [

@@ -52,8 +52,7 @@ class Load:
         self._foreign: set[int] = set()
         self._ours: dict[int, int] = {}
         self._machine, self._when = 0, 0.0
-        self._ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+        self._ticks, self._page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         self._gpus = Gpus()
 
     def look(self) -> MachineLoad | None:
