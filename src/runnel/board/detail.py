@@ -10,8 +10,8 @@ import numpy as np
 from runnel.board.library import RunView
 from runnel.report.accounts import read_account
 from runnel.track.files import is_regular
-from runnel.track.folder import Row, Settings
-from runnel.track.history import Floats, waiting_share
+from runnel.track.folder import Row
+from runnel.track.history import Floats, as_table, waiting_share
 from runnel.track.locks import Lock
 from runnel.track.status import failure_of
 
@@ -103,7 +103,7 @@ def at_work(run: RunView) -> Row:
     found = run.info.get("dataflow")
     if not isinstance(found, Mapping) or not isinstance(found.get("workers"), list):
         return {}
-    numbers = {"actor": run.config.get("num_actors"), "policy": _table(run.config.get("placement")).get("policy_workers")}
+    numbers = {"actor": run.config.get("num_actors"), "policy": as_table(run.config.get("placement")).get("policy_workers")}
     numbers |= run.columns.scaled
     workers = [w for w in found["workers"] if isinstance(w, Mapping) and _is_at_work(w, numbers.get(str(w.get("kind"))))]
     return {**found, "workers": workers}
@@ -113,10 +113,6 @@ def _is_at_work(worker: Mapping[str, object], number: object) -> bool:
     name, _, place = str(worker.get("name")).rpartition("-")
     counted = place.isdecimal() and (name == "actor" or worker.get("kind") == "policy")
     return not (counted and isinstance(number, int)) or int(place) < number
-
-
-def _table(value: object) -> Settings:
-    return value if isinstance(value, Mapping) else {}
 
 
 def stream_line(name: str, found: Mapping[str, object]) -> Row:

@@ -17,7 +17,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.report.curves import PER_RUN
 from runnel.report.tuning import check_seeds, is_trial
-from runnel.track.folder import Row, Settings
+from runnel.track.folder import Row, RunFolder, Settings
 from runnel.track.history import History, load_history
 from runnel.track.numbers import middle
 from runnel.track.status import has_ended
@@ -114,7 +114,7 @@ def find_runs(argument: str) -> list[RunSource]:
         raise ConfigError("runs", argument, "there is no such folder; give a run's folder, a folder of runs, or a glob")
     found: list[RunSource] = []
     for place in places:
-        if is_run(place):
+        if RunFolder(place).has_run():
             found.append(RunSource(place, name, folder=str(place.parent) if glob.has_magic(pattern) else ""))
         elif place.is_dir():
             found += [RunSource(path, name, folder=str(place)) for path in runs_below(place)]
@@ -123,15 +123,10 @@ def find_runs(argument: str) -> list[RunSource]:
     return found
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
-    return (path / "run.json").is_file() or (path / "metrics.jsonl").is_file()
-
-
 def runs_below(folder: Path) -> list[Path]:
     """The runs in a folder, and in folders of it."""
-    found = {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "run.json")}
-    found |= {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "metrics.jsonl")}
+    names = ("run.json", "metrics.jsonl")
+    found = {p.parent for depth in range(1, DEPTH + 1) for name in names for p in folder.glob("*/" * depth + name)}
     return sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())  # a link may lead to one again
 
 
@@ -220,7 +215,7 @@ def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Se
     for i, (folder, recipe, _) in enumerate(keyed):
         others = [other for other, by in zip(settings, recipes, strict=True) if by == recipe]
         varying = {name for other in others for name in differences(others[0], other)}
-        told = ", ".join(f"{name}={_setting(settings[i], name)}" for name in sorted(varying))
+        told = ", ".join(f"{name}={setting_of(settings[i], name)}" for name in sorted(varying))
         short = own_name(recipe)
         if recipes.count(recipe) == 1 and short not in taken:
             name = short
@@ -234,10 +229,13 @@ def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Se
     return names
 
 
-def _setting(config: Settings, name: str) -> object:
+def setting_of(config: Settings, name: str, missing: object = None) -> object:
+    """The setting of a dotted name; `missing` if the config has none of that name."""
     value: object = config
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or part not in value:
+            return missing
+        value = value[part]
     return own_name(value) if isinstance(value, str) else value
 
 

@@ -8,16 +8,15 @@ import numpy as np
 
 from runnel.eval.profiles import efficiency_curve
 from runnel.eval.reference import Range
+from runnel.report.budgets import Runs
 from runnel.report.curves import axis_label, return_name
-from runnel.report.plots import NUM_COLORS, smoothed
+from runnel.report.plots import smoothed
 from runnel.report.tables import BANDS, Figure, as_series
 from runnel.track.history import Curve, Floats, History
 
 GRID = 60
 EARLY = ("solved", "stopped", "collapsed")
 """Runs that end like this keep their last score to the end of the grid."""
-Runs = Mapping[str, Sequence[History]]
-"""Runs by task."""
 
 
 def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], unit: str) -> Figure | None:
@@ -35,9 +34,9 @@ def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], 
     if grid is None:
         return None
     series = []
-    for i, (name, tasks) in enumerate(groups):
+    for name, tasks in groups:
         rows = [np.stack([_at(grid, curves[id(run)], ranges.get(task)) for run in members]) for task, members in tasks.items()]
-        series.append(as_series(name, efficiency_curve(rows, grid), rows, i % NUM_COLORS))
+        series.append(as_series(name, efficiency_curve(rows, grid), rows))
     what = "evaluations" if evaluated else "training returns, smoothed; not every run has several evaluations"
     note = f"IQM over tasks and seeds of {what}. {BANDS}"
     if any(run.status in EARLY for run in runs):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import Interval
 from runnel.report.tables import Cell, Figure, Table
 from runnel.report.verdicts import Verdicts
+from runnel.track.files import writing
 from runnel.track.numbers import short
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -49,18 +51,14 @@ LESS_IS_BETTER = ("optimality gap",)
 def write_paper(verdicts: Verdicts, folder: Path) -> list[Path]:
     """Write figures and tables into `folder`. Returns the files."""
     matplotlib = _matplotlib()
-    try:
+    with writing(folder, "figures and tables", field="paper"):
         folder.mkdir(parents=True, exist_ok=True)
-        figures = [path for figure in verdicts.figures for path in _draw(matplotlib, figure, folder)]
-        figures += _draw_intervals(matplotlib, verdicts.tables[0], folder)
-        tables = [_write(folder / "table.tex", _aggregates(verdicts))]
+        files = [path for figure in verdicts.figures for path in _draw(matplotlib, figure, folder)]
+        files += _draw_intervals(matplotlib, verdicts.tables[0], folder)
+        files.append(_write(folder / "table.tex", _aggregates(verdicts)))
         if len(verdicts.tasks) > 1:
-            tables.append(_write(folder / "tasks.tex", _tasks(verdicts)))
-    except OSError as error:
-        raise ConfigError(
-            "paper", str(folder), f"it cannot be written there ({error.strerror}); give another folder"
-        ) from error
-    return figures + tables
+            files.append(_write(folder / "tasks.tex", _tasks(verdicts)))
+    return files
 
 
 def latex(value: object) -> str:
@@ -186,10 +184,7 @@ def _draw(matplotlib: ModuleType, figure: Figure, folder: Path) -> list[Path]:
         axes.set_ylabel(_plain(figure.y_label))
         if len(figure.series) > 1:
             axes.legend(frameon=False, fontsize=8)
-        paths = _figure_paths(folder / figure.name)
-        drawn.savefig(paths[0], metadata={"Date": None})  # no dates: the same runs give the same files
-        drawn.savefig(paths[1], metadata={"CreationDate": None})
-        return paths
+        return _save(drawn, folder / figure.name)
 
 
 def _draw_intervals(matplotlib: ModuleType, table: Table, folder: Path) -> list[Path]:
@@ -213,10 +208,7 @@ def _draw_intervals(matplotlib: ModuleType, table: Table, folder: Path) -> list[
             axes.set_title(table.head[column], fontsize=9)
         many[0].set_yticks(range(len(table.rows)), [_plain(str(row[0])) for row in table.rows])
         many[0].set_ylim(len(table.rows) - 0.5, -0.5)
-        paths = _figure_paths(folder / "intervals")
-        drawn.savefig(paths[0], metadata={"Date": None})
-        drawn.savefig(paths[1], metadata={"CreationDate": None})
-        return paths
+        return _save(drawn, folder / "intervals")
 
 
 def _plain(text: str) -> str:
@@ -224,5 +216,9 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _figure_paths(stem: Path) -> list[Path]:
-    return [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf")]
+def _save(drawn: Any, stem: Path) -> list[Path]:
+    """Save a figure of matplotlib as SVG and PDF, without dates: the same runs give the same files."""
+    svg, pdf = (stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf"))
+    drawn.savefig(svg, metadata={"Date": None})
+    drawn.savefig(pdf, metadata={"CreationDate": None})
+    return [svg, pdf]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,6 @@ from runnel.report.budgets import short_of, unequal
 from runnel.report.collect import Collected, few, seed_of, task_of
 from runnel.report.curves import return_name
 from runnel.report.efficiency import efficiency
-from runnel.report.plots import NUM_COLORS
 from runnel.report.sentences import sentence
 from runnel.report.tables import BANDS, Cell, Figure, Table, as_series
 from runnel.track.evals import read_evals
@@ -215,26 +215,23 @@ def _comparisons(groups: Sequence[Scored], scale: Scale) -> dict[tuple[int, int]
     everyone = [task for task in groups[0].raw if all(task in g.raw for g in groups)]
     if everyone:
         return compare_all([scale.of(group, everyone) for group in groups])
-    for i, first in enumerate(groups):
-        for j in range(i + 1, len(groups)):
-            shared = [task for task in first.raw if task in groups[j].raw]
-            if shared:
-                found[i, j] = compare_all([scale.of(first, shared), scale.of(groups[j], shared)])[0, 1]
+    for (i, first), (j, second) in combinations(enumerate(groups), 2):
+        shared = [task for task in first.raw if task in second.raw]
+        if shared:
+            found[i, j] = compare_all([scale.of(first, shared), scale.of(second, shared)])[0, 1]
     return found
 
 
 def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int, int], Comparison], unit: str) -> list[str]:
     lines = [_alone(groups[0], scale, unit)] if len(groups) == 1 else []
-    for i, first in enumerate(groups):
-        for j in range(i + 1, len(groups)):
-            second = groups[j]
-            shared = [task for task in first.raw if task in second.raw]
-            if not shared:
-                lines.append(f"{first.name} and {second.name} cannot be compared: no task has runs of both.")
-                continue
-            ends = [float(iqm(np.concatenate(scale.of(group, shared)))) for group in (first, second)]
-            said = sentence(first.name, second.name, found[i, j], ends=(ends[0], ends[1]), unit=unit, num_tasks=len(shared))
-            lines.append(" ".join(filter(None, [said, unequal(first.name, second.name, (first.runs, second.runs))])))
+    for (i, first), (j, second) in combinations(enumerate(groups), 2):
+        shared = [task for task in first.raw if task in second.raw]
+        if not shared:
+            lines.append(f"{first.name} and {second.name} cannot be compared: no task has runs of both.")
+            continue
+        ends = [float(iqm(np.concatenate(scale.of(group, shared)))) for group in (first, second)]
+        said = sentence(first.name, second.name, found[i, j], ends=(ends[0], ends[1]), unit=unit, num_tasks=len(shared))
+        lines.append(" ".join(filter(None, [said, unequal(first.name, second.name, (first.runs, second.runs))])))
     return lines
 
 
@@ -316,7 +313,7 @@ def _profile(groups: Sequence[Scored], scale: Scale, tasks: Sequence[str], unit:
     margin = 0.05 * (high - low) or 0.5
     at = np.linspace(low - margin, high + margin, NUM_THRESHOLDS)
     series = []
-    for i, (group, rows) in enumerate(zip(groups, own, strict=True)):
-        series.append(as_series(group.name, performance_profile(rows, at), rows, i % NUM_COLORS))
+    for group, rows in zip(groups, own, strict=True):
+        series.append(as_series(group.name, performance_profile(rows, at), rows))
     note = f"For each score the share of runs above it. {BANDS} A line above another everywhere is better throughout."
     return Figure("profile", "Performance profile", series, unit, "share of runs above", note)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 from rich.filesize import decimal
-from rich.filesize import decimal
 
 from runnel.core.errors import ConfigError
 from runnel.eval.reference import Range
 from runnel.report.accounts import accounting, accounting_table, imbalances
+from runnel.report.budgets import COUNTS
 from runnel.report.collect import Collected
 from runnel.report.comparison import GOOD, comparison_page, csv_folder, run_rows
 from runnel.report.curves import Charts, by_label, make_charts, return_name
@@ -20,7 +20,7 @@ from runnel.report.page import table as html_table
 from runnel.report.plots import NUM_COLORS
 from runnel.report.tables import Cell, Table, write_csv
 from runnel.report.verdicts import How, Verdicts, make_verdicts
-from runnel.track.files import replace_file
+from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row
 from runnel.track.history import History, is_number, load_history, share_axis
 from runnel.track.numbers import seconds, short
@@ -72,13 +72,9 @@ def write_comparison(
 
 
 def _write(target: Path, html: str) -> None:
-    try:
+    with writing(target, "the report"):
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, html.encode(errors="replace"))
-    except OSError as error:
-        raise ConfigError(
-            "out", str(target), f"the report cannot be written there ({error.strerror}); give another path"
-        ) from error
 
 
 def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> None:
@@ -154,7 +150,7 @@ def _eval_words(row: Row) -> str:
 
 def _facts(run: History) -> list[str]:
     last = run.last
-    facts = [fact(f"{last[key]:,}", label) for key, label in _COUNTS if is_number(last.get(key)) and last[key]]
+    facts = [fact(f"{last[key]:,}", label) for key, label in COUNTS if is_number(last.get(key)) and last[key]]
     if run.wall_s() is not None:
         facts.append(fact(seconds(run.wall_s()), "wall time"))
     train_s = run.end.get("time", {}).get("train_s")
@@ -165,9 +161,6 @@ def _facts(run: History) -> list[str]:
         if len(values):
             facts.append(fact(short(round(float(np.nanmedian(values)))), label))
     return facts
-
-
-_COUNTS = (("steps", "environment steps"), ("tokens", "tokens"), ("version", "updates"))
 
 
 def _time(run: History) -> str:

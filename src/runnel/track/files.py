@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from runnel.core.errors import ConfigError
 
 MAX_JSON = 64 << 20
 """Largest size in bytes of a file that is read as one object: config.json, run.json, study.json."""
@@ -105,6 +108,16 @@ def open_append(path: Path) -> BinaryIO:
         os.close(file)
         raise
     return os.fdopen(file, "ab")
+
+
+@contextmanager
+def writing(path: Path, what: str, *, field: str = "out") -> Iterator[None]:
+    """Turn an `OSError` of the block into a `ConfigError` of `field`: `what` cannot be written to the user's `path`."""
+    try:
+        yield
+    except OSError as error:
+        fix = f"{what} cannot be written there ({error.strerror or error}); give another path"
+        raise ConfigError(field, str(path), fix) from error
 
 
 def replace_file(path: Path, data: bytes) -> None:

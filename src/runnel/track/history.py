@@ -17,7 +17,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.eval.statistics import mean_interval
 from runnel.track.collapse import open_collapses
-from runnel.track.folder import Row, RunFolder, read_rows
+from runnel.track.folder import Row, RunFolder, Settings, read_rows
 from runnel.track.status import failure_of, read_end, status_of
 
 Floats = NDArray[np.float64]
@@ -141,8 +141,7 @@ class History:
 
     def streams(self) -> Row:
         """The last account of each stream."""
-        found = self.end.get("streams") or self.last.get("streams") or {}
-        return dict(found) if isinstance(found, Mapping) else {}
+        return dict(as_table(self.end.get("streams") or self.last.get("streams")))
 
     def wall_s(self) -> float | None:
         """Wall time of the run in seconds, if its rows say it."""
@@ -219,20 +218,22 @@ def is_sound(row: Row) -> bool:
     time = row.get("time", {})
     tables = [row.get("metrics", {}), row.get("streams", {}), time]
     tables += [time.get(part, {}) for part in ("stages", "idle", "ranks", "system")] if isinstance(time, dict) else []
+    gpus = as_table(as_table(time).get("system")).get("gpus")
     counts = [row.get("steps") or 0, row.get("version") or 0, row.get("tokens") or 0]
     scores = [row.get(name) for name in ("mean", "low", "high", "num")] if row.get("kind") == "eval" else []
     return (
         row.get("kind") in ("update", "eval", "event", "end")
         and all(isinstance(table, dict) for table in tables)
-        and all(isinstance(gpu, dict) for gpu in _as_list(time.get("system", {}).get("gpus")))
+        and all(isinstance(gpu, dict) for gpu in (gpus if isinstance(gpus, list) else []))
         and all(is_number(count) for count in counts)
         and all(score is None or type(score) in (int, float) for score in scores)
         and isinstance(row.get("samples", []), list)
     )
 
 
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+def as_table(value: object) -> Settings:
+    """A part of a file that should be a table; empty if it is not, since anyone may have written the file."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def share_axis(runs: Sequence[History]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from runnel.core.errors import ConfigError
+from runnel.track.files import writing
 from runnel.track.folder import RunFolder
 from runnel.track.trace.files import Process, read_processes
 from runnel.track.trace.paths import Paths
@@ -69,9 +69,7 @@ def _notices(processes: list[Process]) -> Iterator[str]:
 def _opened(path: Path) -> Iterator[IO[str]]:
     """A text file that is written under another name and renamed at the end, so that no reader sees half of it."""
     new = path.with_name(f".{path.name}.new")
-    try:
+    with writing(path, "the trace"):
         with gzip.open(new, "wt", compresslevel=5) if path.suffix == ".gz" else new.open("w") as file:
             yield file
         new.replace(path)
-    except OSError as error:
-        raise ConfigError("out", str(path), f"cannot be written ({error.strerror or error})") from error
