@@ -81,15 +81,5 @@ def accounting_table(runs: Sequence[History]) -> Table:
         for name, c in _streams(run).items():
             lost = [sum(c.dropped.values()), sum(c.cancelled.values())]
             rows.append([run.name, name, c.dispatched, c.consumed, *lost, c.in_flight, c.steps, c.balance])
-    head = [
-        "run",
-        "stream",
-        "dispatched",
-        "consumed",
-        "dropped",
-        "cancelled",
-        "in flight",
-        "steps or tokens",
-        "unaccounted for",
-    ]
-    return Table("accounting", "Sample accounting", head, rows)
+    counts = ["dispatched", "consumed", "dropped", "cancelled", "in flight", "steps or tokens", "unaccounted for"]
+    return Table("accounting", "Sample accounting", ["run", "stream", *counts], rows)

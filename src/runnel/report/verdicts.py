@@ -7,7 +7,7 @@ into tables and figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
@@ -50,7 +50,8 @@ class Verdicts:
     notices: list[str]
     tables: list[Table]
     figures: list[Figure]
-    comparisons: dict[tuple[str, str], Comparison] = field(default_factory=dict)
+    comparisons: dict[tuple[str, str], Comparison]
+    """By the names of both groups."""
 
 
 @dataclass(frozen=True)
@@ -77,28 +78,27 @@ def make_verdicts(
     groups = [group for group in groups if group.raw]
     if not groups:
         raise ConfigError("scores", scores, f"no run has a score by {HOWS[scores]}; {_advice(scores)}")
-    tasks = [task for task in groups[0].raw if all(task in group.raw for group in groups)]
+    tasks, every = _shared(groups), sorted({task for group in groups for task in group.raw})
     notices += _task_notices(groups, tasks)
-    known = find_ranges(sorted({t for g in groups for t in g.raw}), normalise or "auto", ranges)
+    known = find_ranges(every, normalise or "auto", ranges)
     scaled, unit = _scale(groups, tasks, known, normalise, notices)
     notices += _seed_notices(groups)
     ended_early = [text for group in groups for runs in group.runs.values() for text in short_of(runs)]
     notices += [f"These runs did not spend their budget: {few(ended_early)}."] if ended_early else []
     found = _comparisons(groups, scaled)
-    verdicts = Verdicts(
-        [g.name for g in groups], tasks or sorted({t for g in groups for t in g.raw}), unit, [], notices, [], []
-    )
-    verdicts.comparisons = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
-    verdicts.sentences = _sentences(groups, scaled, found, unit)
-    verdicts.tables = [
-        _aggregates(groups, scaled, known, tasks, unit),
-        _pairs(verdicts.comparisons),
-        _by_task(groups),
-        _every_score(groups, scaled),
-    ]
+    pairs = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
+    aggregates = _aggregates(groups, scaled, known, tasks, unit)
     curves = efficiency([(g.name, {t: g.runs[t] for t in (tasks or g.runs)}) for g in groups], scaled.ranges, unit)
-    verdicts.figures = [*([curves] if curves else []), _profile(groups, scaled, tasks, unit)]
-    return verdicts
+    return Verdicts(
+        names=[g.name for g in groups],
+        tasks=tasks or every,
+        unit=unit,
+        sentences=_sentences(groups, scaled, found, unit),
+        notices=notices,
+        tables=[aggregates, _pairs(pairs), _by_task(groups), _every_score(groups, scaled)],
+        figures=[*([curves] if curves else []), _profile(groups, scaled, tasks, unit)],
+        comparisons=pairs,
+    )
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,12 @@ def score_of(run: History, how: How) -> float | None:
     if how == "eval":
         rows, _ = read_evals(run.folder.path)
         return float(rows[-1]["mean"]) if rows and is_number(rows[-1].get("mean")) else None
-    values = run.curve(return_name(run))[1] if how == "train" else run.evaluation()[1]
     if how == "train":
+        values = run.curve(return_name(run))[1]
         values = values[-max(1, len(values) // 10) :]
-    elif how == "last":
-        values = values[-1:]
     else:
-        values = values[np.isfinite(values)]
+        values = run.evaluation()[1]
+        values = values[-1:] if how == "last" else values[np.isfinite(values)]
     return float(values.mean()) if len(values) and np.isfinite(values).all() else None
 
 
@@ -183,6 +182,11 @@ def _seen(groups: Sequence[Scored], task: str) -> Range:
     return (low, high) if high > low else (low, low + 1.0)
 
 
+def _shared(groups: Sequence[Scored]) -> list[str]:
+    """The tasks that all groups have scores on."""
+    return [task for task in groups[0].raw if all(task in group.raw for group in groups)]
+
+
 def _task_notices(groups: Sequence[Scored], tasks: Sequence[str]) -> list[str]:
     if not tasks:
         has = "; ".join(f"{group.name}: {few(list(group.raw))}" for group in groups)
@@ -211,13 +215,11 @@ def _seed_notices(groups: Sequence[Scored]) -> list[str]:
 def _comparisons(groups: Sequence[Scored], scale: Scale) -> dict[tuple[int, int], Comparison]:
     """Compare every pair on the tasks that both have. If all groups share tasks, p-values are corrected for all pairs
     together."""
-    found: dict[tuple[int, int], Comparison] = {}
-    everyone = [task for task in groups[0].raw if all(task in g.raw for g in groups)]
-    if everyone:
+    if everyone := _shared(groups):
         return compare_all([scale.of(group, everyone) for group in groups])
+    found: dict[tuple[int, int], Comparison] = {}
     for (i, first), (j, second) in combinations(enumerate(groups), 2):
-        shared = [task for task in first.raw if task in second.raw]
-        if shared:
+        if shared := _shared([first, second]):
             found[i, j] = compare_all([scale.of(first, shared), scale.of(second, shared)])[0, 1]
     return found
 
@@ -225,7 +227,7 @@ def _comparisons(groups: Sequence[Scored], scale: Scale) -> dict[tuple[int, int]
 def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int, int], Comparison], unit: str) -> list[str]:
     lines = [_alone(groups[0], scale, unit)] if len(groups) == 1 else []
     for (i, first), (j, second) in combinations(enumerate(groups), 2):
-        shared = [task for task in first.raw if task in second.raw]
+        shared = _shared([first, second])
         if not shared:
             lines.append(f"{first.name} and {second.name} cannot be compared: no task has runs of both.")
             continue
@@ -287,13 +289,8 @@ def _by_task(groups: Sequence[Scored]) -> Table:
                 cells: list[Cell] = [found["mean"] if len(values) > 1 else found["mean"].value, found["iqm"].value]
                 rows.append([task, group.name, len(values), *cells, float(values.min()), float(values.max())])
     head = ["task", "group", "seeds", "mean", "IQM", "lowest", "highest"]
-    return Table(
-        "tasks",
-        "Task by task",
-        head,
-        rows,
-        "Returns as they are; the 95 % interval is that of the mean over seeds (Student's t).",
-    )
+    note = "Returns as they are; the 95 % interval is that of the mean over seeds (Student's t)."
+    return Table("tasks", "Task by task", head, rows, note)
 
 
 def _every_score(groups: Sequence[Scored], scale: Scale) -> Table:
