@@ -27,8 +27,11 @@ from runnel.track.status import read_end
 Ints = NDArray[np.int32]
 AXES = ("version", "steps", "samples", "tokens", "wall_s")
 NUM_EVENTS = 500
+"""Most events that are kept, the newest."""
 NUM_PROBLEMS = 20
+"""Most problems that are described; the others are only counted."""
 MARK_BYTES = 512
+"""Bytes at the beginning and before the end of what was read, of which `mark_of` is the hash."""
 MAX_PEEK = 1 << 20
 """Longest line in bytes that a preview reads; longer ones appear only when the whole file is parsed."""
 FORMAT = 5
@@ -174,13 +177,10 @@ class Columns:
                 file.write(values.astype(kind).tobytes())
                 file.write(b"\0" * (-file.tell() % 8))
             start = file.tell()
-            header = {"format": FORMAT, "mark": mark, "places": places, **self._plain()}
-            file.write(json.dumps(header).encode())
+            plain = {name: getattr(self, name) for name in _PLAIN} | {"events": list(self.events), "num_lines": self._num_lines}
+            file.write(json.dumps({"format": FORMAT, "mark": mark, "places": places, **plain}).encode())
             file.write(start.to_bytes(8, "little"))
         temporary.replace(path)
-
-    def _plain(self) -> Row:
-        return {n: getattr(self, n) for n in _PLAIN} | {"events": list(self.events), "num_lines": self._num_lines}
 
     @classmethod
     def load(cls, path: Path, metrics: Path) -> Columns | None:
@@ -200,6 +200,7 @@ class Columns:
 
     @classmethod
     def _from(cls, header: Row, mapped: NDArray[np.uint8]) -> Columns:
+        """Columns with the content of a cache file; `mapped` are its bytes in front of the header."""
         self = cls()
         for name in _PLAIN:
             setattr(self, name, header[name])
@@ -226,18 +227,10 @@ def _load(row: Row) -> dict[str, float]:
 
 
 _PLAIN = (
-    "offset",
-    "num_rows",
-    "last",
-    "last_eval",
-    "end",
-    "evals",
-    "problems",
-    "num_problems",
-    "streams",
-    "collapses",
-    "scaled",
+    *("offset", "num_rows", "last", "last_eval", "end", "evals"),
+    *("problems", "num_problems", "streams", "collapses", "scaled"),
 )
+"""Attributes that the cache file holds as JSON."""
 _NOTHING: tuple[Ints, Floats] = (np.zeros(0, dtype=np.int32), np.zeros(0))
 
 

@@ -135,10 +135,8 @@ class Live:
                 changed = self.library.refresh() | self._ended()
                 self.library.problem = ""
             except Exception as error:  # a network disk may come back, so go on; until then the page must show the problem
-                changed, self.library.problem = (
-                    set(),
-                    f"{self.library.root} cannot be read now ({type(error).__name__}: {error})",
-                )
+                changed = set()
+                self.library.problem = f"{self.library.root} cannot be read now ({type(error).__name__}: {error})"
             pause = max(REFRESH_S, 4 * (time.perf_counter() - began))  # with very many folders, use at most a fifth of a core
             problem = self.library.problem
             if (changed or problem) and self._loop is not None:
@@ -310,6 +308,5 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(
-            "port", f"{host}:{port}", f"cannot listen there ({error.strerror}); use another --port, 0 for any"
-        ) from error
+        fix = f"cannot listen there ({error.strerror}); use another --port, 0 for any"
+        raise ConfigError("port", f"{host}:{port}", fix) from error

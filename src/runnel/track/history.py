@@ -64,9 +64,7 @@ class History:
 
     @property
     def label(self) -> str:
-        """The recipe and the environment or task. Runs that differ only in their seed have the same label."""
-        parts = [own_name(str(self.info.get(key) or "")) for key in ("recipe", "subject")]
-        return " ".join(part for part in parts if part) or self.name
+        return run_label(self.info, self.folder)
 
     @property
     def axis(self) -> str:
@@ -234,6 +232,12 @@ def is_sound(row: Row) -> bool:
 def as_table(value: object) -> Settings:
     """A part of a file that should be a table; empty if it is not, since anyone may have written the file."""
     return value if isinstance(value, Mapping) else {}
+
+
+def run_label(info: Row, folder: RunFolder) -> str:
+    """The recipe and the environment or task, else the folder's name. Runs that differ only in their seed share it."""
+    parts = [own_name(str(info.get(key) or "")) for key in ("recipe", "subject")]
+    return " ".join(dict.fromkeys(part for part in parts if part)) or folder.path.resolve().name
 
 
 def share_axis(runs: Sequence[History]) -> None:
