@@ -24,7 +24,7 @@ from runnel.report.collect import NOT_LEARNED
 from runnel.track.files import size_of
 from runnel.track.folder import Row, RunFolder
 from runnel.track.frame import RETURN_KEYS
-from runnel.track.history import Floats, is_number, run_label
+from runnel.track.history import Floats, is_number, run_label, tags_in
 from runnel.track.locks import Lock, holder_of, locked_files
 from runnel.track.status import status_of
 
@@ -161,11 +161,6 @@ class RunView:
         return run_label(self.info, self.folder)
 
     @property
-    def tags(self) -> list[str]:
-        found = self.config.get("tags")
-        return [str(tag) for tag in found] if isinstance(found, list) else []
-
-    @property
     def seed(self) -> str:
         """The seed as text. A run without a known seed gets its own key, so that it is equal to no other run."""
         found = self.info.get("seed", self.config.get("seed"))
@@ -205,7 +200,7 @@ class RunView:
             "recipe": own_name(str(self.info.get("recipe") or "")),
             "subject": own_name(str(self.info.get("subject") or "")),
             "seed": self.info.get("seed"),
-            "tags": self.tags,
+            "tags": tags_in(self.config),
             "created": self.created,
             "status": status,
             "progress": progress,

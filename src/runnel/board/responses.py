@@ -102,13 +102,13 @@ def curves(library: Library, asked: Query) -> Row:
     aligned = align([cleaned[i] for i in kept], points=points, means=grouped or weight > 0)
     y = smooth(aligned.y, weight) if weight > 0 else aligned.y
     shown = Aligned(aligned.x, y)
-    members = [of[i] for i in kept]
-    series = _by_group(shown, members) if grouped else _by_run(shown, members)
+    lines = [of[i] for i in kept]
+    if grouped:
+        series = _by_group(shown, lines)
+    else:
+        each = zip(lines, y, strict=True)
+        series = [{"run": run.key, "group": run.group, "metric": name, "y": plain(values)} for (run, name), values in each]
     return {"metrics": names, "axis": axis, "x": plain(aligned.x, 10), "series": series}
-
-
-def _by_run(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[Row]:
-    return [{"run": run.key, "group": run.group, "metric": name, "y": plain(aligned.y[i])} for i, (run, name) in enumerate(of)]
 
 
 def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[Row]:

@@ -16,7 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runnel.core.errors import ConfigError
+from runnel.eval.statistics import Array
 
 Range = tuple[float, float]
 """The scores that become 0 and 1."""
@@ -150,6 +153,12 @@ def find_range(task: str, table: str = "auto") -> Range | None:
     if table not in tables:
         raise ConfigError("normalise", table, f"use auto, none, {', '.join(tables)}, or a .json or .toml file")
     return tables[table]
+
+
+def normalised(scores: Array, known: Range | None) -> Array:
+    """Scores on the scale of their task's range: (score - low) / (high - low). Without a range they stay as they are."""
+    low, high = known or (0.0, 1.0)
+    return np.asarray((scores - low) / (high - low))
 
 
 def find_ranges(tasks: Sequence[str], normalise: str = "auto", own: Mapping[str, Range] | None = None) -> dict[str, Range]:

@@ -197,7 +197,8 @@ def _prediction(
     if p.inference != "inline" and longest == "make" and _servers_full(costs, p):
         names["make"] = "policy workers"
     segments = batch or p.batch_segments
-    busy = {"actors": segments * costs.num_steps * _busy_step(costs, p) / cycle / p.actors, "trainers": parts["train"] / cycle}
+    step_s = costs.step(costs.rows) + (costs.infer(costs.rows) if p.inference == "inline" else costs.message_s)
+    busy = {"actors": segments * costs.num_steps * step_s / cycle / p.actors, "trainers": parts["train"] / cycle}
     behind = 0.0
     if p.staleness.mode == "one_step":
         behind = 1.0
@@ -214,11 +215,6 @@ def _prediction(
         staleness=behind,
         max_staleness=lag,
     )
-
-
-def _busy_step(costs: Costs, p: Placement) -> float:
-    own = costs.infer(costs.rows) if p.inference == "inline" else costs.message_s
-    return costs.step(costs.rows) + own
 
 
 def _servers_full(costs: Costs, p: Placement) -> bool:

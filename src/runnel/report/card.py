@@ -7,7 +7,7 @@ escaped.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from runnel.core.config import differences
@@ -25,7 +25,7 @@ from runnel.report.verdicts import score_of
 from runnel.track.evals import read_evals
 from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row, RunFolder, Settings
-from runnel.track.history import History, as_table, is_number, load_history
+from runnel.track.history import History, as_table, is_number, load_history, tags_in
 from runnel.track.numbers import seconds, short
 from runnel.track.status import has_ended
 
@@ -236,18 +236,13 @@ def _front_matter(run: History, row: Row) -> str:
     task, language = task_of(run), _is_language(run)
     kind = "text-generation" if language else "reinforcement-learning"
     recipe = Path(str(run.info.get("recipe", ""))).stem
-    tags = list(dict.fromkeys(["reinforcement-learning", recipe, task, *_tags(run)]))
+    tags = list(dict.fromkeys(["reinforcement-learning", recipe, task, *tags_in(run.config)]))
     lines = ["---", "library_name: runnel", f"pipeline_tag: {kind}", f"tags: {json.dumps([t for t in tags if t])}"]
     metrics = _metrics(row)
     if metrics:
         results = [{"task": {"type": kind, "name": kind}, "dataset": {"name": task, "type": task}, "metrics": metrics}]
         lines += ["model-index:", f"- name: {json.dumps(run.name)}", f"  results: {json.dumps(results)}"]
     return "\n".join([*lines, "---", ""])
-
-
-def _tags(run: History) -> Sequence[str]:
-    tags = run.config.get("tags")
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
 def _metrics(row: Row) -> list[Row]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from runnel.eval.profiles import efficiency_curve
-from runnel.eval.reference import Range
+from runnel.eval.reference import Range, normalised
 from runnel.report.budgets import Runs
 from runnel.report.curves import axis_label, return_name
 from runnel.report.plots import smoothed
@@ -35,7 +35,10 @@ def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], 
         return None
     series = []
     for name, tasks in groups:
-        rows = [np.stack([_at(grid, curves[id(run)], ranges.get(task)) for run in members]) for task, members in tasks.items()]
+        rows = [
+            normalised(np.stack([np.interp(grid, *curves[id(run)]) for run in members]), ranges.get(task))
+            for task, members in tasks.items()
+        ]
         series.append(as_series(name, efficiency_curve(rows, grid), rows))
     what = "evaluations" if evaluated else "training returns, smoothed; not every run has several evaluations"
     note = f"IQM over tasks and seeds of {what}. {BANDS}"
@@ -57,8 +60,3 @@ def _grid(runs: Sequence[History], curves: Mapping[int, Curve]) -> Floats | None
     whole = [end for stopped, end in ends if not stopped]
     end = min(whole) if whole else max(end for _, end in ends)
     return np.linspace(start, end, GRID) if end > start else None
-
-
-def _at(grid: Floats, curve: Curve, known: Range | None) -> Floats:
-    low, high = known or (0.0, 1.0)
-    return np.asarray((np.interp(grid, *curve) - low) / (high - low))

@@ -6,7 +6,7 @@ into tables and figures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -17,7 +17,7 @@ from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import aggregate, plain_means
 from runnel.eval.comparisons import Comparison, compare_all
 from runnel.eval.profiles import performance_profile
-from runnel.eval.reference import Range, find_ranges
+from runnel.eval.reference import Range, find_ranges, normalised
 from runnel.eval.statistics import FEW_SEEDS, Array, few_seeds, iqm, resamples
 from runnel.report.budgets import short_of, unequal
 from runnel.report.collect import Collected, few, seed_of, task_of
@@ -37,6 +37,8 @@ HOWS: dict[str, str] = {
     "train": "the mean training return of the last tenth of the run",
 }
 NUM_THRESHOLDS = 100
+Ranges = Mapping[str, Range]
+"""The range of each task whose scores are normalised."""
 
 
 @dataclass
@@ -62,6 +64,10 @@ class Scored:
     runs: Mapping[str, Sequence[History]]
     raw: Mapping[str, Array]
 
+    def scaled(self, tasks: Iterable[str], ranges: Ranges) -> list[Array]:
+        """The scores on some tasks as they are compared."""
+        return [normalised(self.raw[task], ranges.get(task)) for task in tasks]
+
 
 def make_verdicts(
     collected: Collected,
@@ -81,39 +87,24 @@ def make_verdicts(
     tasks, every = _shared(groups), sorted({task for group in groups for task in group.raw})
     notices += _task_notices(groups, tasks)
     known = find_ranges(every, normalise or "auto", ranges)
-    scaled, unit = _scale(groups, tasks, known, normalise, notices)
+    used, unit = _choose_ranges(groups, tasks, known, normalise, notices)
     notices += _seed_notices(groups)
     ended_early = [text for group in groups for runs in group.runs.values() for text in short_of(runs)]
     notices += [f"These runs did not spend their budget: {few(ended_early)}."] if ended_early else []
-    found = _comparisons(groups, scaled)
+    found = _comparisons(groups, used)
     pairs = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
-    aggregates = _aggregates(groups, scaled, known, tasks, unit)
-    curves = efficiency([(g.name, {t: g.runs[t] for t in (tasks or g.runs)}) for g in groups], scaled.ranges, unit)
+    aggregates = _aggregates(groups, used, known, tasks, unit)
+    curves = efficiency([(g.name, {t: g.runs[t] for t in (tasks or g.runs)}) for g in groups], used, unit)
     return Verdicts(
         names=[g.name for g in groups],
         tasks=tasks or every,
         unit=unit,
-        sentences=_sentences(groups, scaled, found, unit),
+        sentences=_sentences(groups, used, found, unit),
         notices=notices,
-        tables=[aggregates, _pairs(pairs), _by_task(groups), _every_score(groups, scaled)],
-        figures=[*([curves] if curves else []), _profile(groups, scaled, tasks, unit)],
+        tables=[aggregates, _pairs(pairs), _by_task(groups), _every_score(groups, used)],
+        figures=[*([curves] if curves else []), _profile(groups, used, tasks, unit)],
         comparisons=pairs,
     )
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Scales raw scores to those that are compared: (score - low) / (high - low) by task; tasks without a range stay as they
-    are."""
-
-    ranges: Mapping[str, Range]
-
-    def of(self, group: Scored, tasks: Sequence[str]) -> list[Array]:
-        return [self.one(task, group.raw[task]) for task in tasks]
-
-    def one(self, task: str, raw: Array) -> Array:
-        low, high = self.ranges.get(task, (0.0, 1.0))
-        return np.asarray((raw - low) / (high - low))
 
 
 def score_of(run: History, how: How) -> float | None:
@@ -153,27 +144,28 @@ def _scored(name: str, by_task: Mapping[str, Sequence[History]], how: How, notic
     return Scored(name, runs, {task: np.array(values) for task, values in raw.items()})
 
 
-def _scale(
+def _choose_ranges(
     groups: Sequence[Scored], shared: Sequence[str], known: dict[str, Range], normalise: str | None, notices: list[str]
-) -> tuple[Scale, str]:
+) -> tuple[Ranges, str]:
+    """The ranges by which scores are normalised, and the name of the result."""
     tasks = list(shared) or sorted({task for group in groups for task in group.raw})
     missing = [task for task in tasks if task not in known]
     if not missing and (len(tasks) > 1 or normalise not in (None, "none")):
-        return Scale(known), "normalised score"
+        return known, "normalised score"
     if len(tasks) == 1:
         if normalise not in (None, "none", "auto"):
             raise ConfigError("normalise", normalise, f"it does not know {few(missing)}; add --range TASK=LOW:HIGH")
-        return Scale({}), "return"
+        return {}, "return"
     if normalise == "none":
         notices.append("Scores of tasks are averaged as they are (--normalise none): the task with the largest weighs most.")
-        return Scale({}), "return"
+        return {}, "return"
     if normalise not in (None, "auto"):
         raise ConfigError("normalise", normalise, f"it does not know {few(missing)}; add --range TASK=LOW:HIGH for them")
     notices.append(
         f"No table knows {few(missing)}, so scores of each task are scaled by the lowest and highest seen here (0 and 1); such "
         "numbers mean nothing outside this comparison. --range TASK=LOW:HIGH sets what 0 and 1 stand for."
     )
-    return Scale({task: _seen(groups, task) for task in tasks}), "score between the lowest and highest seen"
+    return {task: _seen(groups, task) for task in tasks}, "score between the lowest and highest seen"
 
 
 def _seen(groups: Sequence[Scored], task: str) -> Range:
@@ -212,34 +204,34 @@ def _seed_notices(groups: Sequence[Scored]) -> list[str]:
     return notices
 
 
-def _comparisons(groups: Sequence[Scored], scale: Scale) -> dict[tuple[int, int], Comparison]:
+def _comparisons(groups: Sequence[Scored], ranges: Ranges) -> dict[tuple[int, int], Comparison]:
     """Compare every pair on the tasks that both have. If all groups share tasks, p-values are corrected for all pairs
     together."""
     if everyone := _shared(groups):
-        return compare_all([scale.of(group, everyone) for group in groups])
+        return compare_all([group.scaled(everyone, ranges) for group in groups])
     found: dict[tuple[int, int], Comparison] = {}
     for (i, first), (j, second) in combinations(enumerate(groups), 2):
         if shared := _shared([first, second]):
-            found[i, j] = compare_all([scale.of(first, shared), scale.of(second, shared)])[0, 1]
+            found[i, j] = compare_all([first.scaled(shared, ranges), second.scaled(shared, ranges)])[0, 1]
     return found
 
 
-def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int, int], Comparison], unit: str) -> list[str]:
-    lines = [_alone(groups[0], scale, unit)] if len(groups) == 1 else []
+def _sentences(groups: Sequence[Scored], ranges: Ranges, found: Mapping[tuple[int, int], Comparison], unit: str) -> list[str]:
+    lines = [_alone(groups[0], ranges, unit)] if len(groups) == 1 else []
     for (i, first), (j, second) in combinations(enumerate(groups), 2):
         shared = _shared([first, second])
         if not shared:
             lines.append(f"{first.name} and {second.name} cannot be compared: no task has runs of both.")
             continue
-        ends = [float(iqm(np.concatenate(scale.of(group, shared)))) for group in (first, second)]
+        ends = [float(iqm(np.concatenate(group.scaled(shared, ranges)))) for group in (first, second)]
         said = sentence(first.name, second.name, found[i, j], ends=(ends[0], ends[1]), unit=unit, num_tasks=len(shared))
         lines.append(" ".join(filter(None, [said, unequal(first.name, second.name, (first.runs, second.runs))])))
     return lines
 
 
-def _alone(group: Scored, scale: Scale, unit: str) -> str:
+def _alone(group: Scored, ranges: Ranges, unit: str) -> str:
     """The sentence about a single group."""
-    scores = scale.of(group, list(group.raw))
+    scores = group.scaled(group.raw, ranges)
     found, num = aggregate(scores, ["iqm"])["iqm"], sum(map(len, scores))
     sure = f" (95 % interval {short(found.low)} to {short(found.high)})" if min(map(len, scores)) > 1 else ""
     return (
@@ -247,16 +239,16 @@ def _alone(group: Scored, scale: Scale, unit: str) -> str:
     )
 
 
-def _aggregates(groups: Sequence[Scored], scale: Scale, known: Mapping[str, Range], tasks: Sequence[str], unit: str) -> Table:
+def _aggregates(groups: Sequence[Scored], ranges: Ranges, known: Mapping[str, Range], tasks: Sequence[str], unit: str) -> Table:
     rows: list[list[Cell]] = []
     gap = all(task in known for group in groups for task in (tasks or group.raw))
     for group in groups:
         own = list(tasks or group.raw)
-        found = aggregate(scale.of(group, own), ["iqm", "median" if len(own) > 1 else "run_median", "mean"])
+        found = aggregate(group.scaled(own, ranges), ["iqm", "median" if len(own) > 1 else "run_median", "mean"])
         if gap:
-            found |= aggregate(Scale(known).of(group, own), ["optimality_gap"])
+            found |= aggregate(group.scaled(own, known), ["optimality_gap"])
         counts = [len(group.raw[task]) for task in own]
-        sure = found if resamples(counts) else plain_means(scale.of(group, own))
+        sure = found if resamples(counts) else plain_means(group.scaled(own, ranges))
         cells = [interval if name in sure else interval.value for name, interval in found.items()]
         rows.append([group.name, len(own), sum(counts), *cells])
     head = ["group", "tasks", "runs", "IQM", "median", "mean", *(["optimality gap"] if gap else [])]
@@ -293,18 +285,19 @@ def _by_task(groups: Sequence[Scored]) -> Table:
     return Table("tasks", "Task by task", head, rows, note)
 
 
-def _every_score(groups: Sequence[Scored], scale: Scale) -> Table:
+def _every_score(groups: Sequence[Scored], ranges: Ranges) -> Table:
     rows: list[list[Cell]] = []
     for group in groups:
         for task, runs in group.runs.items():
-            for run, raw, scaled in zip(runs, group.raw[task].tolist(), scale.one(task, group.raw[task]).tolist(), strict=True):
-                rows.append([group.name, task_of(run), seed_of(run), run.name, raw, *([scaled] if scale.ranges else [])])
-    head = ["group", "task", "seed", "run", "return", *(["score"] if scale.ranges else [])]
+            (scores,) = group.scaled([task], ranges)
+            for run, raw, score in zip(runs, group.raw[task].tolist(), scores.tolist(), strict=True):
+                rows.append([group.name, task_of(run), seed_of(run), run.name, raw, *([score] if ranges else [])])
+    head = ["group", "task", "seed", "run", "return", *(["score"] if ranges else [])]
     return Table("scores", "Every run", head, rows)
 
 
-def _profile(groups: Sequence[Scored], scale: Scale, tasks: Sequence[str], unit: str) -> Figure:
-    own = [scale.of(group, list(tasks or group.raw)) for group in groups]
+def _profile(groups: Sequence[Scored], ranges: Ranges, tasks: Sequence[str], unit: str) -> Figure:
+    own = [group.scaled(tasks or group.raw, ranges) for group in groups]
     values = np.concatenate([row for rows in own for row in rows])
     low, high = float(values.min()), float(values.max())
     margin = 0.05 * (high - low) or 0.5

@@ -240,6 +240,12 @@ def run_label(info: Row, folder: RunFolder) -> str:
     return " ".join(dict.fromkeys(part for part in parts if part)) or folder.path.resolve().name
 
 
+def tags_in(config: Settings) -> list[str]:
+    """The tags that a run's config gives."""
+    tags = config.get("tags")
+    return [str(tag) for tag in tags] if isinstance(tags, list) else []
+
+
 def share_axis(runs: Sequence[History]) -> None:
     """Give all runs one axis: steps if each run counts them, else updates."""
     if len({run.axis for run in runs}) > 1:
