@@ -203,7 +203,6 @@ def check_range(task: str, value: Any) -> Range:
     """A range as two floats. Raises a `ConfigError` unless they are different finite numbers."""
     numbers = isinstance(value, list | tuple) and len(value) == 2 and all(type(v) in (int, float) for v in value)
     if not numbers or not abs(value[0] - value[1]) > 0 or not all(abs(v) < float("inf") for v in value):
-        raise ConfigError(
-            f"range of {task or 'a task'}", value, "give the scores that become 0 and 1: TASK=LOW:HIGH, such as 0:500"
-        )
+        fix = "give the scores that become 0 and 1: TASK=LOW:HIGH, such as 0:500"
+        raise ConfigError(f"range of {task or 'a task'}", value, fix)
     return float(value[0]), float(value[1])

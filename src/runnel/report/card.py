@@ -81,22 +81,17 @@ def best_evidence(run: History) -> Row:
         return {**sound[-1], "source": f"`runnel eval`, on {fresh}", "num": len(sound[-1]["returns"])}
     if run.evals and is_number(run.evals[-1].get("mean")):
         returns = run.evals[-1].get("returns")
-        return {
-            **run.evals[-1],
-            "returns": returns if isinstance(returns, list) else [],
-            "source": "the last evaluation during training",
-        }
+        returns = returns if isinstance(returns, list) else []
+        return {**run.evals[-1], "returns": returns, "source": "the last evaluation during training"}
     return {}
 
 
 def limits(run: History, row: Row) -> list[str]:
     """Sentences that a reader must know before using the policy."""
     others = same_method(run)
-    found = []
+    found = ["One seed only. Another seed may do much better or worse; the interval covers episodes, not seeds."]
     if others:
-        found.append(f"One of {len(others) + 1} seeds; the interval of the mean below covers episodes of this one policy only.")
-    else:
-        found.append("One seed only. Another seed may do much better or worse; the interval covers episodes, not seeds.")
+        found = [f"One of {len(others) + 1} seeds; the interval of the mean below covers episodes of this one policy only."]
     if not row:
         found.append("It was never evaluated: nothing is known about how well it does.")
     elif is_number(row.get("num")) and row["num"] < FEW_EPISODES:
@@ -117,13 +112,10 @@ def limits(run: History, row: Row) -> list[str]:
     found.append(f"No licence is given: if you share it, add one (`license:` in the first lines){mind}.")
     if as_table(run.info.get("git")).get("dirty"):
         found.append("The code had uncommitted changes when it was trained.")
+    elsewhere = "Tested in the environment it was trained in, and nowhere else."
     if _is_language(run):
-        found.append(
-            "Trained for the reward of one task; what it writes elsewhere was not examined, for quality or for safety."
-        )
-    else:
-        found.append("Tested in the environment it was trained in, and nowhere else.")
-    return found
+        elsewhere = "Trained for the reward of one task; what it writes elsewhere was not examined, for quality or for safety."
+    return [*found, elsewhere]
 
 
 def same_method(run: History) -> list[History]:
@@ -221,14 +213,12 @@ def _settings(run: History, defaults: Settings) -> str:
 
 def _origin(run: History) -> str:
     git = as_table(run.info.get("git"))
-    state = (
-        f"commit {git['commit']}{', with uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else "unknown"
-    )
+    changes = ", with uncommitted changes" if git.get("dirty") else ""
+    state = f"commit {git['commit']}{changes}" if git.get("commit") else "unknown"
     versions = ", ".join(f"{k} {v}" for k, v in as_table(run.info.get("versions")).items())
     items = {"code": state, "python": run.info.get("python"), "platform": run.info.get("platform"), "versions": versions}
-    return (
-        "\n".join(f"- {key}: {md(value)}" for key, value in {**items, "made": run.info.get("created")}.items() if value) + "\n"
-    )
+    items["made"] = run.info.get("created")
+    return "\n".join(f"- {key}: {md(value)}" for key, value in items.items() if value) + "\n"
 
 
 def _front_matter(run: History, row: Row) -> str:
@@ -246,12 +236,9 @@ def _front_matter(run: History, row: Row) -> str:
 
 
 def _metrics(row: Row) -> list[Row]:
-    if not row:
-        return []
+    shares = {name: as_table(share) for name, share in as_table(row.get("pass")).items()}
     found = [("mean_reward", row.get("mean"), row.get("low"), row.get("high"))]
-    found += [
-        (k, p.get("value"), p.get("low"), p.get("high")) for k, p in as_table(row.get("pass")).items() if isinstance(p, Mapping)
-    ]
+    found += [(name, share.get("value"), share.get("low"), share.get("high")) for name, share in shares.items()]
     return [
         {"type": name, "name": f"{name}, 95 % interval {short(low)} to {short(high)}", "value": value, "verified": False}
         for name, value, low, high in found

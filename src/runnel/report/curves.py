@@ -143,12 +143,10 @@ def overlay(
 
 
 def _score_series(run: History, name: str) -> list[Series]:
-    series = [Series(f"training {name}", *run.curve(name), smooth=True, color=0)]
+    series = [Series(f"training {name}", *run.curve(name), smooth=True)]
     if run.evals:
         low, high = run.evaluation("low")[1], run.evaluation("high")[1]
-        series.append(
-            Series("evaluation, 95 % interval over episodes", *run.evaluation(), low=low, high=high, marks=True, color=1)
-        )
+        series.append(Series("evaluation, 95 % interval over episodes", *run.evaluation(), low=low, high=high, marks=True))
     return series
 
 

@@ -46,6 +46,7 @@ _SPECIAL = {
     "–": "--",
 }
 LESS_IS_BETTER = ("optimality gap",)
+BOLD = "Bold: the best, and all whose interval reaches it."
 
 
 def write_paper(verdicts: Verdicts, folder: Path) -> list[Path]:
@@ -82,10 +83,8 @@ def _aggregates(verdicts: Verdicts) -> str:
     ]
     head = ["", "runs", *(table.head[i] for i in columns)]
     tasks = f"{len(verdicts.tasks)} tasks" if len(verdicts.tasks) > 1 else latex(verdicts.tasks[0])
-    caption = (
-        f"{verdicts.unit.capitalize()} on {tasks}, with 95\\,\\% intervals of a stratified bootstrap over seeds. "
-        "Bold: the best, and all whose interval reaches it."
-    )
+    unit = verdicts.unit.capitalize()
+    caption = f"{unit} on {tasks}, with 95\\,\\% intervals of a stratified bootstrap over seeds. {BOLD}"
     return _table(head, rows, "l" + "r" * (len(head) - 1), caption, "tab:aggregates")
 
 
@@ -98,9 +97,7 @@ def _tasks(verdicts: Verdicts) -> str:
         best = _best(found, less=False)
         rows.append([latex(task), *(_number(cell, bold=n in best) for n, cell in enumerate(found))])
     head = ["task", *(latex(name) for name in verdicts.names)]
-    caption = (
-        "Mean return over seeds for each task, with 95\\,\\% intervals. Bold: the best, and all whose interval reaches it."
-    )
+    caption = f"Mean return over seeds for each task, with 95\\,\\% intervals. {BOLD}"
     return _table(head, rows, "l" + "r" * len(verdicts.names), caption, "tab:tasks")
 
 
@@ -111,7 +108,7 @@ def _best(cells: Sequence[Cell], *, less: bool) -> set[int]:
         if isinstance(cell, Interval):
             known[i] = cell
         elif isinstance(cell, float | int):
-            known[i] = Interval(float(cell), float(cell), float(cell))
+            known[i] = Interval(cell, cell, cell)
     if len(known) < 2:
         return set()
     top = (min if less else max)(interval.value for interval in known.values())
@@ -132,25 +129,22 @@ def _tex(value: float) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str, caption: str, label: str) -> str:
-    body = [" & ".join(line) + r" \\" for line in rows]
-    return "\n".join(
-        [
-            r"% \usepackage{booktabs}",
-            r"\begin{table}",
-            r"  \centering",
-            f"  \\caption{{{caption}}}",
-            f"  \\label{{{label}}}",
-            f"  \\begin{{tabular}}{{{columns}}}",
-            r"    \toprule",
-            "    " + " & ".join(head) + r" \\",
-            r"    \midrule",
-            *(f"    {line}" for line in body),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    first, *others = ("    " + " & ".join(cells) + r" \\" for cells in (head, *rows))
+    body = "\n".join(others)
+    return rf"""% \usepackage{{booktabs}}
+\begin{{table}}
+  \centering
+  \caption{{{caption}}}
+  \label{{{label}}}
+  \begin{{tabular}}{{{columns}}}
+    \toprule
+{first}
+    \midrule
+{body}
+    \bottomrule
+  \end{{tabular}}
+\end{{table}}
+"""
 
 
 def _write(path: Path, text: str) -> Path:

@@ -27,9 +27,8 @@ def sentence(first: str, second: str, found: Comparison, *, ends: tuple[float, f
     shares = f" ({_shares(probability)})" if enough else ""
     sure = f"a run of {better} beats one of {worse} with probability {probability.value:.2f}{shares}"
     if found.decided:  # the rank test decides; a bootstrap interval of few seeds may still contain 0
-        doubt = (
-            "" if difference.low > 0 or not enough else " How much better is open: the interval of the difference contains 0."
-        )
+        doubt = " How much better is open: the interval of the difference contains 0."
+        doubt = "" if difference.low > 0 or not enough else doubt
         return f"{better} is better than {worse}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}.{doubt}"
     open_end = f"{better} looks better than {worse}, but it is not decided"
     return f"{open_end}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}. {_more(first, second, found)}"

@@ -22,7 +22,7 @@ from runnel.report.tables import Cell, Table, write_csv
 from runnel.report.verdicts import How, Verdicts, make_verdicts
 from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row
-from runnel.track.history import History, is_number, load_history, share_axis
+from runnel.track.history import History, as_table, is_number, load_history, share_axis
 from runnel.track.numbers import seconds, short
 
 NUM_SAMPLES = 6
@@ -176,10 +176,8 @@ def _worker_bar(worker: str, stages: Mapping[str, float], longest: float, idle: 
     total = sum(stages.values())
     bars, keys = [], []
     for i, (stage, spent) in enumerate(sorted(stages.items(), key=lambda item: -item[1])):
-        style = f"background:var(--c{i % NUM_COLORS})"
-        bars.append(
-            f'<i style="{style};width:{100 * spent / max(longest, 1e-12):.2f}%" title="{text(stage)} {spent:.2f} s"></i>'
-        )
+        style, width = f"background:var(--c{i % NUM_COLORS})", 100 * spent / max(longest, 1e-12)
+        bars.append(f'<i style="{style};width:{width:.2f}%" title="{text(stage)} {spent:.2f} s"></i>')
         keys.append(f'<span><i style="{style}"></i>{text(stage)} {spent / max(total, 1e-12):.0%} · {_span(spent)}</span>')
     waiting = f'<br><span class="soft small">waits {idle:.0%}</span>' if idle is not None else ""
     return (
@@ -200,12 +198,9 @@ def _samples(run: History) -> str:
     if evaluated:
         parts += ["<h3>At the last evaluation</h3>", *map(_sample, evaluated[: 2 * NUM_SAMPLES])]
     if trained:
-        parts.append(
-            fold(f"First in training ({len(trained):,} kept in samples.jsonl)", "".join(map(_sample, trained[:NUM_SAMPLES])))
-        )
-        parts.append(
-            fold("Last in training", "".join(map(_sample, trained[NUM_SAMPLES:][-NUM_SAMPLES:])), opened=not evaluated)
-        )
+        first, last = ("".join(map(_sample, some)) for some in (trained[:NUM_SAMPLES], trained[NUM_SAMPLES:][-NUM_SAMPLES:]))
+        parts.append(fold(f"First in training ({len(trained):,} kept in samples.jsonl)", first))
+        parts.append(fold("Last in training", last, opened=not evaluated))
     return "".join(parts)
 
 
@@ -231,23 +226,15 @@ def _events(run: History) -> str:
         level = str(row.get("level", "info"))
         style = {"warning": "warn", "error": "bad"}.get(level, "soft")
         when = row.get("time", {}).get("wall_s")
-        rows.append(
-            [
-                seconds(when) if is_number(when) else "–",
-                f'<span class="{style}">{text(row["what"] if row.get("what") == "collapse" else level)}</span>',
-                text(row.get("text", "")),
-            ]
-        )
+        shown = f'<span class="{style}">{text("collapse" if row.get("what") == "collapse" else level)}</span>'
+        rows.append([seconds(when) if is_number(when) else "–", shown, text(row.get("text", ""))])
     return html_table(["at", "level", "message"], rows)
 
 
 def _origin(run: History) -> str:
-    git, made_with = (found if isinstance(found := run.info.get(key), Mapping) else {} for key in ("git", "versions"))
-    state = (
-        f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}"
-        if git.get("commit")
-        else "not in a repository"
-    )
+    git, made_with = as_table(run.info.get("git")), as_table(run.info.get("versions"))
+    changes = " with uncommitted changes" if git.get("dirty") else ""
+    state = f"{git['commit']}{changes}" if git.get("commit") else "not in a repository"
     items = {"seed": run.info.get("seed"), "git": state, "python": run.info.get("python"), "platform": run.info.get("platform")}
     versions = ", ".join(f"{k} {v}" for k, v in made_with.items())
     checkpoints = [[text(name), decimal(size)] for name, size in run.folder.checkpoint_sizes()]
