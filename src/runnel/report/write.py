@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.filesize import decimal
 
 from runnel.core.errors import ConfigError
 from runnel.eval.reference import Range
@@ -232,6 +231,8 @@ def _events(run: History) -> str:
 
 
 def _origin(run: History) -> str:
+    from rich.filesize import decimal
+
     git, made_with = as_table(run.info.get("git")), as_table(run.info.get("versions"))
     changes = " with uncommitted changes" if git.get("dirty") else ""
     state = f"{git['commit']}{changes}" if git.get("commit") else "not in a repository"
