@@ -187,7 +187,7 @@ class Columns:
     def load(cls, path: Path, metrics: Path) -> Columns | None:
         """Map the columns of a cache file; None if there is none that belongs to this metrics.jsonl."""
         try:
-            cache = safe_open(path, "numpy")
+            cache: Any = safe_open(path, "numpy")
             header = json.loads(cache.metadata()["header"])
             if header["format"] != FORMAT or header["mark"] != mark_of(metrics, header["offset"]):
                 return None

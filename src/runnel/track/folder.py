@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError
@@ -44,30 +44,6 @@ PACKAGES = (
     *("tensorboard", "transformers", "tokenizers", "mujoco", "ale-py", "ray", "wandb"),
 )
 """Packages whose versions run.json notes."""
-
-
-class GitState(TypedDict, total=False):
-    """The work tree that a run was started in; empty outside of a repository."""
-
-    commit: str
-    dirty: bool
-    """Whether there were uncommitted changes."""
-
-
-class RunInfo(TypedDict):
-    """What run.json holds: all that is needed to run it again."""
-
-    recipe: str
-    subject: str
-    command: str
-    seed: int
-    created: str
-    versions: dict[str, str]
-    git: GitState
-    python: str
-    platform: str
-    graph: str
-    dataflow: Row
 
 
 def run_name(recipe: str, subject: str, *, seed: int, when: datetime) -> str:
@@ -247,21 +223,21 @@ class RunFolder:
         subject: str = "",
         graph: str = "",
         dataflow: Row | None = None,
-    ) -> RunInfo:
-        """Write run.json. Returns what was written."""
-        info = RunInfo(
-            recipe=recipe,
-            subject=subject,
-            command=command,
-            seed=seed,
-            created=created.isoformat(timespec="seconds"),
-            versions=package_versions(),
-            git=git_state(Path.cwd()),
-            python=platform.python_version(),
-            platform=platform.platform(),
-            graph=graph,
-            dataflow=dataflow or {},
-        )
+    ) -> Row:
+        """Write run.json, which holds all that is needed to run it again. Returns what was written."""
+        info: Row = {
+            "recipe": recipe,
+            "subject": subject,
+            "command": command,
+            "seed": seed,
+            "created": created.isoformat(timespec="seconds"),
+            "versions": package_versions(),
+            "git": git_state(Path.cwd()),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "graph": graph,
+            "dataflow": dataflow or {},
+        }
         _write_json(self.info, info)
         return info
 
@@ -270,7 +246,7 @@ class RunFolder:
         _write_json(self.info, self.read_run_info() | fields)
 
     def read_run_info(self) -> Row:
-        """The content of run.json: a `RunInfo`, unless somebody has changed the file."""
+        """The content of run.json, as `write_run_info` wrote it, unless somebody has changed the file."""
         return _read_json(self.info)
 
     def read_rows(self) -> tuple[list[Row], list[str]]:
@@ -335,8 +311,9 @@ def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     return versions
 
 
-def git_state(path: Path) -> GitState:
-    """The commit of the work tree at `path` and whether it has changes; empty outside of a repository or without git."""
+def git_state(path: Path) -> Row:
+    """The `commit` of the work tree at `path`, and whether it has changes (`dirty`); empty outside of a repository or without
+    git."""
     commit = _git(path, "rev-parse", "HEAD")
     return {} if commit is None else {"commit": commit, "dirty": bool(_git(path, "status", "--porcelain"))}
 
