@@ -133,7 +133,8 @@ class Columns:
             return
         self.end = {}  # a row behind an end: the run was resumed
         if kind == "eval":
-            self._add_eval(row)
+            self.last_eval = {k: v for k, v in row.items() if k not in ("samples", "kind")}
+            self.evals.append({k: row[k] for k in ("version", "steps", "mean", "low", "high", "num") if k in row})
         else:
             self.last = {k: v for k, v in row.items() if k != "sample_ids"}
             self.streams = dict(row.get("streams") or {})
@@ -148,11 +149,6 @@ class Columns:
             self.scaled |= {str(kind): int(num) for kind, num in numbers.items() if is_number(num)}
         elif row.get("what") == "resume":
             self.scaled = {}
-
-    def _add_eval(self, row: Row) -> None:
-        kept = {k: v for k, v in row.items() if k not in ("samples", "kind")}
-        self.last_eval = kept
-        self.evals.append({k: kept[k] for k in ("version", "steps", "mean", "low", "high", "num") if k in kept})
 
     def _position(self, row: Row) -> None:
         counts: list[object] = [s.get("consumed") for s in self.streams.values() if isinstance(s, Mapping)]

@@ -169,22 +169,10 @@ class Live:
 
 
 Respond = Callable[[Library, responses.Query], Row]
-GET: dict[str, Respond] = {
-    "runs": responses.runs,
-    "run": responses.run,
-    "compare": responses.compare,
-    "episodes": responses.episodes,
-    "groups": responses.groups,
-    "study": responses.study,
-}
-"""Requests whose data are in the address."""
-POST: dict[str, Respond] = {
-    "curves": responses.curves,
-    "metrics": responses.metrics,
-    "configs": responses.configs,
-    "order": responses.order,
-}
-"""Requests whose data are a JSON body."""
+GET = (responses.runs, responses.run, responses.compare, responses.episodes, responses.groups, responses.study)
+"""Functions that serve requests with data in the address: /api/runs is served by `runs`."""
+POST = (responses.curves, responses.metrics, responses.configs, responses.order)
+"""Functions that serve requests with a JSON body."""
 
 
 def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), token: str = "") -> Starlette:
@@ -203,8 +191,8 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
 
     routes = [
         Route("/", _index),
-        *(Route(f"/api/{name}", _endpoint(library, make)) for name, make in GET.items()),
-        *(Route(f"/api/{name}", _endpoint(library, make), methods=["POST"]) for name, make in POST.items()),
+        *(Route(f"/api/{make.__name__}", _endpoint(library, make)) for make in GET),
+        *(Route(f"/api/{make.__name__}", _endpoint(library, make), methods=["POST"]) for make in POST),
         Route("/api/live", events),
         Route("/video", _video),
         Route("/report", _report),

@@ -194,8 +194,9 @@ def _prediction(
     lag, longest = p.staleness.lag, max(parts, key=lambda k: parts[k])
     names = {"make": "actors" if p.inference == "inline" else "actors and their round trips", "train": "trainer"}
     names |= {"cores": "cores", "sample": "sample path", "param": "parameter path"}
-    if p.inference != "inline" and longest == "make" and _servers_full(costs, p):
-        names["make"] = "policy workers"
+    if p.inference != "inline" and longest == "make":
+        full = _served(costs, p.actors * p.num_env_groups / p.servers) > 0.8 * step_cycle(costs, p)
+        names["make"] = "policy workers" if full else names["make"]
     segments = batch or p.batch_segments
     step_s = costs.step(costs.rows) + (costs.infer(costs.rows) if p.inference == "inline" else costs.message_s)
     busy = {"actors": segments * costs.num_steps * step_s / cycle / p.actors, "trainers": parts["train"] / cycle}
@@ -203,8 +204,8 @@ def _prediction(
     if p.staleness.mode == "one_step":
         behind = 1.0
     elif lag:  # a segment takes `segment` seconds to fill; if the trainer is the bottleneck, it also waits in a full queue
-        full = longest == "train" and p.inference != "central"
-        behind = float(lag) if full else min(float(lag), segment / cycle)
+        waits = longest == "train" and p.inference != "central"
+        behind = float(lag) if waits else min(float(lag), segment / cycle)
     return Prediction(
         placement=p,
         units_per_s=segments * costs.segment_units / cycle,
@@ -215,8 +216,3 @@ def _prediction(
         staleness=behind,
         max_staleness=lag,
     )
-
-
-def _servers_full(costs: Costs, p: Placement) -> bool:
-    """Whether policy workers are busy for nearly all of the time."""
-    return _served(costs, p.actors * p.num_env_groups / p.servers) > 0.8 * step_cycle(costs, p)

@@ -9,6 +9,7 @@ import textwrap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from runnel.core.user_code import brief
 from runnel.track.folder import Row
@@ -213,9 +214,8 @@ def _middle(p: Picture, width: int) -> list[Line]:
     left = [[("learning", DIM)], *_learning(p.update.get("metrics", {}), half)]
     right = [[("where the time goes", DIM)], *_stages(p, width - half - 5)]
     lines: list[Line] = [[]]
-    for i in range(max(len(left), len(right))):
-        a, b = (left[i] if i < len(left) else []), (right[i] if i < len(right) else [])
-        a = _cut(a, half)
+    for long, b in zip_longest(left, right, fillvalue=[]):
+        a = _cut(long, half)
         gap = half - sum(len(text) for text, _ in a) + 3
         lines.append([(" ", ""), *a, (" " * gap, ""), *b])
     return lines
@@ -303,7 +303,7 @@ def _age(metrics: Numbers, name: str) -> str:
 
 
 def _samples(p: Picture) -> str:
-    """How far the samples of a language model are from the learner's policy."""
+    """The distance of a language model's samples from the learner's policy."""
     text = f"versions inside {short(p.update['metrics']['version_span'])}   ess {short(p.update['metrics'].get('ess'))}"
     if p.mismatch:
         at = "" if p.mismatch is p.update else f" at version {p.mismatch.get('version', 0):,}"
