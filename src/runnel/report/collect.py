@@ -18,7 +18,7 @@ from runnel.core.resolve import own_name
 from runnel.report.curves import PER_RUN
 from runnel.report.tuning import check_seeds, is_trial
 from runnel.track.folder import Row, RunFolder, Settings
-from runnel.track.history import History, load_history
+from runnel.track.history import History, load_history, newest_per_seed
 from runnel.track.numbers import middle
 from runnel.track.status import has_ended
 
@@ -98,7 +98,7 @@ def collect(arguments: Sequence[str | Path], *, unfinished: bool = False, allow_
     notices += check_seeds([(run, task_of(run), seed_of(run)) for _, run in found], allow=allow_tuning_seeds)
     collapsed = [run.name for _, run in found if run.collapses]
     notices += [f"A collapse was reported in {few(collapsed)}; their own reports describe it."] if collapsed else []
-    groups = [RunGroup(name, _once(name, runs, notices)) for name, runs in _groups(found).items()]
+    groups = [_once(RunGroup(name, runs), notices) for name, runs in _groups(found).items()]
     return Collected(groups, notices)
 
 
@@ -239,16 +239,10 @@ def setting_of(config: Settings, name: str, missing: object = None) -> object:
     return own_name(value) if isinstance(value, str) else value
 
 
-def _once(group: str, runs: Sequence[History], notices: list[str]) -> list[History]:
-    """The newest run of each task and seed: a second run of the same seed is no second observation."""
-    kept: dict[tuple[str, int | None, str], History] = {}
-    dropped = []
-    for run in sorted(runs, key=lambda run: (str(run.info.get("created", "")), run.name)):
-        seed = seed_of(run)
-        key = (task_of(run), seed, run.name if seed is None else "")
-        if key in kept:
-            dropped.append(f"{kept[key].name} (seed {seed})")
-        kept[key] = run
-    if dropped:
-        notices.append(f"{group}: a seed counts once, by its newest run; left out: {few(dropped)}.")
-    return list(kept.values())
+def _once(group: RunGroup, notices: list[str]) -> RunGroup:
+    """The group with only the newest run of each task and seed."""
+    kept = [run for members in group.by_task().values() for run in newest_per_seed(members)]
+    older = [f"{run.name} (seed {seed_of(run)})" for run in group.runs if not any(run is found for found in kept)]
+    if older:
+        notices.append(f"{group.name}: a seed counts once, by its newest run; left out: {few(older)}.")
+    return RunGroup(group.name, kept)

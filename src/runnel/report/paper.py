@@ -29,14 +29,8 @@ STYLE = {
     "svg.hashsalt": "runnel",
 }
 _SPECIAL = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
