@@ -162,8 +162,8 @@ class _Simulation:
             update_s=costs.update(c.batch * costs.segment_units) + costs.publish_s + costs.copy_s,
             reduce_s=reduce_seconds(n, costs.param_bytes, c.network),
             until=c.updates,
+            on_update=self._note,
         )
-        self.trainers.on_update = self._note
         self._first = max(1, c.updates // 4)
         self._start: tuple[float, dict[str, float]] = (0.0, {})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 
@@ -187,39 +187,36 @@ class SimulatedEnvGroup:
     """Steps that the segment still needs."""
 
 
+@dataclass(eq=False)
 class RemoteActor:
     """Steps an env group that has its reply, then asks the server for that group's next action."""
 
-    def __init__(
-        self,
-        agenda: Agenda,
-        writer: int,
-        *,
-        stream: Stream,
-        server: SimulatedServer,
-        costs: Costs,
-        noise: Iterator[float],
-        num_env_groups: int,
-    ) -> None:
-        self._agenda, self._writer, self._stream, self._server, self._noise = agenda, writer, stream, server, noise
-        self._num_steps = round(costs.num_steps)
-        self._seconds = costs.step(costs.rows) + costs.message_s
-        self._ready: deque[SimulatedEnvGroup] = deque()
-        self._working = False
-        self._groups = [SimulatedEnvGroup(self) for _ in range(num_env_groups)]
-        self.busy_s = 0.0
+    agenda: Agenda
+    writer: int
+    stream: Stream
+    server: SimulatedServer
+    costs: Costs
+    noise: Iterator[float]
+    num_env_groups: int
+    busy_s: float = 0.0
+    _ready: deque[SimulatedEnvGroup] = field(default_factory=deque)
+    _working: bool = False
+
+    def __post_init__(self) -> None:
+        self._num_steps = round(self.costs.num_steps)
+        self._seconds = self.costs.step(self.costs.rows) + self.costs.message_s
 
     def start(self) -> None:
-        for group in self._groups:
-            self._reserve(group)
+        for _ in range(self.num_env_groups):
+            self._reserve(SimulatedEnvGroup(self))
 
     def _reserve(self, group: SimulatedEnvGroup) -> None:
         def opened(slot: Slot) -> None:
             slot.header.version_min = -1
             group.slot, group.left = slot, self._num_steps
-            self._server.ask(group)
+            self.server.ask(group)
 
-        self._stream.reserve(self._writer, opened)
+        self.stream.reserve(self.writer, opened)
 
     def reply(self, group: SimulatedEnvGroup) -> None:
         self._ready.append(group)
@@ -229,66 +226,62 @@ class RemoteActor:
     def _step(self) -> None:
         self._working = bool(self._ready)
         if self._ready:
-            seconds = self._seconds * next(self._noise)
+            seconds = self._seconds * next(self.noise)
             self.busy_s += seconds
-            self._agenda.at(self._agenda.time + seconds, self._stepped, self._ready.popleft())
+            self.agenda.at(self.agenda.time + seconds, self._stepped, self._ready.popleft())
 
     def _stepped(self, group: SimulatedEnvGroup) -> None:
         group.left -= 1
         if group.left:
-            self._server.ask(group)
+            self.server.ask(group)
         else:
             assert group.slot is not None
-            self._stream.send(group.slot)
+            self.stream.send(group.slot)
             group.slot = None
             self._reserve(group)
         self._step()
 
 
+@dataclass(eq=False)
 class SimulatedServer:
     """A policy worker: each batch holds the requests that arrived since the last one. A request that names a version waits for
     it."""
 
-    def __init__(
-        self,
-        agenda: Agenda,
-        *,
-        device: Device,
-        host: SimulatedHost,
-        inward: SimulatedLink,
-        outward: SimulatedLink,
-        costs: Costs,
-    ) -> None:
-        self._agenda, self.device, self.host, self._costs = agenda, device, host, costs
-        self.inward, self._outward = inward, outward
-        self._queue: deque[tuple[float, SimulatedEnvGroup]] = deque()
-        self._awake = False
-        self.num_batches = 0
-        self.num_requests = 0
+    agenda: Agenda
+    device: Device
+    host: SimulatedHost
+    inward: SimulatedLink
+    outward: SimulatedLink
+    costs: Costs
+    num_batches: int = 0
+    num_requests: int = 0
+    _queue: deque[tuple[float, SimulatedEnvGroup]] = field(default_factory=deque)
+    """Requests with the time of their arrival."""
+    _awake: bool = False
 
     def ask(self, group: SimulatedEnvGroup) -> None:
         assert group.slot is not None
-        arrival = self.inward.send(self._costs.request_bytes)
+        arrival = self.inward.send(self.costs.request_bytes)
         need = group.slot.header.required_version
-        self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), group))
+        self.host.when(need, lambda: self._enter(max(arrival, self.agenda.time), group))
 
     def _enter(self, arrival: float, group: SimulatedEnvGroup) -> None:
         self._queue.append((arrival, group))
         if not self._awake:
             self._awake = True
-            self._agenda.at(arrival, self._serve)
+            self.agenda.at(arrival, self._serve)
 
     def _serve(self) -> None:
         batch: list[SimulatedEnvGroup] = []
-        while self._queue and self._queue[0][0] <= self._agenda.time:
+        while self._queue and self._queue[0][0] <= self.agenda.time:
             batch.append(self._queue.popleft()[1])
         if batch:
             self.num_batches += 1
             self.num_requests += len(batch)
-            seconds = self._costs.serve(len(batch) * self._costs.rows) + len(batch) * self._costs.respond_s
+            seconds = self.costs.serve(len(batch) * self.costs.rows) + len(batch) * self.costs.respond_s
             self.device.use("serve", seconds, partial(self._reply, batch, self.host.version))
         elif self._queue:
-            self._agenda.at(self._queue[0][0], self._serve)
+            self.agenda.at(self._queue[0][0], self._serve)
         else:
             self._awake = False
 
@@ -300,7 +293,7 @@ class SimulatedServer:
             header.version_max = made
             if header.version_min < 0:
                 header.version_min = made
-        self._agenda.at(self._outward.send(len(batch) * self._costs.reply_bytes), self._deliver, batch)
+        self.agenda.at(self.outward.send(len(batch) * self.costs.reply_bytes), self._deliver, batch)
         self._serve()
 
     def _deliver(self, batch: list[SimulatedEnvGroup]) -> None:
@@ -308,40 +301,37 @@ class SimulatedServer:
             group.actor.reply(group)
 
 
+@dataclass(eq=False)
 class Trainers:
     """Data-parallel trainers: each takes its part of the batch from its own stream. An update ends for all of them at once."""
 
-    def __init__(
-        self,
-        agenda: Agenda,
-        streams: Sequence[Stream],
-        *,
-        devices: Sequence[Device],
-        broadcast: Broadcast,
-        update_s: float,
-        reduce_s: float,
-        until: int,
-    ) -> None:
-        self._agenda, self._streams, self._devices, self._broadcast = agenda, streams, devices, broadcast
-        self._update_s, self._reduce_s, self._until = update_s, reduce_s, until
-        self._batches: dict[int, list[Segment]] = {}
-        """The batch that each trainer works on now."""
-        self._ready = 0
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
-        self.queued: list[int] = []
-        self.on_update: Callable[[int], None] = lambda version: None
-        for i, stream in enumerate(streams):
-            stream.on_commit = lambda i=i: self._take(i)  # type: ignore[misc]
+    agenda: Agenda
+    streams: Sequence[Stream]
+    devices: Sequence[Device]
+    broadcast: Broadcast
+    update_s: float
+    reduce_s: float
+    until: int
+    on_update: Callable[[int], None]
+    version: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    queued: list[int] = field(default_factory=list)
+    _batches: dict[int, list[Segment]] = field(default_factory=dict)
+    """The batch that each trainer works on now."""
+    _ready: int = 0
+
+    def __post_init__(self) -> None:
+        for i, stream in enumerate(self.streams):
+            stream.on_commit = partial(self._take, i)
 
     def start(self) -> None:
-        self._broadcast.publish(0)
-        for stream in self._streams:
+        self.broadcast.publish(0)
+        for stream in self.streams:
             stream.reader.advance(0)
 
     def _take(self, index: int) -> None:
-        stream = self._streams[index]
-        if index in self._batches or self.version >= self._until:
+        stream = self.streams[index]
+        if index in self._batches or self.version >= self.until:
             return
         queued = stream.finished
         segments = stream.take()
@@ -350,21 +340,21 @@ class Trainers:
         self.queued.append(queued)
         self._batches[index] = segments
         self.staleness.update(self.version - s.header.version_min for s in segments)
-        self._devices[index].use("update", self._update_s, self._updated)
+        self.devices[index].use("update", self.update_s, self._updated)
 
     def _updated(self) -> None:
         self._ready += 1  # the last one to finish starts the all-reduce of all
-        if self._ready == len(self._streams):
-            self._agenda.at(self._agenda.time + self._reduce_s, self._advance)
+        if self._ready == len(self.streams):
+            self.agenda.at(self.agenda.time + self.reduce_s, self._advance)
 
     def _advance(self) -> None:
         self._ready, self.version = 0, self.version + 1
-        self._broadcast.publish(self.version)
+        self.broadcast.publish(self.version)
         batches, self._batches = self._batches, {}
-        for index, stream in enumerate(self._streams):
+        for index, stream in enumerate(self.streams):
             stream.reader.release(batches[index])
             stream.reader.advance(self.version)
         self.on_update(self.version)
-        for index, stream in enumerate(self._streams):
+        for index, stream in enumerate(self.streams):
             stream.retry()
             self._take(index)
