@@ -264,11 +264,7 @@ def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[LinearCost, tuple
 
 def tiled(rows: Batch, num: int) -> Batch:
     """`num` rows, made by repeating the given ones."""
-
-    def tile(x: Tensor) -> Tensor:
-        return x.repeat(-(-num // x.shape[0]), *([1] * (x.dim() - 1)))[:num].contiguous()
-
-    return rows.map(tile)
+    return rows.map(lambda x: x[torch.arange(num) % x.shape[0]])
 
 
 def mailbox_seconds(request: Batch, reply: Batch) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,8 @@ from runnel.track.status import failure_of, read_end, status_of
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]
 """Positions and values."""
+Columns = dict[str, tuple[list[int], list[float]]]
+"""By name: the numbers of the rows that have a value, and these values."""
 
 
 @dataclass
@@ -83,18 +85,9 @@ class History:
         return self._positions[at], np.where(np.isfinite(y), y, np.nan)
 
     @cached_property
-    def _columns(self) -> dict[str, tuple[list[int], list[float]]]:
-        """For each metric: the updates that have it, and its values there (NaN for what is no number).
-
-        All metrics are collected in one pass, since a run may have 100,000 rows.
-        """
-        found: dict[str, tuple[list[int], list[float]]] = {}
-        for number, row in enumerate(self.updates):
-            for name, value in row.get("metrics", {}).items():
-                at, values = found.setdefault(str(name), ([], []))
-                at.append(number)
-                values.append(_number(value))
-        return found
+    def _columns(self) -> Columns:
+        """All metrics, collected in one pass: a run may have 100,000 rows."""
+        return _columns_of((row.get("metrics", {}) for row in self.updates), gaps=True)
 
     @cached_property
     def _positions(self) -> Floats:
@@ -117,24 +110,15 @@ class History:
     def stage_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by worker and stage over the whole run (`trainer/update` is stage `update` of worker `trainer`)."""
         out: dict[str, dict[str, float]] = {}
-        for row in self.updates:
-            for key, spent in row.get("time", {}).get("stages", {}).items():
-                if is_number(spent):
-                    worker, _, stage = str(key).partition("/")
-                    stages = out.setdefault(worker, {})
-                    stages[stage or "all"] = stages.get(stage or "all", 0.0) + spent
+        for key, (_, seconds) in _columns_of(row.get("time", {}).get("stages", {}) for row in self.updates).items():
+            worker, _, stage = key.partition("/")
+            out.setdefault(worker, {})[stage or "all"] = sum(seconds)
         return out
 
     def idle_shares(self) -> dict[str, float]:
         """The share of time that each worker waited over the whole run (`waiting_share`)."""
         wall = np.array([_number(row.get("time", {}).get("wall_s")) for row in self.updates])
-        found: dict[str, tuple[list[int], list[float]]] = {}
-        for number, row in enumerate(self.updates):
-            for worker, share in row.get("time", {}).get("idle", {}).items():
-                if is_number(share):
-                    at, shares = found.setdefault(str(worker), ([], []))
-                    at.append(number)
-                    shares.append(share)
+        found = _columns_of(row.get("time", {}).get("idle", {}) for row in self.updates)
         return {w: waiting_share(wall, np.array(at, np.intp), np.array(shares)) for w, (at, shares) in found.items()}
 
     def streams(self) -> Row:
@@ -152,6 +136,18 @@ class History:
         x = np.array([row.get(axis) or 0 for row, _ in points], dtype=np.float64)
         y = np.array([value if is_number(value) else np.nan for _, value in points], dtype=np.float64)
         return x, y
+
+
+def _columns_of(rows: Iterable[Row], *, gaps: bool = False) -> Columns:
+    """The columns of a table that is given by rows. With `gaps`, whatever is no number is kept as NaN."""
+    found: Columns = {}
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            if gaps or is_number(value):
+                at, values = found.setdefault(str(name), ([], []))
+                at.append(number)
+                values.append(_number(value))
+    return found
 
 
 def waiting_share(wall: Floats, rows: NDArray[np.intp], shares: Floats) -> float:
