@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from runnel.core.config import override
@@ -85,13 +86,9 @@ def _as_setting(value: str) -> int | float | str:
     return value
 
 
-def run_sweep(points: Sequence[SweepPoint], *, progress: Callable[[SweepPoint, int], None] | None = None) -> list[SimResult]:
-    """Simulate every point."""
-    results = []
-    for point in points:
-        tell = None if progress is None else (lambda version, point=point: progress(point, version))
-        results.append(simulate(point.config, point.costs, progress=tell))
-    return results
+def run_sweep(points: Sequence[SweepPoint], *, progress: Callable[[SweepPoint, int], None]) -> list[SimResult]:
+    """Simulate every point. `progress` is called with the point and the version after each update."""
+    return [simulate(point.config, point.costs, progress=partial(progress, point)) for point in points]
 
 
 def bottleneck(result: SimResult) -> str:

@@ -37,7 +37,10 @@ def comparison_page(
     problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     wrong = [f"{run.name}: {problem}" for run in runs for problem in (*run.failures, *run.collapses, *imbalances(run))]
     facts = [_group_fact(label, members, lead=i == 0) for i, (label, members) in enumerate(by_label.items())]
-    summary = _verdict(verdicts) if verdicts else f'<div class="facts">{"".join(facts)}</div>'
+    summary = f'<div class="facts">{"".join(facts)}</div>'
+    if verdicts:
+        lines = "".join(f'<p class="verdict">{text(line)}</p>' for line in verdicts.sentences)
+        summary = lines + notices(verdicts.notices)
     return page(
         f"{title} – runnel",
         [
@@ -71,11 +74,6 @@ def run_rows(runs: Sequence[History]) -> Table:
         rows.append([run.name, run.status, seed_of(run), score, int(run.last.get(run.axis) or 0), run.wall_s(), rate])
     head = ["run", "status", "seed", "evaluation", axis_label(runs), "wall seconds", "per second"]
     return Table("runs", "Runs", head, rows)
-
-
-def _verdict(verdicts: Verdicts) -> str:
-    sentences = "".join(f'<p class="verdict">{text(line)}</p>' for line in verdicts.sentences)
-    return sentences + notices(verdicts.notices)
 
 
 def _statistics(verdicts: Verdicts) -> list[str]:

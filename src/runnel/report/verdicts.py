@@ -83,7 +83,9 @@ def make_verdicts(
     groups = [_scored(group.name, group.by_task(), scores, notices) for group in collected.groups]
     groups = [group for group in groups if group.raw]
     if not groups:
-        raise ConfigError("scores", scores, f"no run has a score by {HOWS[scores]}; {_advice(scores)}")
+        other = "choose another by --scores, or train with --eval.episodes above 0"
+        fix = "measure them first: runnel eval RUN [RUN ...]" if scores == "eval" else other
+        raise ConfigError("scores", scores, f"no run has a score by {HOWS[scores]}; {fix}")
     tasks, every = _shared(groups), sorted({task for group in groups for task in group.raw})
     notices += _task_notices(groups, tasks)
     known = find_ranges(every, normalise or "auto", ranges)
@@ -119,12 +121,6 @@ def score_of(run: History, how: How) -> float | None:
         values = run.evaluation()[1]
         values = values[-1:] if how == "last" else values[np.isfinite(values)]
     return float(values.mean()) if len(values) and np.isfinite(values).all() else None
-
-
-def _advice(how: How) -> str:
-    if how == "eval":
-        return "measure them first: runnel eval RUN [RUN ...]"
-    return "choose another by --scores, or train with --eval.episodes above 0"
 
 
 def _scored(name: str, by_task: Mapping[str, Sequence[History]], how: How, notices: list[str]) -> Scored:

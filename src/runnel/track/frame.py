@@ -214,7 +214,7 @@ def _middle(p: Picture, width: int) -> list[Line]:
     left = [[("learning", DIM)], *_learning(p.update.get("metrics", {}), half)]
     right = [[("where the time goes", DIM)], *_stages(p, width - half - 5)]
     lines: list[Line] = [[]]
-    for long, b in zip_longest(left, right, fillvalue=[]):
+    for long, b in zip_longest(left, right, fillvalue=Line()):
         a = _cut(long, half)
         gap = half - sum(len(text) for text, _ in a) + 3
         lines.append([(" ", ""), *a, (" " * gap, ""), *b])

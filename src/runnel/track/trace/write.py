@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -42,19 +43,13 @@ def write_trace(run: Path | str, out: Path | str | None = None) -> TraceSummary:
     with _opened(path) as file:
         about = json.dumps({"run": RunFolder(run).path.name, "left_out": list(notices)})
         file.write(f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n')
-        for event in _events(pictures, paths, num_epochs):
+        heads, events = (p.heads(num_epochs=num_epochs) for p in pictures), (p.events() for p in pictures)
+        # arrows last: they need the slices that the pictures make meanwhile
+        for event in chain(*heads, *events, paths.events()):
             file.write(f",\n{event}" if num_events else event)
             num_events += 1
         file.write("\n]}\n")
     return TraceSummary(path, len(processes), num_events, paths.num_segments, paths.num_versions, notices)
-
-
-def _events(pictures: list[ProcessPicture], paths: Paths, num_epochs: int) -> Iterator[str]:
-    for picture in pictures:
-        yield from picture.heads(num_epochs=num_epochs)
-    for picture in pictures:
-        yield from picture.events()
-    yield from paths.events()
 
 
 def _notices(processes: list[Process]) -> Iterator[str]:
