@@ -38,7 +38,7 @@ MARK_BYTES = 512
 MAX_PEEK = 1 << 20
 """Longest line in bytes that a preview reads; longer ones appear only when the whole file is parsed."""
 FORMAT = 6
-"""Format of the cache file; a file of another format is made anew."""
+"""Format of the cache file; a file of another format is made again."""
 
 
 class Columns:

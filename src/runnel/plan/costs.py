@@ -29,7 +29,7 @@ class LinearCost:
     """
 
     base: float = 0.0
-    """Seconds of a call, whatever its number of rows."""
+    """Seconds of a call, for any number of rows."""
     per_row: float = 0.0
     """Seconds more for each row."""
 

@@ -135,8 +135,8 @@ class Stream:
         self.on_commit()
 
     def take(self) -> list[Segment]:
-        """The next batch, or nothing if it is not complete. The table looks at all slots, so it is asked only if it may have
-        one."""
+        """The next batch, or nothing if it is not complete. The table looks at all slots, so it is called only if it may have
+        a batch."""
         batch = self.table.spec.batch_segments
         have = self._in_order[self._num_batches] if self.table.policy.exact else self.finished
         segments = self.reader.take(batch) if have >= batch else []

@@ -63,7 +63,7 @@ class Collected:
     notices: list[str] = field(default_factory=list)
 
     def lines(self) -> dict[str, list[History]]:
-        """The runs that one curve may stand for: those of one group and one task."""
+        """The runs whose mean one curve shows: those of one group and one task."""
         several = len({task_of(run) for group in self.groups for run in group.runs}) > 1
         parts = [(group.name, task, runs) for group in self.groups for task, runs in group.by_task().items()]
         return {f"{name} on {task}" if several else name: runs for name, task, runs in parts}
@@ -103,7 +103,7 @@ def collect(arguments: Sequence[str | Path], *, unfinished: bool = False, allow_
 
 
 def find_runs(argument: str) -> list[RunSource]:
-    """The runs that one argument stands for."""
+    """The runs that one argument names."""
     name, equals, pattern = argument.partition("=")
     if not equals or Path(argument).exists():
         name, pattern = "", argument

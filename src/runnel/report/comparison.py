@@ -1,4 +1,4 @@
-"""The page that compares several runs, with verdicts over seeds if they were asked for."""
+"""The page that compares several runs, with verdicts over seeds if the user wants them."""
 
 from __future__ import annotations
 

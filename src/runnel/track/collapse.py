@@ -25,7 +25,7 @@ SHARED = (
 )
 """Groups of settings that do not belong to an algorithm: `*` in a rule does not match them."""
 FIRST_EPISODES = 20
-"""With fewer episodes their mean says little about the policy."""
+"""With fewer episodes, their mean is too noisy to compare with."""
 NEAR = 0.05
 """A run counts as having reached its goal from this share below it: training explores, evaluation does not."""
 SAME = 1e-6
@@ -282,7 +282,7 @@ class Watcher:
         }
 
     def restore(self, state: State) -> None:
-        """Go on from a snapshot. An empty one (of older checkpoints) starts anew."""
+        """Go on from a snapshot. With an empty one (of older checkpoints) the watch starts from the beginning."""
         self._restart()
         if not state:
             return

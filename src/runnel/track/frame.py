@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from runnel.core.user_code import brief
+from runnel.track.collapse import open_collapses
 from runnel.track.folder import Row
 from runnel.track.numbers import bar, seconds, short, sparkline
 
@@ -56,8 +57,8 @@ class Picture:
     mismatch: Row = field(default_factory=dict)
     """The last update that compares engine and learner. Few updates of an asynchronous run do."""
     messages: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=3))
-    collapses: dict[str, str] = field(default_factory=dict)
-    """The message of each kind of collapse that is not over. These messages stay on the screen."""
+    collapses: list[Row] = field(default_factory=list)
+    """The events of collapses that are not over. Their messages stay on the screen."""
 
     def add(self, row: Row) -> None:
         """Update the state with a row. This runs for every update, so it is cheap."""
@@ -75,9 +76,7 @@ class Picture:
         elif kind == "eval":
             self.evaluation, self.note = row, ""
         elif kind == "event" and row.get("what") == "collapse":
-            self.collapses.pop(str(row.get("collapse")), None)
-            if not row.get("over"):
-                self.collapses[str(row.get("collapse"))] = str(row.get("text", ""))
+            self.collapses = open_collapses([*self.collapses, row])
         elif kind == "event":
             self.messages.append((str(row.get("level", "info")), brief(str(row.get("text", "")))))
         elif kind == "end":
@@ -112,8 +111,8 @@ def clean(text: str) -> str:
 def frame(picture: Picture, *, width: int, height: int) -> list[Line]:
     """The whole picture, at most `height` lines of at most `width` columns."""
     lines = [*_head(picture, width), [], *_score(picture, width), *_middle(picture, width), *_data(picture)]
-    for text in picture.collapses.values():
-        parts = textwrap.wrap(clean(text), max(width - 4, 8), max_lines=MOST_LINES, placeholder=" ...")
+    for row in picture.collapses:
+        parts = textwrap.wrap(clean(str(row.get("text", ""))), max(width - 4, 8), max_lines=MOST_LINES, placeholder=" ...")
         lines += [[(" ● " if i == 0 else "   ", "bold red"), (part, "bold red")] for i, part in enumerate(parts)]
     for level, text in picture.messages:
         lines.append([(" ● ", LEVELS.get(level, "") or DIM), (clean(text)[: width - 4], LEVELS.get(level, ""))])
@@ -140,7 +139,7 @@ def few_lines(picture: Picture) -> list[str]:
     if picture.evaluation:
         row = picture.evaluation
         lines.append(f"evaluation at {row.get('steps') or row.get('version') or 0:,}: {describe_eval(row)}")
-    lines += [f"warning: {clean(text)}" for text in picture.collapses.values()]
+    lines += [f"warning: {clean(str(row.get('text', '')))}" for row in picture.collapses]
     return lines + [f"{level}: {clean(text)}" for level, text in picture.messages if level != "info"]
 
 

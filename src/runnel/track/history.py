@@ -139,7 +139,7 @@ class History:
 
 
 def _columns_of(rows: Iterable[Row], *, gaps: bool = False) -> Columns:
-    """The columns of a table that is given by rows. With `gaps`, whatever is no number is kept as NaN."""
+    """The columns of a table that is given by rows. With `gaps`, a value that is no number becomes NaN; else it is left out."""
     found: Columns = {}
     for number, row in enumerate(rows):
         for name, value in row.items():
