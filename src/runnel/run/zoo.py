@@ -69,6 +69,18 @@ FEW_UPDATES: Settings = {
     "dqn.double": False,
 }
 """CleanRL's for CartPole: with more updates a step, a policy that is solved falls back."""
+FIXED_TEMPERATURE: Settings = {
+    "total_steps": 100_000,
+    "min_fill": 1_000,
+    "update_ratio": 0.25,
+    "replay.n_step": 8,
+    "sac.actor_lr": 1e-3,
+    "sac.tau": 0.02,
+    "sac.auto_temperature": False,
+    "sac.temperature": 0.05,
+}
+"""Random play hardly ever reaches Acrobot's goal: at the recipe's own settings, two of four seeds never found it. With these,
+each of three tuning seeds did in 10,000 steps. Returns reach further, networks follow faster, and exploration does not fade."""
 
 ZOO: Mapping[str, Mapping[str, Settings]] = {
     "ppo": {"Acrobot-v1": ACROBOT, "Pendulum-v1": {"total_steps": 200_000}, "LunarLander-v3": LONG_SIGHTED},
@@ -86,7 +98,7 @@ ZOO: Mapping[str, Mapping[str, Settings]] = {
         "LunarLander-v3": SMALL_AND_FRESH,
     },
     "dqn": {"CartPole-v1": FEW_UPDATES, "LunarLander-v3": LANDER},
-    "sac": {"Pendulum-v1": _few_steps("sac", "actor_lr")},
+    "sac": {"Acrobot-v1": FIXED_TEMPERATURE, "Pendulum-v1": _few_steps("sac", "actor_lr")},
     "td3": {"Pendulum-v1": _few_steps("td3", "actor_lr", "critic_lr")},
     "ddpg": {"Pendulum-v1": _few_steps("ddpg", "actor_lr", "critic_lr")},
 }
