@@ -158,7 +158,7 @@ def test_a_learned_reward_beside_the_policy(tmp_path: Path) -> None:
     )
     check_folder(run)
     metrics = run.rows()[-1]["metrics"]
-    assert metrics["return"] > 0.5, "random play finds the exit in none of a hundred episodes"
+    assert metrics["return"] > 0.3, "random play finds the exit in none of a hundred episodes"
     assert metrics["taste/accuracy"] > 0.95
     assert metrics["taste/version"] == run.version
     assert run.rows("end")[-1]["streams"]["trajectories:labels"]["consumed"] > 0
