@@ -43,19 +43,10 @@ POLICIES: tuple[AdmissionRule, ...] = (
     ReplayRatioRule(ratio=0.2, min_fill=20, segment_steps=5, exact=False),
 )
 OPERATIONS = (
-    "reserve",
-    "commit",
-    "commit",
-    "cancel",
-    "take",
-    "release",
-    "drop",
-    "hold",
-    "settle",
-    "advance",
-    "feedback",
-    "lose",
+    *("reserve", "commit", "commit", "cancel", "take", "release"),
+    *("drop", "hold", "settle", "advance", "feedback", "lose"),
 )
+"""Methods of `_Book`. A commit comes up twice as often, so that there is something to read."""
 ROWS, CAPACITY, WRITERS = 3, 6, 2
 
 
@@ -69,22 +60,10 @@ def every_row_is_accounted_for_at_every_moment(make: MakeSamples) -> None:
 class _Book:
     """Plays random operations and keeps an account of rows for each reader."""
 
-    def __init__(
-        self,
-        make: MakeSamples,
-        policy: AdmissionRule,
-        readers: tuple[str, ...],
-        rng: np.random.Generator,
-    ) -> None:
-        feedback = {"priority": FieldSpec(("B",))}
+    def __init__(self, make: MakeSamples, policy: AdmissionRule, readers: tuple[str, ...], rng: np.random.Generator) -> None:
+        fields, feedback = {"x": FieldSpec(("B",))}, {"priority": FieldSpec(("B",))}
         spec = StreamSpec(
-            "book",
-            {"x": FieldSpec(("B",))},
-            {"B": ROWS},
-            capacity=CAPACITY,
-            readers=readers,
-            num_writers=WRITERS,
-            feedback=feedback,
+            "book", fields, {"B": ROWS}, capacity=CAPACITY, readers=readers, num_writers=WRITERS, feedback=feedback
         )
         self.policy, self.rng, self.stream = policy, rng, make(spec, policy)
         self.writers = [self.stream.writer(i) for i in range(WRITERS)]
