@@ -14,8 +14,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from runnel.cli import train
+from runnel.cli.arguments import make_parser
 from runnel.cli.profiling import Bench, Parts, Window, machine_limits, split
+from runnel.cli.train import parse_recipe
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject
@@ -48,9 +49,7 @@ back end, and which setting that speaks for. Every field of the recipe is a flag
 
 def bench(args: list[str]) -> int:
     """Measure, and print a table or JSON."""
-    parser = argparse.ArgumentParser(
-        prog="runnel bench", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("bench", ABOUT, abbreviate=False)
     parser.add_argument("--recipe", default="ppo", help="a recipe's name, or the path of your own file (ppo)")
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
     parser.add_argument("--backends", action="store_true", help="time every back end, and say which vector.* to set")
@@ -71,10 +70,7 @@ def bench(args: list[str]) -> int:
 
 def _config(name: str, flags: list[str]) -> RunConfig:
     """The recipe's config with the user's flags, made endless and quiet."""
-    recipe = registry.load_recipe(name)
-    options, config = train.parse(recipe.Config(), flags, prog="runnel bench", about=recipe.module.__doc__ or "")
-    if options != train.Options():
-        raise ConfigError("bench", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
+    config = parse_recipe(registry.load_recipe(name), flags, command="bench")
     config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
     config = replace(config, eval=EvalConfig(episodes=0), track=(), sinks=SinksConfig())
     return override(config, {"checkpoint": {"every": 0}})

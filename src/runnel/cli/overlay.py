@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Collection
 from pathlib import Path
 
+from runnel.cli.arguments import flag_names
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject, Settings
 from runnel.graphs.run_config import BUDGETS
@@ -31,7 +32,7 @@ def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ())
             if path.suffix != ".json":
                 return data
             _check_recipe(path, recipe)
-            given = ("recipe", *(flag.partition("=")[0].lstrip("-") for flag in args if flag.startswith("--")))
+            given = {"recipe", *flag_names(args)}
             check_code(path.parent, recipe, data, trust="--trust" in args, given=given, training=True)
             return {field: value for field, value in data.items() if field not in (*OF_ONE_RUN, *without)}
     return {}
@@ -39,8 +40,7 @@ def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ())
 
 def budgets_named(args: list[str], overlay: Settings) -> set[str]:
     """The budgets (`total_steps`, ...) that the user gave: on the command line, else in the file."""
-    flags = {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
-    return {*BUDGETS} & flags or {name for name in BUDGETS if overlay.get(name) is not None}
+    return {*BUDGETS} & flag_names(args) or {name for name in BUDGETS if overlay.get(name) is not None}
 
 
 def _found(path: Path) -> Path:

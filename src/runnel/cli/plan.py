@@ -16,7 +16,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from runnel.cli import train
+from runnel.cli.arguments import make_parser
+from runnel.cli.train import parse_recipe
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject
 from runnel.graphs.run_config import RunConfig
@@ -43,10 +44,7 @@ def plan(args: list[str]) -> int:
     """Measure, predict, search, and print."""
     parsed, rest = _parser().parse_known_args(args)
     recipe = registry.load_recipe(parsed.recipe)
-    about = recipe.module.__doc__ or ""
-    options, config = train.parse(recipe.Config(), rest, prog=f"runnel plan {parsed.recipe}", about=about)
-    if options != train.Options():
-        raise ConfigError("plan", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
+    config = parse_recipe(recipe, rest, command=f"plan {parsed.recipe}")
     cluster = _cluster(parsed)
     cluster.check()
     console = Console(stderr=parsed.json, soft_wrap=True)
@@ -76,9 +74,7 @@ def _command(recipe: str, given: Sequence[str], flags: Sequence[str]) -> list[st
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="runnel plan", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("plan", ABOUT, abbreviate=False)
     parser.add_argument("recipe", help="a recipe's name, or the path of your own file")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of the measurement, after a warm-up as long (2)")
     parser.add_argument("--save", default="", help="write the costs to this JSON file")

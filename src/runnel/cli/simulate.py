@@ -6,12 +6,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from runnel.cli.arguments import read_flags
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject
 from runnel.plan.costs import Costs
@@ -49,7 +49,7 @@ class SimulateOptions:
 
 def simulate(args: list[str]) -> int:
     """Simulate one cluster, or a sweep of them."""
-    options, config = _parse(args)
+    options, config = read_flags(SimulateOptions, SimConfig(), args, prog="runnel simulate", about=ABOUT)
     costs = Costs.load(options.costs) if options.costs else Costs()
     for text in options.cost:
         name, values = parse_pair("cost", text)
@@ -72,21 +72,6 @@ def simulate(args: list[str]) -> int:
         if options.plot:
             console.print(f"plot: {Path(options.plot)}")
     return 0
-
-
-def _parse(args: list[str]) -> tuple[SimulateOptions, SimConfig]:
-    import tyro
-
-    line = dataclasses.make_dataclass(
-        "line",
-        [
-            ("options", Annotated[SimulateOptions, tyro.conf.arg(name="")], dataclasses.field(default_factory=SimulateOptions)),
-            ("run", Annotated[SimConfig, tyro.conf.arg(name="")], dataclasses.field(default_factory=SimConfig)),
-        ],
-        frozen=True,
-    )
-    parsed: Any = tyro.cli(line, args=args, prog="runnel simulate", description=ABOUT)
-    return parsed.options, parsed.run
 
 
 def _progress(point: SweepPoint, version: int) -> str:

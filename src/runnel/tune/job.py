@@ -7,11 +7,12 @@ budget, with these settings). A run that was begun goes on from its newest check
 from __future__ import annotations
 
 import math
+import select
 import shutil
+import signal
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 from runnel.core.config import override, refuse_unused
 from runnel.core.errors import CheckpointError, ConfigError, RunnelError, UnusedSettingError
@@ -20,6 +21,8 @@ from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
+from runnel.run.launchers.child import begin
+from runnel.run.launchers.host import ControlLine, MemberLine
 from runnel.run.ledger import Callbacks
 from runnel.run.trust import check_named, runs_the_same
 from runnel.track.folder import RunFolder
@@ -30,17 +33,11 @@ TINY = 1e-9
 UNITS = {"total_steps": "steps", "total_updates": "version", "total_tokens": "tokens"}
 
 
-class JobOutbox(Protocol):
-    """Where a job's messages go."""
-
-    def send(self, message: Message) -> None: ...
-
-
 class Talk:
     """The job's end of its line to the study: it sends points and receives verdicts."""
 
-    def __init__(self, out: JobOutbox) -> None:
-        self._out, self._verdicts = out, SimpleQueue[bool]()
+    def __init__(self, line: ControlLine) -> None:
+        self._line, self._verdicts = line, SimpleQueue[bool]()
         self.interrupted = threading.Event()
 
     def take(self, message: Message) -> None:
@@ -56,14 +53,45 @@ class Talk:
         self._verdicts.put(True)  # wakes `ask`, which may wait for a verdict
 
     def send(self, message: Message) -> None:
-        self._out.send(message)
+        self._line.send(message)
 
     def ask(self, step: int, value: float) -> bool:
         """Report a point. Returns whether to go on."""
         if self.interrupted.is_set():
             return True
-        self._out.send({"kind": "point", "step": step, "value": value})
+        self._line.send({"kind": "point", "step": step, "value": value})
         return self._verdicts.get()
+
+
+# ------------------------------------------------------------------------------------------------------------ the process
+def live(parent: int, fds: list[int], held: list[int]) -> int:
+    """What the process of a job does on this machine. It outlives its parent: without one, the trial ends with a checkpoint."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it, and so would its forks
+    begun = begin(fds)
+    if begun is not None:
+        line, order = begun
+        run_job(order, line)
+    return 0
+
+
+def run_job(order: Message, line: MemberLine) -> None:
+    """Do a job, and listen to its line meanwhile."""
+    folder = Path(order["log"]).parent
+    if not folder.is_dir():
+        fix = "is not there on this node; give --out a folder that all nodes share"
+        return line.send({"kind": "failed", "error": str(ConfigError("out", str(folder), fix))})
+    talk = Talk(line)
+    threading.Thread(target=_listen, args=(line, talk), daemon=True).start()
+    work(order, talk)
+
+
+def _listen(line: MemberLine, talk: Talk) -> None:
+    while not line.closed:
+        for message in line.receive():
+            talk.take(message)
+        if not line.closed:
+            select.select([line], [], [])
+    talk.hang_up()
 
 
 def work(order: Message, talk: Talk) -> None:
@@ -129,13 +157,13 @@ class TrialSession:
                 progress=False,
                 trust=self._trust,
                 on_update=self._on_update,
-                on_eval=self._on_eval,
+                on_eval=self._look,
                 **self._segment["settings"],
             )
         else:
             if self._folder.path.is_dir():
                 shutil.rmtree(self._folder.path)  # it ended before its first checkpoint: there is nothing to go on from
-            own = Callbacks(on_update=self._on_update, on_eval=self._on_eval)
+            own = Callbacks(on_update=self._on_update, on_eval=self._look)
             done = api.train_config(self._recipe.name, self._config, callbacks=own, progress=False)
         self.at = getattr(done, self._order["unit"])
         if self._pruned:
@@ -167,14 +195,9 @@ class TrialSession:
         if self._talk.interrupted.is_set() and not self._ordered:
             self._folder.add_order({"op": "stop"})
             self._ordered = True
-        return self._look(row) if row["progress"] < self._segment["until"] - TINY else self._at_end(row)
-
-    def _at_end(self, row: Row) -> bool | None:
-        """The segment is over; a run whose budget is spent too ends by itself."""
-        return None if row["progress"] >= 1.0 else False
-
-    def _on_eval(self, row: Row) -> bool | None:
-        return self._look(row)
+        if row["progress"] < self._segment["until"] - TINY:
+            return self._look(row)
+        return None if row["progress"] >= 1.0 else False  # the segment is over; a run whose budget is spent ends by itself
 
     def _look(self, row: Row) -> bool | None:
         point = self._points.take(row)

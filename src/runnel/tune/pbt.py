@@ -8,7 +8,6 @@ among the worst. What settings a member had, interval by interval, is the schedu
 from __future__ import annotations
 
 import random
-import threading
 import time
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from runnel.tune.settings import Setup
 from runnel.tune.show import View
 from runnel.tune.space import Param, Value
 
-WAIT_S = 0.5
 RESAMPLE = 0.25
 """How often a setting is drawn anew instead of moved a little."""
 Member = State
@@ -43,16 +41,8 @@ class TrialPopulation:
         for number in range(self._setup.options.members):
             chance = random.Random(f"{self._setup.options.search_seed}-begin-{number}")
             params = {p.name: p.draw(chance) for p in self._setup.space.values()}
-            blank: Member = {
-                "reached": 0,
-                "value": None,
-                "error": None,
-                "steps": [],
-                "seconds": 0.0,
-                "parent": None,
-                "copied_at": None,
-            }
-            members.append({"params": params, "history": [params], **blank})
+            blank = dict.fromkeys(("value", "error", "parent", "copied_at"))
+            members.append({"params": params, "history": [params], "reached": 0, "steps": [], "seconds": 0.0, **blank})
         return {"interval": 0, "members": members, "copies": None, "lineage": []}
 
     @property
@@ -60,11 +50,12 @@ class TrialPopulation:
         found: list[Member] = self.state["members"]
         return found
 
-    def run(self, interrupted: threading.Event) -> str:
+    def run(self) -> str:
         """Interval by interval, until the budget is spent or somebody interrupts."""
         self._write()
         while self.state["interval"] < self._num_intervals:
-            if not self._train(interrupted):
+            due = [number for number, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
+            if self._pool.work(due, self._start, self._end) == "interrupted":
                 return "interrupted"
             if not any(m["value"] is not None for m in self.members):
                 raise RunnelError(f"every member failed; the first: {self.members[0]['error']}")
@@ -72,23 +63,6 @@ class TrialPopulation:
         return "finished"
 
     # --------------------------------------------------------------------------------------------------------- training
-    def _train(self, interrupted: threading.Event) -> bool:
-        """Bring every member to the end of the interval; False if interrupted."""
-        due = [n for n, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
-        told = False
-        while due or self._pool.handles:
-            while due and not interrupted.is_set() and len(self._pool.handles) < self._setup.options.workers:
-                self._start(due.pop(0))
-            if interrupted.is_set() and not told:
-                told = True
-                self._pool.interrupt()
-            if not self._pool.handles:
-                break
-            for number, message in self._pool.events(WAIT_S):
-                self._end(number, message)
-            self._view.show(self._book)
-        return not interrupted.is_set()
-
     def _start(self, number: int) -> None:
         until = min(1.0, (self.state["interval"] + 1) * self._setup.interval / self._setup.total)
         segments = [{"until": until, "settings": self.members[number]["params"]}]

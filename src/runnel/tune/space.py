@@ -10,7 +10,6 @@ The type of the field decides the rest: `4..64` of a field that takes whole numb
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import random
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runnel.core.config import override, to_data
+from runnel.core.config import override, settings_of, to_data
 from runnel.core.errors import ConfigError
 from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
@@ -171,20 +170,16 @@ def parse(name: str, text: Value, config: RunConfig) -> Param:
 
 
 def _hint(config: RunConfig, name: str, text: Value) -> Value:
-    """The annotation of a field; a field that is not there is refused by the config itself, with the nearest name."""
-    owner: object = config
-    *heads, last = name.split(".")
-    for depth, head in enumerate([*heads, last]):
-        if not dataclasses.is_dataclass(owner):
-            raise ConfigError(name, text, f"{'.'.join(heads[:depth])} has no fields of its own")
-        if head not in {f.name for f in dataclasses.fields(owner)}:
-            override(config, {name: text})
-        holder, owner = owner, getattr(owner, head)
-    if dataclasses.is_dataclass(owner):
-        raise ConfigError(
-            name, text, f"is a group of fields; name one of them, such as {name}.{dataclasses.fields(owner)[0].name}"
-        )
-    return typing.get_type_hints(type(holder))[last]
+    """The annotation of a field. Of a field that is not there, the config itself says the nearest name."""
+    known = {setting.name: setting for setting in settings_of(config)}
+    if name in known:
+        return typing.get_type_hints(known[name].owner)[known[name].field]
+    if inside := next((other for other in known if other.startswith(f"{name}.")), ""):
+        raise ConfigError(name, text, f"is a group of fields; name one of them, such as {inside}")
+    if owner := next((other for other in known if name.startswith(f"{other}.")), ""):
+        raise ConfigError(name, text, f"{owner} has no fields of its own")
+    override(config, {name: text})
+    raise AssertionError("a config has refused a field that it does not have")
 
 
 def _range(name: str, text: str, *, whole: bool) -> Param:

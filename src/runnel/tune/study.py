@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from runnel.core.config import override
@@ -131,9 +132,9 @@ def _make_host(setup: Setup, folder: StudyFolder, stack: ExitStack) -> ProcessHo
 
         head = stack.enter_context(connected(config.cluster.address, setup.options.workers * config.placement.threads))
         needs = {"num_cpus": config.placement.threads, "num_gpus": 1 if config.device.startswith("cuda") else 0}
-        return RayHost(head, folder.log, work="runnel.tune.process:run_job", needs=needs)
+        return RayHost(head, folder.log, work="runnel.tune.job:run_job", needs=needs)
     limits = {name: str(config.placement.threads) for name in THREADS if name not in os.environ}
-    host = LocalHost("runnel.tune.process:live", folder.log, early=EARLY, env=limits)
+    host = LocalHost("runnel.tune.job:live", folder.log, early=EARLY, env=limits)
     stack.callback(host.end)
     return host
 
@@ -154,7 +155,9 @@ class StudySession:
         try:
             with ExitStack() as stack:
                 stack.callback(self._view.close)
-                pool = JobPool(_make_host(self._setup, self._folder, stack))
+                host = _make_host(self._setup, self._folder, stack)
+                workers, show = self._setup.options.workers, partial(self._view.show, self._book)
+                pool = JobPool(host, workers=workers, interrupted=self._interrupted, show=show)
                 stack.callback(pool.close)
                 stack.enter_context(catch_signals(self._interrupted))
                 status = self._search(pool)
@@ -169,7 +172,7 @@ class StudySession:
     def _search(self, pool: JobPool) -> str:
         kind = TrialPopulation if self._setup.options.scheduler == "pbt" else TrialSearch
         found: TrialPopulation | TrialSearch = kind(self._setup, self._folder, pool, self._book, self._view)
-        status = found.run(self._interrupted)
+        status = found.run()
         if status == "interrupted":
             return status
         found.close()
@@ -201,25 +204,18 @@ class StudySession:
         known = self._book.data["test"] or {}
         values = dict(zip(known["seeds"], known["values"], strict=True)) if known.get("number") == number else {}
         due = [seed for seed in range(1, self._setup.options.test_seeds + 1) if seed not in values]
-        told = False
-        while due or pool.handles:
-            while due and not self._interrupted.is_set() and len(pool.handles) < self._setup.options.workers:
-                self._start_test(pool, number, due.pop(0), segments)
-            if self._interrupted.is_set() and not told:
-                told = True
-                pool.interrupt()
-            if not pool.handles:
-                return "interrupted"
-            for seed, message in pool.events(0.5):
-                self._take_test(pool, seed, message, values)
-                if values:
-                    self._book.data["test"] = self._tested(number, values)
-                    self._book.write()
-        return "interrupted" if self._interrupted.is_set() else "finished"
 
-    def _start_test(self, pool: JobPool, number: int, seed: int, segments: list[State]) -> None:
-        run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
-        pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
+        def begin(seed: int) -> None:
+            run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
+            pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
+
+        def handle(seed: int, message: Message) -> None:
+            self._take_test(pool, seed, message, values)
+            if values:
+                self._book.data["test"] = self._tested(number, values)
+                self._book.write()
+
+        return pool.work(due, begin, handle)
 
     def _test_path(self, number: int, seed: int) -> Path:
         return self._folder.test / f"{number:04}-seed-{seed}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 5
 """When so many trials have failed and none has worked, the study ends: the recipe is broken, not the settings."""
-WAIT_S = 0.5
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
 
@@ -36,21 +34,10 @@ class TrialSearch:
         self._began: dict[int, float] = {}
         self._left = self._take_up()
 
-    def run(self, interrupted: threading.Event) -> str:
+    def run(self) -> str:
         """Until there are `trials` of them, or somebody interrupts: `finished` or `interrupted`."""
-        told = False
         self._write()
-        while True:
-            while not interrupted.is_set() and len(self._pool.handles) < self._setup.options.workers and self._start_next():
-                pass
-            if not self._pool.handles:
-                return "interrupted" if interrupted.is_set() else "finished"
-            if interrupted.is_set() and not told:
-                told = True
-                self._pool.interrupt()
-            for number, message in self._pool.events(WAIT_S):
-                self._handle(number, message)
-            self._view.show(self._book)
+        return self._pool.work(iter(self._propose, None), self._start, self._handle)
 
     # --------------------------------------------------------------------------------------------------------- starting
     def _take_up(self) -> list[int]:
@@ -64,17 +51,13 @@ class TrialSearch:
                 left.append(frozen.number)
         return left
 
-    def _start_next(self) -> bool:
-        trial = self._propose()
-        if trial is None:
-            return False
+    def _start(self, trial: optuna.Trial) -> None:
         suggest(trial, self._setup.space)
         self._live[trial.number], self._began[trial.number] = trial, time.monotonic()
         after = max(self._frozen(trial.number).intermediate_values, default=0)
         runs = [self._run(path, seed, self._params(trial.params)) for path, seed in self._paths(trial.number)]
         self._pool.start(trial.number, self._setup.order(runs, log=self._folder.log, after=after))
         self._write()
-        return True
 
     def _propose(self) -> optuna.Trial | None:
         """The next trial: one that was left, one of the grid, or a new one; None if there are enough."""

@@ -1,4 +1,4 @@
-"""Process hosts: how the supervisor of a run and the job pool of a study start processes.
+"""Process hosts: how the supervisor of a run and the job pool of a study start processes, and talk with them.
 
 This machine: `LocalHost` (`local.py`). A Ray cluster: `RayHost` (`ray_host.py`).
 """
@@ -9,7 +9,28 @@ from collections.abc import Collection
 from typing import Protocol
 
 from runnel.core.framing import Message
-from runnel.run.launchers.line import ControlLine
+
+
+class ControlLine(Protocol):
+    """One end of a control line (on one machine a `core.framing.MessageSocket`)."""
+
+    closed: bool
+
+    def send(self, message: Message) -> None:
+        """Send a message. No-op if the other end is gone."""
+        ...
+
+    def receive(self) -> list[Message]:
+        """The messages that have arrived."""
+        ...
+
+
+class MemberLine(ControlLine, Protocol):
+    """The end in the process that was started. The process waits on it and on its doorbell at once."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a message has arrived."""
+        ...
 
 
 class ProcessHandle(Protocol):

@@ -29,7 +29,7 @@ from runnel.run.best import BestParams
 from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.group import ProcessGroup
 from runnel.run.launchers.heartbeat import BEAT_S, Heartbeat
-from runnel.run.launchers.line import ControlLine, MemberLine
+from runnel.run.launchers.host import ControlLine, MemberLine
 from runnel.run.tracing import open_recorder
 from runnel.run.wiring import Outer, place, wire
 from runnel.track.folder import RunFolder
