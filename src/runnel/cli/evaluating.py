@@ -79,8 +79,9 @@ def _measure(
     run: Path, parsed: argparse.Namespace, settings: JsonObject, elsewhere: JsonObject
 ) -> tuple[Row, Sequence[JsonObject]]:
     """Play episodes, and write the result to the run's folder, with the flags that differ from the run's settings."""
-    how: JsonObject = {"episodes": parsed.episodes, "seed": parsed.seed, "best": parsed.best, "trust": parsed.trust}
-    result = api.evaluate_run(run, settings=settings, **how)
+    result = api.evaluate_run(
+        run, episodes=parsed.episodes, seed=parsed.seed, settings=settings, best=parsed.best, trust=parsed.trust
+    )
     folder = RunFolder.open(run)
     best = BestParams(folder.best).best() if parsed.best else None
     version = best.version if best else Checkpoints(folder.checkpoints).newest(("params",))[1]["version"]

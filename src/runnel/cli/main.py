@@ -59,7 +59,7 @@ examples:
 COMMANDS = {
     "train": "train:train",
     "resume": "train:resume",
-    "pipeline": "pipeline:pipeline",
+    "pipeline": "train:pipeline",
     "eval": "evaluating:evaluate",
     "record": "commands:record",
     "export": "commands:export",

@@ -1,4 +1,4 @@
-"""`runnel train` and `runnel resume`: a command line over the recipe's own config."""
+"""`runnel train`, `resume` and `pipeline`: command lines over the config of a recipe or a pipeline."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from runnel.cli.arguments import flag_names, parse
 from runnel.cli.overlay import budgets_named, read_overlay
@@ -18,8 +19,8 @@ from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.report.write import write_report
 from runnel.run import api, registry
 from runnel.run.launchers import check_ray
-from runnel.run.names import list_recipes
-from runnel.run.trust import check_run, recipe_of
+from runnel.run.names import list_pipelines, list_recipes
+from runnel.run.trust import check_code, recipe_of
 from runnel.run.wiring import place
 from runnel.track.folder import RunFolder
 from runnel.track.numbers import seeds_words
@@ -29,6 +30,10 @@ TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--se
 RECIPE is a name or the path of your own file. `runnel train RECIPE --help` lists its fields. Recipes:
 """
 
+PIPELINE_HELP = """usage: runnel pipeline NAME [--field value ...]
+
+NAME is a name or the path of your own file. Finished stages are skipped: the same command goes on. Pipelines:
+"""
 COLLAPSED = 3
 """Exit code of a run that `stop_on` has ended."""
 
@@ -87,14 +92,42 @@ def resume(args: list[str]) -> int:
         return 0 if args and args[0] in ("-h", "--help") else 2
     # flags are fields of the recipe, so its code runs before they can be read: trust is checked first
     folder, trust = RunFolder.open(args[0]), "--trust" in args[1:]
-    check_run(folder, trust=trust, given=flag_names(args[1:]), training=True)
-    recipe = registry.load_recipe(recipe_of(folder))
-    base = override(recipe.Config(), folder.read_config())
+    name, saved = recipe_of(folder), folder.read_config()
+    check_code(folder.path, name, saved, trust=trust, given=flag_names(args[1:]), training=True)
+    base = override(registry.load_recipe(name).Config(), saved)
     about = "The fields of the run. What you give is changed, if it may change in the middle of a run (docs/reference/cli.md)."
     _, config = parse(ResumeOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
     before, after = to_data(base), to_data(config)
     changed = {k: v for k, v in after.items() if v != before[k]}
     return _tell(api.resume(args[0], progress=True, trust=True, **changed))  # trust was checked above, with all flags
+
+
+def pipeline(args: list[str]) -> int:
+    """Run a pipeline."""
+    import tyro
+
+    from runnel.run.pipeline import is_done, load_pipeline, run_pipeline  # it imports what language models need
+
+    if not args or args[0].startswith("-"):
+        print(PIPELINE_HELP + "\n".join(f"  {name:14} {line}" for name, line in list_pipelines().items()))
+        return 0 if args and args[0] in ("-h", "--help") else 2
+    found = load_pipeline(args[0])
+    config: Any = tyro.cli(
+        found.Config,
+        args=args[1:],
+        prog=f"runnel pipeline {args[0]}",
+        description=found.module.__doc__,
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    config.check()
+    stages = list(found.stages(config))
+    runs = run_pipeline(stages, out=config.out, progress=True)
+    for stage, run in zip(stages, runs, strict=False):
+        score = f"evaluation {run.eval['mean']:.4g}" if run.eval is not None else "no evaluation"
+        print(f"{stage.name:12} {run.status}, {run.version} updates, {score}  {run.path}")
+    if runs[-1].status == "collapsed":
+        return COLLAPSED
+    return 0 if len(runs) == len(stages) and is_done(runs[-1]) else 130
 
 
 def parse_recipe(recipe: registry.Recipe, args: list[str], *, command: str) -> RunConfig:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -95,6 +98,21 @@ def flat(config: Settings, prefix: str = "") -> JsonObject:
         else:
             out[f"{prefix}{name}"] = value
     return out
+
+
+def read_table(path: Path, field: str) -> JsonObject:
+    """The table in a TOML file, or the object in a .json file. A `ConfigError` names `field` if the file cannot be read."""
+    if not path.is_file():
+        raise ConfigError(field, str(path), "there is no such file")
+    is_json = path.suffix == ".json"
+    try:
+        text = path.read_text("utf-8")
+        data = json.loads(text) if is_json else tomllib.loads(text)
+    except ValueError as error:  # errors of TOML, JSON and UTF-8 are all ValueErrors
+        raise ConfigError(field, str(path), f"is not {'JSON' if is_json else 'TOML'}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(field, str(path), "must hold a JSON object of names and values")
+    return data
 
 
 def refuse_unused(config: object, unused: Mapping[str, str], path: str = "") -> None:

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, DataError
-
-SOURCES = ("online", "offline", "demonstration", "human", "teacher", "model", "peer")
-Source = Literal["online", "offline", "demonstration", "human", "teacher", "model", "peer"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,6 @@ class StreamSpec:
     batch_segments: int = 1
     readers: tuple[str, ...] = ("trainer",)
     num_writers: int = 1
-    policy_name: str = "policy"
-    source: Source = "online"
     device: str = "cpu"
     feedback: Mapping[str, FieldSpec] = field(default_factory=dict)
     """Fields that readers send back for each segment (priorities, success). Their memory is next to the segment."""
@@ -84,11 +78,8 @@ class StreamSpec:
         if self.rows in self.variable:
             raise ConfigError(f"{self.name}.rows", self.rows, "the rows of a segment are fixed; make another dim variable")
         if self.capacity < self.batch_segments:
-            raise ConfigError(
-                f"{self.name}.capacity",
-                self.capacity,
-                f"a batch needs {self.batch_segments} segments at once; use at least that",
-            )
+            fix = f"a batch needs {self.batch_segments} segments at once; use at least that"
+            raise ConfigError(f"{self.name}.capacity", self.capacity, fix)
 
     def allocate(self) -> Batch:
         """Fresh memory for one segment at full size."""

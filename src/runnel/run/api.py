@@ -32,7 +32,7 @@ from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.nets.policy import EnvPolicy
 from runnel.report.write import write_report
 from runnel.run import registry
-from runnel.run.best import BestParams, best_of
+from runnel.run.best import BestParams
 from runnel.run.budget import moved_schedules, rounded_up
 from runnel.run.checkpoint import Checkpoints, Manifest
 from runnel.run.dataflow import dataflow
@@ -61,7 +61,7 @@ FRESH_ROUND = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that has ended: where it lies, how it ended, what its last evaluation said."""
+    """A run that has ended: its folder, how it ended, and its last evaluation."""
 
     path: Path
     status: str
@@ -72,12 +72,12 @@ class Run:
     eval: Row | None
     train_s: float
     collapses: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What was told of each kind of collapse that is not over (docs/guides/collapse.md); empty for a run that went well."""
+    """The warning of each kind of collapse that has not ended (docs/guides/collapse.md); empty for a run that went well."""
     interrupted: bool = False
     """Somebody stopped it from outside (Ctrl-C, SIGTERM, `runnel stop`, the board): `resume` goes on."""
 
     def __fspath__(self) -> str:
-        """Its folder: what takes the path of a run takes the run too."""
+        """The path of its folder, so a run can be given wherever the path of one is accepted."""
         return str(self.path)
 
     def rows(self, kind: str = "update") -> list[Row]:
@@ -91,7 +91,8 @@ class Run:
     @property
     def best(self) -> Row | None:
         """Version and mean of the best evaluation whose parameters are kept."""
-        return best_of(RunFolder(self.path).best)
+        best = BestParams(RunFolder(self.path).best).best()
+        return None if best is None else {"version": best.version, "mean": best.mean}
 
 
 def train(
@@ -150,7 +151,7 @@ def train_config(
 
 
 def _about_budget(experiment: Experiment) -> tuple[list[str], list[str]]:
-    """Notes and warnings about a budget that comes to more than was asked for."""
+    """Notes and warnings about a budget whose last update goes beyond it."""
     text, much = rounded_up(experiment)
     if much:
         return [], _warn([text])
@@ -158,7 +159,7 @@ def _about_budget(experiment: Experiment) -> tuple[list[str], list[str]]:
 
 
 def _warn(texts: list[str]) -> list[str]:
-    """Warn of `texts` at once; they are told in the run's events too."""
+    """Warn of `texts` now. The run's events will have them too."""
     for text in texts:
         warnings.warn(text, stacklevel=4)
     return texts
@@ -217,7 +218,7 @@ def _told_of_disk(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _put_back(session: Session, paths: Sequence[Path]) -> Iterator[None]:
-    """A resume that fails before its workers are set up leaves `paths` as they were, and names what does not fit."""
+    """If a resume fails before its workers are set up, write the old content of `paths` back, and explain what does not fit."""
     before = {path: path.read_bytes() for path in paths}
     try:
         yield
@@ -347,7 +348,7 @@ def record(
 
 
 def _steps_at(folder: RunFolder, version: int) -> int:
-    """Environment steps of a run at a version of which there are parameters: its checkpoint says it, or its evaluation."""
+    """Environment steps of a run at a version with saved parameters. The checkpoint has them, or the row of its evaluation."""
     manifest = Checkpoints(folder.checkpoints).newest(("params",))[1]
     if manifest["version"] == version:
         return int(manifest["steps"])
@@ -358,7 +359,7 @@ def _steps_at(folder: RunFolder, version: int) -> int:
 
 @contextmanager
 def _client_of(folder: RunFolder, spec: EvaluationSpec, *, best: bool) -> Iterator[InlineClient]:
-    """The policy of a run's newest good checkpoint, or of its best evaluation, as its evaluation asks it."""
+    """A client of a run's policy, with the parameters of its newest good checkpoint or of its best evaluation."""
     params = _params_of(folder, best=best)
     channel = LocalChannel("policy", shared=False, depth=1)
     channel.publish(params.version, params.params)

@@ -67,11 +67,8 @@ def every_rank_has_its_part_and_no_more(make: MakeRanks) -> None:
             equal(_part(end, 0, rank, ranks), [], "a part before rank 0 has taken anything")
         taken = stream.reader("trainer").take(num, ranks=ranks)
         for rank, end in ends.items():
-            _same(
-                _part(end, 0, rank, ranks),
-                share_of(taken, rank, ranks),
-                f"the part of rank {rank} of {ranks} in {num} segments",
-            )
+            what = f"the part of rank {rank} of {ranks} in {num} segments"
+            _same(_part(end, 0, rank, ranks), share_of(taken, rank, ranks), what)
             _same(_part(end, 0, rank, ranks), share_of(taken, rank, ranks), "the same part, asked for again")
 
 

@@ -1,4 +1,4 @@
-"""What is worth searching for each algorithm, when nothing is said: ranges around the values that papers and libraries use."""
+"""The default search space of each algorithm: ranges around the values that papers and libraries use."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ SPACES: dict[str, dict[str, str]] = {
     "dpo": {"learner.lr": LM_RATE, "dpo.beta": "log(0.01, 1)"},
     "sft": {"learner.lr": LM_RATE},
 }
-"""By the name of the algorithm: that of the recipe, or of a group of fields that it has."""
+"""By algorithm: the name of the recipe, or of a group of fields in its config."""
 
 
 def default_space(recipe: Recipe) -> dict[str, Param]:
-    """The space of a recipe by its name; of another one by the algorithm whose fields it has."""
+    """The space of a recipe, by its name; for a user's recipe, by the algorithm whose fields its config has."""
     config = recipe.Config()
     name = recipe.name if recipe.name in SPACES else next((n for n in SPACES if hasattr(config, n)), "")
     if not name:

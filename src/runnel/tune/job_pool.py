@@ -52,7 +52,7 @@ class JobPool:
         self.handles[key] = self._host.start(f"job-{key}", order)
 
     def events(self, timeout_s: float) -> list[tuple[int, Message]]:
-        """What jobs said: `point`, `done`, `failed`. A job that is over has left when its last message is given out."""
+        """Messages of jobs: `point`, `done`, `failed`. A job that sent its last message is removed from the pool."""
         self._host.wait(list(self.handles.values()), timeout_s)
         found: list[tuple[int, Message]] = []
         for key, handle in list(self.handles.items()):
@@ -68,7 +68,7 @@ class JobPool:
         return found
 
     def answer(self, key: int, *, go: bool) -> None:
-        """The verdict on a point."""
+        """Send the verdict on a point: whether the job goes on."""
         if key in self.handles:
             self.handles[key].line.send({"kind": "verdict", "go": go})
 
@@ -80,4 +80,3 @@ class JobPool:
     def close(self) -> None:
         for key in list(self.handles):
             self._drop(key)
-        self._host.close()

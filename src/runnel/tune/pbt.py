@@ -1,8 +1,8 @@
 """Population based training (Jaderberg et al. 2017, arXiv:1711.09846) on live runs.
 
-Members train side by side, each a run with a seed and settings of its own. After each interval the worst quarter takes over
-the weights of a member of the best quarter (`exploit.py`) with settings near that one's, and goes on. A member that failed is
-among the worst. What settings a member had, interval by interval, is the schedule that the search has found.
+Members train at the same time. Each is a run with its own seed and settings. After each interval, every member of the worst
+quarter takes over the weights of a member of the best quarter (`exploit.py`), with settings near that one's. A member that
+failed counts among the worst. The settings of a member, interval by interval, are the schedule that the search has found.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from runnel.tune.show import View
 from runnel.tune.space import Param, Value
 
 RESAMPLE = 0.25
-"""How often a setting is drawn anew instead of moved a little."""
+"""Probability that a setting is drawn again instead of moved a little."""
 Member = State
 """The entry of one member in population.json."""
 
 
 class TrialPopulation:
-    """The members of one study; `population.json` holds all that is needed to go on."""
+    """The members of one study. `population.json` holds all that is needed to resume it."""
 
     def __init__(self, setup: Setup, folder: StudyFolder, pool: JobPool, book: Book, view: View) -> None:
         self._setup, self._folder, self._pool, self._book, self._view = setup, folder, pool, book, view
@@ -51,7 +51,7 @@ class TrialPopulation:
         return found
 
     def run(self) -> str:
-        """Interval by interval, until the budget is spent or somebody interrupts."""
+        """Train interval by interval until the budget is spent (`finished`), or until an interruption (`interrupted`)."""
         self._write()
         while self.state["interval"] < self._num_intervals:
             due = [number for number, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
@@ -88,7 +88,7 @@ class TrialPopulation:
 
     # --------------------------------------------------------------------------------------------------------- exchange
     def _exchange(self) -> None:
-        """Between two intervals: plan, keep the plan, carry it out, and only then count the interval as over."""
+        """Make the copies between two intervals. The plan is saved first, so an exchange that was killed is repeated by it."""
         last = self.state["interval"] + 1 >= self._num_intervals
         if self.state["copies"] is None:
             self.state["copies"] = [] if last else self.plan()
@@ -103,7 +103,7 @@ class TrialPopulation:
         self._write()
 
     def plan(self) -> list[State]:
-        """The copies of this exchange: member, parent and new settings. Deterministic, so a repeated call gives the same."""
+        """The copies of this exchange: member, parent and new settings. The same call gives the same plan."""
         chance = random.Random(f"{self._setup.options.search_seed}-exchange-{self.state['interval']}")
         ranked = sorted((n for n, m in enumerate(self.members) if m["value"] is not None), key=self._rank)
         lost = [n for n, m in enumerate(self.members) if m["value"] is None]
@@ -156,10 +156,7 @@ class TrialPopulation:
         history, share = self.members[number]["history"], self._setup.interval / self._setup.total
         return [{"until": min(1.0, (i + 1) * share), "settings": params} for i, params in enumerate(history)]
 
-    def close(self) -> None:
-        """Nothing to do: `_write` has saved everything."""
-
 
 def explore(param: Param, value: Value, chance: random.Random) -> Value:
-    """A value near one that did well; with probability `RESAMPLE` a random one."""
+    """A value near `value`; with probability `RESAMPLE` a random one."""
     return param.draw(chance) if chance.random() < RESAMPLE else param.perturb(value, chance)

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.evaluation import AgentRoute, route
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Slot
-from runnel.core.routes import route
 from runnel.core.state import State
 from runnel.llm.checks.sizes import CHECKED, some
 from runnel.llm.sampling.groups import write_row

@@ -208,7 +208,6 @@ def demo_stream(
         batch_segments=batch_segments,
         num_writers=num_writers,
         readers=(reader,),
-        source="demonstration",
         device=device,
     )
 

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.evaluation import AgentRoute, route
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import DataError
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
-from runnel.core.routes import route
 from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.llm.engines.requests import SamplingConfig, request_rows

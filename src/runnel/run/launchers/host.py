@@ -1,6 +1,6 @@
 """Process hosts: how the supervisor of a run and the job pool of a study start processes, and talk with them.
 
-This machine: `LocalHost` (`local.py`). A Ray cluster: `RayHost` (`ray_host.py`).
+This machine: `LocalHost` and `LocalGroups` (`local.py`). A Ray cluster: `RayHost` (`ray_host.py`) and `RayGroups` (`ray.py`).
 """
 
 from __future__ import annotations
@@ -59,11 +59,7 @@ class ProcessHandle(Protocol):
 
 
 class ProcessHost(Protocol):
-    """Starts processes: on this machine, or on a cluster."""
-
-    def open(self, names: Collection[str]) -> None:
-        """Make what the processes `names` of a run share: memory, doorbells, agents of nodes."""
-        ...
+    """Starts processes that share nothing: the jobs of a study."""
 
     def start(self, name: str, order: Message) -> ProcessHandle:
         """Start a process and give it its order. On a cluster it may have to wait for a node."""
@@ -71,6 +67,14 @@ class ProcessHost(Protocol):
 
     def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         """Wait until one of them may have sent something or ended, at most `timeout_s`."""
+        ...
+
+
+class GroupHost(ProcessHost, Protocol):
+    """Starts the process groups of a run, which share memory, doorbells and agents of nodes."""
+
+    def open(self, names: Collection[str]) -> None:
+        """Make what the groups `names` share."""
         ...
 
     def lost(self) -> str:
