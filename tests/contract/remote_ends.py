@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from runnel.core.contracts.params import ParamSet
+from runnel.core.contracts.samples import SampleReader
 from runnel.core.records import Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.inference.codec import Bytes
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
-from runnel.flow.slots import SlotMemory, SlotTable, TableReader
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable, make_reader
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.cluster.agent import NodeAgent
 from runnel.flow.transports.cluster.map import ClusterMap
@@ -268,8 +270,8 @@ class RemoteStream:
             self.writers[index] = EagerWriter(self._peer, self.table.spec, index, wake=lambda: None)
         return self.writers[index]
 
-    def reader(self, name: str) -> TableReader:
-        return TableReader(self.table, name)
+    def reader(self, name: str) -> SampleReader:
+        return make_reader(self.table, name)
 
     def rank(self, rank: int, ranks: int) -> RemoteRankReader:
         return EagerRankReader(self._peer, self.table.spec, "trainer", rank, ranks, wake=lambda: None)
