@@ -26,7 +26,7 @@ class House(gym.Env):
     """Rooms in a row, each of `size` x `size` cells. Find the key of a room to open the door to the next one; the last room has
     the exit in its place, which pays 1."""
 
-    def __init__(self, rooms: int = 3, size: int = 5) -> None:
+    def __init__(self, rooms: int = 5, size: int = 5) -> None:
         self.rooms, self.size, self.max_steps = rooms, size, 6 * rooms * size
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (6 + len(MESSAGES),), np.float32)
         self.action_space = gym.spaces.Discrete(4)
@@ -170,7 +170,7 @@ class Config(rl.EnvConfig):
     """What an observation to the learner's taste is worth; 0: nothing."""
     label_rows: int = 64
     """Observations that are labelled in each segment."""
-    ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(lr=1e-3, entropy_coef=0.01))
+    ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(lr="linear(1e-3, 1e-4)", entropy_coef=0.01))
 
 
 def build(c):

@@ -21,9 +21,10 @@ from runnel.core.records import Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.inference.codec import Bytes
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxServer, MailboxTable
+from runnel.flow.lossy import make_reader
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
 from runnel.flow.slot_memory import SlotMemory
-from runnel.flow.slots import SlotTable, make_reader
+from runnel.flow.slots import SlotTable
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.cluster.agent import NodeAgent
 from runnel.flow.transports.cluster.map import ClusterMap
@@ -258,6 +259,14 @@ class EagerClient(RemoteClient):
         self.settle()
 
 
+def lose_reader(table: SlotTable, name: str, consumed_before: int) -> int:
+    """What a process group does about a reader that is lost."""
+    index = table.spec.all_readers.index(name)
+    if name in table.spec.lossy_readers:
+        return table.drop_held(index, "worker_lost")
+    return table.take_back(index, consumed_before)
+
+
 class RemoteStream:
     """Writers and ranks that follow call; readers and checkpoints are on the node of the stream."""
 
@@ -278,6 +287,9 @@ class RemoteStream:
 
     def cancel_writer(self, writer: int, reason: str) -> int:
         return self.table.cancel_writer(writer, reason)
+
+    def lose_reader(self, name: str, consumed_before: int) -> int:
+        return lose_reader(self.table, name, consumed_before)
 
     def snapshot(self) -> State:
         return self.table.snapshot()

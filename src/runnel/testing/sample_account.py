@@ -29,6 +29,11 @@ class SampleStream(Protocol):
         """A writer is gone: cancel what it had reserved. Returns the rows."""
         ...
 
+    def lose_reader(self, name: str, consumed_before: int) -> int:
+        """The worker behind a reader is gone. A lossy one loses what it held; another goes on from a state in which it had
+        consumed `consumed_before` rows. Returns the rows that are lost."""
+        ...
+
     def snapshot(self) -> State: ...
 
     def restore(self, state: State) -> None: ...
@@ -44,7 +49,7 @@ POLICIES: tuple[AdmissionRule, ...] = (
 )
 OPERATIONS = (
     *("reserve", "commit", "commit", "cancel", "take", "release"),
-    *("drop", "hold", "settle", "advance", "feedback", "lose"),
+    *("drop", "hold", "settle", "advance", "feedback", "lose", "lose_reader"),
 )
 """Methods of `_Book`. A commit comes up twice as often, so that there is something to read."""
 ROWS, CAPACITY, WRITERS = 3, 6, 2
@@ -148,6 +153,22 @@ class _Book:
             equal(self.stream.cancel_writer(0, "worker_lost"), ROWS * len(mine), "rows of the lost writer")
             if mine:
                 self.cancelled["worker_lost"] += ROWS * len(mine)
+
+    def _lose_reader(self, name: str) -> None:
+        if self.rng.random() < 0.5:
+            return
+        before = int(self.rng.integers(self.consumed[name] + 1))
+        lost = self.held[name] if name in self.lossy else self.consumed[name] - before
+        equal(self.stream.lose_reader(name, before), lost, f"rows that reader {name} lost")
+        gone = self.taken[name]
+        self.taken[name] = []
+        if name in self.lossy:
+            self.held[name] = 0
+        else:  # what it had taken is there to be taken again, and what it had done since is undone
+            self.consumed[name] = before
+            self.unread |= {s.header.sample_id: s.header for s in gone if name == self.pace}
+        if lost:
+            self.dropped[name]["worker_lost" if name in self.lossy else "lost_with_trainer"] += lost
 
     def _take(self, name: str) -> None:
         num = int(self.rng.integers(1, 3))
