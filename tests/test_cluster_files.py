@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from runnel.cli.train import parse
+from runnel.cli.arguments import parse
+from runnel.cli.train import Options
 from runnel.core.errors import ConfigError
 from runnel.run import registry
 from runnel.run.needs import Need, parse_line
@@ -97,7 +98,7 @@ def test_the_commands_are_understood(tmp_path: Path) -> None:
     for words in found:
         recipe = registry.load_recipe(words[2])
         flags = [re.sub(r"^'(.*)'$", r"\1", w) for w in words[3:]]
-        _, config = parse(recipe.Config(), flags, prog="runnel train", about="")
+        _, config = parse(Options, recipe.Config(), flags, prog="runnel train", about="")
         config.check()
         assert config.launcher == "ray"
         for line in config.cluster.place:

@@ -146,8 +146,8 @@ def test_examples_use_public_names_only(path: Path) -> None:
 
 
 def test_a_learned_reward_beside_the_policy(tmp_path: Path) -> None:
-    """Labels, a second trainer, and the policy that uses it, in three of the five rooms. What the sparse reward alone reaches is
-    a matter of luck (docs/guides/several-trainers.md), and not for a test."""
+    """Labels, a second trainer, and the policy that uses it, in three of the five rooms. What the sparse reward alone
+    reaches is a matter of luck (docs/guides/several-trainers.md), and not for a test."""
     run = rl.train(
         str(EXAMPLES / "intrinsic_reward.py"),
         env_kwargs={"rooms": 3},

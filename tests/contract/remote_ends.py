@@ -30,8 +30,8 @@ from runnel.flow.transports.cluster.agent import NodeAgent
 from runnel.flow.transports.cluster.map import ClusterMap
 from runnel.flow.transports.cluster.ranks import RemoteRankReader
 from runnel.flow.transports.cluster.remote import Head, Parcel, Peer, PeerLost, Peers, RemoteClient, RemoteWriter
-from runnel.testing.param_properties import params_of
-from runnel.testing.transport import InferenceEnds, ParamEnds
+from runnel.testing.inference_properties import InferenceEnds
+from runnel.testing.param_properties import ParamEnds, params_of
 
 WAIT_S = 20.0
 

@@ -29,9 +29,10 @@ from runnel.flow.transports.cluster.node import NodeBells, NodeMemory
 from runnel.flow.transports.cluster.ray import Faults, LostPeer, RayNet, RayPeer
 from runnel.flow.transports.cluster.remote import PeerLost, RemoteWriter
 from runnel.flow.transports.shm import ShmTransport
-from runnel.testing.param_properties import params_of
+from runnel.testing.inference_properties import InferenceEnds
+from runnel.testing.param_properties import ParamEnds, params_of
 from runnel.testing.sample_properties import fill, spec_of, values
-from runnel.testing.transport import INFERENCE, PARAMS, RANKS, SAMPLES, InferenceEnds, ParamEnds
+from runnel.testing.transport import INFERENCE, PARAMS, RANKS, SAMPLES
 
 
 class OverRay:

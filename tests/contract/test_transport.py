@@ -32,15 +32,14 @@ from runnel.flow.staleness import AdmissionRule, LagRule
 from runnel.flow.transports.cluster import remote
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import Doorbells, ShmTransport
-from runnel.testing.param_properties import params_of
+from runnel.testing.inference_properties import InferenceEnds
+from runnel.testing.param_properties import ParamEnds, params_of
 from runnel.testing.sample_properties import spec_of, write
 from runnel.testing.transport import (
     INFERENCE,
     PARAMS,
     RANKS,
     SAMPLES,
-    InferenceEnds,
-    ParamEnds,
     check_inference,
     check_params,
     check_ranks,

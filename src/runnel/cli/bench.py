@@ -10,27 +10,26 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from runnel.cli import train
+from runnel.cli.arguments import make_parser
 from runnel.cli.profiling import Bench, Parts, Window, machine_limits, split
-from runnel.core.config import override
+from runnel.cli.train import parse_recipe
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject
 from runnel.envs.registry import is_tensor_env, make_source
 from runnel.envs.vector.measure import measure_backends
 from runnel.envs.vector.processes import num_cores
 from runnel.graphs.env_config import EnvConfig, wrapped_target
-from runnel.graphs.run_config import EvalConfig, RunConfig
+from runnel.graphs.run_config import RunConfig
+from runnel.plan.measure import endless
 from runnel.run import api, registry
+from runnel.run.launchers.inproc import torch_threads
 from runnel.run.ledger import Callbacks
 from runnel.run.wiring import available_cores
 from runnel.track.folder import RunFolder
-from runnel.track.sinks.config import SinksConfig
 
-ENDLESS = 1_000_000_000
 PROFILED_S, PROFILED_UPDATES = 0.3, (3, 50)
 """Operators are measured for this many seconds of updates, and for at least and at most this many updates."""
 Result = JsonObject
@@ -48,9 +47,7 @@ back end, and which setting that speaks for. Every field of the recipe is a flag
 
 def bench(args: list[str]) -> int:
     """Measure, and print a table or JSON."""
-    parser = argparse.ArgumentParser(
-        prog="runnel bench", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("bench", ABOUT, abbreviate=False)
     parser.add_argument("--recipe", default="ppo", help="a recipe's name, or the path of your own file (ppo)")
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
     parser.add_argument("--backends", action="store_true", help="time every back end, and say which vector.* to set")
@@ -58,7 +55,7 @@ def bench(args: list[str]) -> int:
     parser.add_argument("--warmup", type=float, default=2.0, help="seconds before it, counted from the first update (2)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parsed, rest = parser.parse_known_args(args)
-    config = _config(parsed.recipe, rest)
+    config = endless(parse_recipe(registry.load_recipe(parsed.recipe), rest, command="bench"))
     measure = _inproc if config.launcher == "inproc" else _processes
     advice = _backends(config) if parsed.backends else {}
     result = measure(parsed.recipe, config, parsed) | advice
@@ -67,17 +64,6 @@ def bench(args: list[str]) -> int:
     else:
         show(result, Console())
     return 0
-
-
-def _config(name: str, flags: list[str]) -> RunConfig:
-    """The recipe's config with the user's flags, made endless and quiet."""
-    recipe = registry.load_recipe(name)
-    options, config = train.parse(recipe.Config(), flags, prog="runnel bench", about=recipe.module.__doc__ or "")
-    if options != train.Options():
-        raise ConfigError("bench", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
-    config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
-    config = replace(config, eval=EvalConfig(episodes=0), track=(), sinks=SinksConfig())
-    return override(config, {"checkpoint": {"every": 0}})
 
 
 def _backends(config: RunConfig) -> Result:
@@ -96,17 +82,12 @@ def _backends(config: RunConfig) -> Result:
 
 def _inproc(recipe: str, config: RunConfig, args: argparse.Namespace) -> Result:
     """Measure a run in this process, where the parts of workers can be timed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.placement.threads)
-    try:
-        with tempfile.TemporaryDirectory(prefix="runnel-bench-") as out:
-            run = Bench(registry.build(recipe, config), RunFolder.create(out, "bench"))
-            try:
-                return _measure(recipe, run, args)
-            finally:
-                run.close()
-    finally:
-        torch.set_num_threads(threads)
+    with torch_threads(config.placement.threads), tempfile.TemporaryDirectory(prefix="runnel-bench-") as out:
+        run = Bench(registry.build(recipe, config), RunFolder.create(out, "bench"))
+        try:
+            return _measure(recipe, run, args)
+        finally:
+            run.close()
 
 
 def _measure(recipe: str, run: Bench, args: argparse.Namespace) -> Result:

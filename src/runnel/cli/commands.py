@@ -1,58 +1,67 @@
-"""`runnel record` and `runnel check-env`."""
+"""`runnel record`, `runnel export` and `runnel check-env`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
-from runnel.cli.trusting import add_trust
-from runnel.core.state import JsonObject
+from runnel.cli.arguments import add_best, add_trust, add_wrappers, json_object, make_parser
 from runnel.run import api
+from runnel.run.export import EXPORTS
 from runnel.testing.envs import check_env
+
+EXPORT = (
+    "Write the policy of a run for other programs. A language model becomes a folder that plain transformers loads "
+    "(safetensors, config, tokenizer). Any other policy becomes one graph from observation to action: policy.pt2 "
+    "(torch.export) or policy.onnx, with policy.json, which says how to call it."
+)
 
 
 def record(args: list[str]) -> int:
     """Record episodes of a run's policy as video."""
-    parser = argparse.ArgumentParser(prog="runnel record", description="Record episodes of a run's newest policy as video.")
+    parser = make_parser("record", "Record episodes of a run's newest policy as video.")
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--episodes", type=int, default=1, help="episodes to record (1)")
     parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
     parser.add_argument("--max-steps", type=int, default=2_000, help="cut an episode after so many steps (2000)")
     parser.add_argument("--fps", type=float, default=0.0, help="frames a second (what the environment says)")
     parser.add_argument("--out", type=Path, default=None, help="folder for the videos (default: episodes/ in the run's folder)")
-    parser.add_argument("--best", action="store_true", help="the version with the best evaluation, and not the newest")
+    add_best(parser)
     add_trust(parser)
     parsed = parser.parse_args(args)
-    shape = {"episodes": parsed.episodes, "seed": parsed.seed, "max_steps": parsed.max_steps, "fps": parsed.fps}
-    for path in api.record(parsed.run, out=parsed.out, best=parsed.best, trust=parsed.trust, **shape):
+    for path in api.record(
+        parsed.run,
+        episodes=parsed.episodes,
+        out=parsed.out,
+        seed=parsed.seed,
+        max_steps=parsed.max_steps,
+        fps=parsed.fps,
+        best=parsed.best,
+        trust=parsed.trust,
+    ):
         print(path)
     return 0
 
 
-def _json_object(text: str) -> JsonObject:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; write {{"name": value}}')
-    return found
+def export(args: list[str]) -> int:
+    """Write the policy of a run for other programs."""
+    parser = make_parser("export", EXPORT)
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("folder", help="the folder to write")
+    default = "default: hf for a language model, torch for any other policy"
+    parser.add_argument("--format", choices=EXPORTS, default="", help=default)
+    add_best(parser)
+    add_trust(parser)
+    parsed = parser.parse_args(args)
+    print(api.export(parsed.run, parsed.folder, format=parsed.format, best=parsed.best, trust=parsed.trust))
+    return 0
 
 
 def check_environment(args: list[str]) -> int:
     """Say what is wrong with an environment."""
-    parser = argparse.ArgumentParser(prog="runnel check-env", description="Say in words what is wrong with an environment.")
+    parser = make_parser("check-env", "Say in words what is wrong with an environment.")
     parser.add_argument("env", help="an id, module:Class or path/to/file.py:factory")
-    parser.add_argument("--env-kwargs", type=_json_object, default={}, help="arguments of its constructor, as JSON")
-    parser.add_argument(
-        "--env-wrapper",
-        "--wrappers",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="module:Class or file.py:name, innermost first",
-    )
+    parser.add_argument("--env-kwargs", type=json_object, default={}, help="arguments of its constructor, as JSON")
+    add_wrappers(parser, "module:Class or file.py:name, innermost first")
     parsed = parser.parse_args(args)
     found = check_env(parsed.env, kwargs=parsed.env_kwargs, wrappers=parsed.env_wrapper)
     print(found)

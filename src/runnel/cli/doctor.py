@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import sys
 
 import torch
 
+from runnel.cli.arguments import make_parser
 from runnel.cli.extras import Extra, extras_of, parts_of
 from runnel.core.errors import ConfigError
 from runnel.flow.transports.shm import free_shared_memory
@@ -17,8 +17,7 @@ from runnel.run.wiring import available_cores
 
 def doctor(args: list[str]) -> int:
     """Print a line per part; the exit code is 1 if a required one is missing."""
-    parser = argparse.ArgumentParser(prog="runnel doctor", description="What this machine has and lacks for runnel.")
-    parser.parse_args(args)
+    make_parser("doctor", "What this machine has and lacks for runnel.").parse_args(args)
     good = sys.version_info >= (3, 11)
     _line("python", platform.python_version() + ("" if good else "  too old: install Python 3.11 or newer"), good)
     _line("cores", str(available_cores()), True)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from runnel.cli.trusting import add_trust
+from runnel.cli.arguments import add_best, add_trust, add_wrappers, json_object, make_parser
+from runnel.cli.reading import paths_of
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject, Settings
 from runnel.eval.tally import incomplete
-from runnel.report.collect import find_runs
 from runnel.run import api
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints
@@ -22,18 +22,16 @@ from runnel.track.folder import Row, RunFolder
 
 def evaluate(args: list[str]) -> int:
     """Measure the policies of runs."""
-    parser = argparse.ArgumentParser(prog="runnel eval", description="Measure the policy of a run on fresh episodes.")
+    parser = make_parser("eval", "Measure the policy of a run on fresh episodes.")
     parser.add_argument("runs", nargs="+", help="run folders, folders of runs, or globs")
     parser.add_argument("--episodes", type=int, default=100, help="episodes (or prompts) to play (100)")
     parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
     parser.add_argument("--samples", type=int, default=None, help="completions of each prompt, for pass@k (as trained)")
     parser.add_argument("--pass-k", type=int, nargs="+", default=None, metavar="K", help="the k of pass@k (as trained)")
-    parser.add_argument("--best", action="store_true", help="the version with the best evaluation, and not the newest")
+    add_best(parser)
     parser.add_argument("--env", default=None, help="play another environment of the same spaces (that of the run)")
     parser.add_argument("--env-kwargs", type=json_object, default=None, metavar="JSON", help="arguments of its constructor")
-    parser.add_argument(
-        "--env-wrapper", "--wrappers", nargs="+", action="extend", default=None, metavar="NAME", help="other wrappers around it"
-    )
+    add_wrappers(parser, "other wrappers around it")
     parser.add_argument("--json", action="store_true", help="print every return as JSON, a line a run")
     add_trust(parser)
     parsed = parser.parse_args(args)
@@ -43,7 +41,7 @@ def evaluate(args: list[str]) -> int:
         raise ConfigError("episodes", parsed.episodes, "play at least one")
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}
     chosen = {name: value for name, value in settings.items() if value is not None}
-    runs = list(dict.fromkeys(source.path for argument in parsed.runs for source in find_runs(argument)))
+    runs = paths_of(parsed.runs)
     for run in runs:
         _check_samples(run, chosen)
     elsewhere = _other_env(parsed)
@@ -69,17 +67,9 @@ def _check_samples(run: Path, chosen: Settings) -> None:
         raise ConfigError("pass_k", ks, f"each k must be from 1 to the number of samples, {samples}; set --samples")
 
 
-def json_object(text: str) -> JsonObject:
-    """A JSON object on the command line."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; write {{"name": value}}')
-    return found
-
-
 def _other_env(parsed: argparse.Namespace) -> JsonObject:
     """The flags that replace the run's environment. A new environment does not get the old one's arguments."""
-    asked = {"env": parsed.env, "env_kwargs": parsed.env_kwargs, "wrappers": parsed.env_wrapper}
+    asked = {"env": parsed.env, "env_kwargs": parsed.env_kwargs, "wrappers": parsed.env_wrapper or None}
     if parsed.env is not None and parsed.env_kwargs is None:
         asked["env_kwargs"] = {}
     return {name: value for name, value in asked.items() if value is not None}
@@ -89,8 +79,9 @@ def _measure(
     run: Path, parsed: argparse.Namespace, settings: JsonObject, elsewhere: JsonObject
 ) -> tuple[Row, Sequence[JsonObject]]:
     """Play episodes, and write the result to the run's folder, with the flags that differ from the run's settings."""
-    how: JsonObject = {"episodes": parsed.episodes, "seed": parsed.seed, "best": parsed.best, "trust": parsed.trust}
-    result = api.evaluate_run(run, settings=settings, **how)
+    result = api.evaluate_run(
+        run, episodes=parsed.episodes, seed=parsed.seed, settings=settings, best=parsed.best, trust=parsed.trust
+    )
     folder = RunFolder.open(run)
     best = BestParams(folder.best).best() if parsed.best else None
     version = best.version if best else Checkpoints(folder.checkpoints).newest(("params",))[1]["version"]

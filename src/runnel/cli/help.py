@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import json
 import textwrap
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runnel.core.bounds import bound_of
+from runnel.core.config import settings_of
 
 COMMON = (
     *("env", "task", "pairs", "model", "network", "total_steps", "total_updates", "num_envs", "num_steps", "num_actors"),
@@ -76,21 +78,16 @@ class _Format(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30)
 
 
-def flags_of(config: object, path: str = "") -> Iterator[Flag]:
+def flags_of(config: object) -> Iterator[Flag]:
     """The fields of a config, those of configs inside it under their dotted names."""
-    assert dataclasses.is_dataclass(config)
-    kind = type(config)
-    hints, texts = typing.get_type_hints(kind), field_texts(kind)
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            yield from flags_of(value, f"{path}{f.name}.")
-            continue
-        bound = bound_of(kind, f.name)
+    for name, owner, field, value in settings_of(config):
+        bound = bound_of(owner, field)
         hint = f"(default: {_shown(value)}{f'; {bound.interval}' if bound else ''})"
-        yield Flag(f"{path}{f.name}", _metavar(hints[f.name]), f"{texts.get(f.name, '')} {hint}".lstrip())
+        metavar = _metavar(typing.get_type_hints(owner)[field])
+        yield Flag(name, metavar, f"{field_texts(owner).get(field, '')} {hint}".lstrip())
 
 
+@functools.cache
 def field_texts(kind: type) -> dict[str, str]:
     """The string under each field of a class and of those that it extends, on one line."""
     texts: dict[str, str] = {}

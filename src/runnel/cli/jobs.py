@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.board.library import run_folders
+from runnel.cli.arguments import make_parser
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.core.state import JsonObject
@@ -31,13 +32,14 @@ POLL_S = 0.5
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 600
 """Time until Ray kills a job that was told to stop. Ray's default of 3 s is too short for a checkpoint."""
+JOB_CLIENT = "jobs need Ray's job client: pip install 'runnel[jobs]' ({})"
 _WORKERS = {"actor": "actor", "policy": "policy worker"}
 
 
 # --------------------------------------------------------------------------------------------------------------- commands
 def submit(args: list[str]) -> int:
     """Hand a run to a Ray cluster as a job."""
-    parser = _parser("submit", "Run `runnel train ...` as a job of a Ray cluster.")
+    parser = make_parser("submit", "Run `runnel train ...` as a job of a Ray cluster.")
     parser.add_argument("--address", default=ADDRESS, help=f"the cluster's job server ({ADDRESS})")
     parser.add_argument("--working-dir", default=".", help="folder that is sent along: your environments, recipes, data (.)")
     parser.add_argument("--python", default="python", help="the cluster's Python that has runnel (python)")
@@ -54,7 +56,7 @@ def submit(args: list[str]) -> int:
 
 def ps(args: list[str]) -> int:
     """List runs, and the jobs of a cluster."""
-    parser = _parser("ps", "Runs in a folder and in the folders below it, newest last: what they do, how far they are.")
+    parser = make_parser("ps", "Runs in a folder and in the folders below it, newest last: what they do, how far they are.")
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="folder of runs (runs)")
     parser.add_argument("--trials", action="store_true", help="also the trials of tuning studies")
     parser.add_argument("--address", default="", help="also list the jobs of the Ray cluster with this job server")
@@ -77,7 +79,7 @@ def ps(args: list[str]) -> int:
 
 def logs(args: list[str]) -> int:
     """Print what a run's processes have printed."""
-    parser = _parser("logs", "What the processes of a run have printed, and what the run has told.")
+    parser = make_parser("logs", "What the processes of a run have printed, and what the run has told.")
     _add_target(parser)
     parser.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
     parsed = parser.parse_args(args)
@@ -93,7 +95,7 @@ def logs(args: list[str]) -> int:
 
 def stop(args: list[str]) -> int:
     """End a run cleanly, with a checkpoint."""
-    parser = _parser("stop", "End a run at its next version, with a checkpoint; `runnel resume` goes on from there.")
+    parser = make_parser("stop", "End a run at its next version, with a checkpoint; `runnel resume` goes on from there.")
     _add_target(parser)
     parser.add_argument("--wait", action="store_true", help="return when it has ended")
     parsed = parser.parse_args(args)
@@ -105,20 +107,19 @@ def stop(args: list[str]) -> int:
 
 def scale(args: list[str]) -> int:
     """Change the number of actors or policy workers of a run that goes on."""
-    parser = _parser("scale", "Change how many actors or policy workers a run has, while it goes on.")
+    parser = make_parser("scale", "Change how many actors or policy workers a run has, while it goes on.")
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--actors", type=int, help="actors from now on")
     parser.add_argument("--policy-workers", type=int, help="policy workers from now on")
     parsed = parser.parse_args(args)
     folder = _running(parsed.run)
     config = folder.read_config()
-    numbers: dict[str, int] = {}
-    for kind, flag, number, least in (
-        ("actor", "max_actors", parsed.actors, config["num_actors"]),
-        ("policy", "max_policy_workers", parsed.policy_workers, config["placement"]["policy_workers"]),
-    ):
-        if number is not None:
-            numbers[kind] = _checked(kind, number, max(config["placement"][flag], least), flag)
+    placement, numbers = config["placement"], dict[str, int]()
+    if parsed.actors is not None:
+        numbers["actor"] = _checked("actor", parsed.actors, placement, "max_actors", config["num_actors"])
+    if parsed.policy_workers is not None:
+        now = placement["policy_workers"]
+        numbers["policy"] = _checked("policy", parsed.policy_workers, placement, "max_policy_workers", now)
     if not numbers:
         raise ConfigError("--actors", None, "say how many: --actors N or --policy-workers N")
     folder.add_order({"op": "scale", "numbers": numbers})
@@ -129,7 +130,7 @@ def scale(args: list[str]) -> int:
 
 def attach(args: list[str]) -> int:
     """Show a run that another process trains, as it goes on."""
-    parser = _parser("attach", "The live view of a run that goes on elsewhere; Ctrl-C leaves it alone.")
+    parser = make_parser("attach", "The live view of a run that goes on elsewhere; Ctrl-C leaves it alone.")
     _add_target(parser)
     parsed = parser.parse_args(args)
     if parsed.run.startswith(JOB):
@@ -273,18 +274,17 @@ def _running(path: str) -> RunFolder:
     return folder
 
 
-def _checked(kind: str, number: int, most: int, flag: str) -> int:
+def _checked(kind: str, number: int, placement: JsonObject, flag: str, now: int) -> int:
+    """`number`, if the run has room for so many workers: for those that it was started with, or for `placement.FLAG`."""
+    most = max(placement[flag], now)
     if not 1 <= number <= most:
         fix = f"from 1 to {most}; start the run with --placement.{flag.replace('_', '-')} N to have room for more"
         raise ConfigError(f"number of {kind} workers", number, fix)
     return number
 
 
-def _parser(name: str, about: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"runnel {name}", description=about)
-
-
 def _add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command for a run that may also be named by its job."""
     parser.add_argument("run", help="the run's folder, or the id of a job")
     parser.add_argument("--address", default=ADDRESS, help=f"for a job: the cluster's job server ({ADDRESS})")
 
@@ -294,7 +294,7 @@ def _client(address: str) -> Any:
         from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:
-        raise ConfigError("--address", address, f"jobs need Ray's job client: pip install 'runnel[jobs]' ({error})") from error
+        raise ConfigError("--address", address, JOB_CLIENT.format(error)) from error
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:
@@ -302,11 +302,9 @@ def _client(address: str) -> Any:
         raise ConfigError("--address", address, fix) from error
     except (ConnectionError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
-        if "ray[default]" in text:  # Ray is there, but not the part that speaks to job servers
-            raise ConfigError(
-                "--address", address, f"jobs need Ray's job client: pip install 'runnel[jobs]' ({text})"
-            ) from error
         fix = f"no job server answers there ({text}); `ray start --head` starts one, where that Python has runnel[jobs] too"
+        if "ray[default]" in text:  # Ray is installed, but not the part that speaks to job servers
+            fix = JOB_CLIENT.format(text)
         raise ConfigError("--address", address, fix) from error
 
 

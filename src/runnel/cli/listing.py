@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
+from runnel.cli.arguments import make_parser
 from runnel.envs.known import KNOWN
 from runnel.run.names import ALGORITHMS, ENGINES, list_pipelines, list_recipes, list_tasks
 
 
 def list_all(args: list[str]) -> int:
     """Everything that has a name, with a line each."""
-    parser = argparse.ArgumentParser(prog="runnel list", description="Recipes, algorithms, environments, tasks, engines.")
-    parser.parse_args(args)
+    make_parser("list", "Recipes, algorithms, environments, tasks, engines.").parse_args(args)
     sections = {
         "recipes (runnel train NAME)": list_recipes(),
         "pipelines (runnel pipeline NAME)": list_pipelines(),

@@ -7,18 +7,17 @@ import dataclasses
 import json
 import shlex
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from runnel.cli import train
+from runnel.cli.arguments import make_parser
+from runnel.cli.tables import number_table, wide_console
+from runnel.cli.train import parse_recipe
+from runnel.core.config import read_table
 from runnel.core.errors import ConfigError
-from runnel.core.state import JsonObject
 from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs
 from runnel.plan.measure import measure
@@ -36,21 +35,16 @@ The cluster is this machine, or what you describe. Every field of the recipe is 
   runnel plan appo --env CartPole-v1 --nodes 4 --cores 64 --gpus 1 --network-gbps 100 --gpu-speedup 5
   runnel plan appo --costs costs.json --cluster cluster.toml
 """
-WIDTH = 110
 
 
 def plan(args: list[str]) -> int:
     """Measure, predict, search, and print."""
     parsed, rest = _parser().parse_known_args(args)
     recipe = registry.load_recipe(parsed.recipe)
-    about = recipe.module.__doc__ or ""
-    options, config = train.parse(recipe.Config(), rest, prog=f"runnel plan {parsed.recipe}", about=about)
-    if options != train.Options():
-        raise ConfigError("plan", options, "--dry-run, --seeds and --config belong to `runnel train`; leave them out")
+    config = parse_recipe(recipe, rest, command=f"plan {parsed.recipe}")
     cluster = _cluster(parsed)
     cluster.check()
-    console = Console(stderr=parsed.json, soft_wrap=True)
-    console.width = max(console.width, WIDTH)
+    console = wide_console(stderr=parsed.json)
     costs = _costs(parsed, recipe.name, config, console)
     here = predict(costs, placement_of(config, costs, cores=available_cores()))
     there = on_accelerators(costs, parsed.gpu_speedup) if cluster.gpus else costs
@@ -76,9 +70,7 @@ def _command(recipe: str, given: Sequence[str], flags: Sequence[str]) -> list[st
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="runnel plan", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("plan", ABOUT, abbreviate=False)
     parser.add_argument("recipe", help="a recipe's name, or the path of your own file")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of the measurement, after a warm-up as long (2)")
     parser.add_argument("--save", default="", help="write the costs to this JSON file")
@@ -88,9 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=int, default=-1, help="accelerators of each node")
     parser.add_argument("--network-gbps", type=float, default=100.0, help="gigabits a second of each node's link (100)")
     parser.add_argument("--cluster", default="", help="a TOML or JSON file of several kinds of nodes")
-    parser.add_argument(
-        "--gpu-speedup", type=float, default=1.0, help="how many times faster than here an accelerator infers and updates (1)"
-    )
+    speedup = "how many times faster than here an accelerator infers and updates (1)"
+    parser.add_argument("--gpu-speedup", type=float, default=1.0, help=speedup)
     parser.add_argument("--top", type=int, default=5, help="placements to show (5)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
@@ -113,21 +104,13 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
     if not parsed.cluster:
         gpus = torch.cuda.device_count() if parsed.gpus < 0 and not parsed.nodes else max(parsed.gpus, 0)
         return Cluster((NodeKind(parsed.nodes or 1, parsed.cores or available_cores(), gpus),), network)
-    path = Path(parsed.cluster)
-    if not path.is_file():
-        raise ConfigError("cluster", str(path), "there is no such file")
-    try:
-        text = path.read_text("utf-8")
-        data: JsonObject = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("cluster", str(path), f"cannot be read: {error}") from error
-    return Cluster.of(data)
+    return Cluster.of(read_table(Path(parsed.cluster), "cluster"))
 
 
 # -------------------------------------------------------------------------------------------------------------- showing
 def show_costs(costs: Costs, console: Console) -> None:
     """Print the costs as a table."""
-    table = _table(f"{costs.name}: costs of its stages", ("stage", "of", "ms"))
+    table = number_table(f"{costs.name}: costs of its stages", ("stage", "of"), ("ms",))
     rows, units = costs.rows, costs.update_units or costs.batch_segments * costs.segment_units
     for stage, of, seconds in (
         ("environments, writing", f"a step of {rows:.3g} rows", costs.step(rows)),
@@ -157,37 +140,17 @@ def _tell(what: str, q: Prediction, costs: Costs, console: Console) -> None:
 
 def _show_search(ranked: Sequence[Prediction], top: int, costs: Costs, cluster: Cluster, console: Console) -> None:
     nodes = ", ".join(f"{k.nodes} x {k.cores} cores" + (f" + {k.gpus} GPUs" if k.gpus else "") for k in cluster.kinds)
-    table = _table(
-        f"placements on {nodes}: {len(ranked)} searched", ("inference", "actors", "env groups", "servers", "trainers")
-    )
-    for name in ("batch", f"{costs.unit}/s", "updates/s", "behind", "limited by"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for q in ranked[:top]:
-        _row(table, q, costs)
-    others = [q for q in best_of_each(ranked) if q not in ranked[:top]]
-    if others:
-        table.add_section()
-    for q in others:
-        _row(table, q, costs)
+    numbers = ("actors", "env groups", "servers", "trainers", "batch", f"{costs.unit}/s", "updates/s", "behind", "limited by")
+    table = number_table(f"placements on {nodes}: {len(ranked)} searched", ("inference",), numbers)
+    shown = ranked[:top]
+    others = [q for q in best_of_each(ranked) if q not in shown]
+    for q in (*shown, *others):
+        p = q.placement
+        batch = costs.update_units or p.batch_segments * (p.rows or costs.rows) * costs.num_steps
+        kind = "one process" if p.one_process else p.inference
+        counts = [str(n) for n in (p.actors, p.num_env_groups, p.servers, p.trainers)]
+        rates = (f"{batch:,.0f}", f"{q.units_per_s:,.0f}", f"{q.updates_per_s:.2f}", f"{q.staleness:.1f}")
+        table.add_row(kind, *counts, *rates, q.bottleneck, end_section=q in shown[-1:])
     console.print(table)
     if others:
         console.print("below the line: the best of each other kind of inference, and what limits it")
-
-
-def _row(table: Table, q: Prediction, costs: Costs) -> None:
-    p = q.placement
-    batch = costs.update_units or p.batch_segments * (p.rows or costs.rows) * costs.num_steps
-    kind = "one process" if p.one_process else p.inference
-    counts = [str(n) for n in (p.actors, p.num_env_groups, p.servers, p.trainers)]
-    table.add_row(
-        kind, *counts, f"{batch:,.0f}", f"{q.units_per_s:,.0f}", f"{q.updates_per_s:.2f}", f"{q.staleness:.1f}", q.bottleneck
-    )
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(
-            name, no_wrap=True, justify="right" if name in ("ms", "actors", "num_env_groups", "servers", "trainers") else "left"
-        )
-    return table

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch.utils.benchmark import Timer
 
 from runnel.core.clock import WallClock
 from runnel.core.contracts.inference import InferenceClient
@@ -39,6 +40,7 @@ R = TypeVar("R")
 ENVIRONMENT, POLICY, BACKWARD, OPTIMISER, TARGETS = "environment", "policy", "backward", "optimiser", "targets"
 COMPILED = "compiled steps"
 """Forward, backward and optimiser in one call (`kernels/small/numba`)."""
+MOST_OPERATORS = 12
 REST = {"sample": "writing", "update": "forward, losses"}
 """Name for the rest of a stage, without its known parts."""
 VECTOR_CALLS = ("reset", "step", "send", "ready", "recv", "play")
@@ -190,7 +192,7 @@ class Bench:
         window.updates = updates
         return window
 
-    def operators(self, updates: int, *, most: int = 12) -> list[JsonObject]:
+    def operators(self, updates: int) -> list[JsonObject]:
         """Torch operators of `updates` updates, ordered by their own time. One more update before them is the warm-up."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints messages about its own stages
         totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -210,7 +212,7 @@ class Bench:
         with replaced(learner, "update", update):
             self.run(0.0, min_updates=updates + 1)
         whole = sum(spent for spent, _ in totals.values()) or 1.0
-        ranked = sorted(totals.items(), key=lambda item: -item[1][0])[:most]
+        ranked = sorted(totals.items(), key=lambda item: -item[1][0])[:MOST_OPERATORS]
         return [
             {"operator": name, "us_per_update": spent / updates, "share": spent / whole, "calls_per_update": count / updates}
             for name, (spent, count) in ranked
@@ -252,35 +254,22 @@ def _row(worker: str, stage: str, part: str, seconds: float, window: Window) -> 
 # ---------------------------------------------------------------------------------------------------------------- limits
 def machine_limits(threads: int) -> Mapping[str, float]:
     """Limits of this machine: matrix products on one and on all threads, and the cost of a small network."""
-    before, limits = torch.get_num_threads(), {}
-    try:
-        for name, num in (("gemm_gflops_1_thread", 1), (f"gemm_gflops_{threads}_threads", threads)):
-            torch.set_num_threads(num)
-            limits[name] = _gemm_gflops()
-        torch.set_num_threads(1)
-        net = torch.nn.Sequential(
-            torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2)
-        )
-        x = torch.randn(8, 4)
-        with torch.no_grad():
-            limits["forward_2x64_batch_8_us"] = 1e6 * _median_s(lambda: net(x))
-        limits["forward_backward_2x64_batch_8_us"] = 1e6 * _median_s(lambda: net(x).sum().backward())
-    finally:
-        torch.set_num_threads(before)
+    size = 1024
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    product, limits = (lambda: a @ b), dict[str, float]()
+    for name, num in (("gemm_gflops_1_thread", 1), (f"gemm_gflops_{threads}_threads", threads)):
+        limits[name] = 2e-9 * size**3 / _median_s(product, num)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2)
+    )
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        limits["forward_2x64_batch_8_us"] = 1e6 * _median_s(lambda: net(x))
+    limits["forward_backward_2x64_batch_8_us"] = 1e6 * _median_s(lambda: net(x).sum().backward())
     return limits
 
 
-def _gemm_gflops(size: int = 1024) -> float:
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    return 2e-9 * size**3 / _median_s(lambda: a @ b)
-
-
-def _median_s(call: Callable[[], object], seconds: float = 0.2) -> float:
-    spent: list[float] = []
-    end = time.perf_counter() + seconds
-    call()
-    while time.perf_counter() < end or len(spent) < 5:
-        start = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - start)
-    return sorted(spent)[len(spent) // 2]
+def _median_s(call: Callable[[], object], threads: int = 1) -> float:
+    """The median time of a call on so many threads of torch."""
+    timer = Timer("call()", globals={"call": call}, num_threads=threads)
+    return timer.blocked_autorange(min_run_time=0.2).median

@@ -6,12 +6,11 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from runnel.cli.arguments import read_flags
+from runnel.cli.tables import number_table, wide_console
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject
 from runnel.plan.costs import Costs
@@ -26,9 +25,6 @@ ABOUT = """Simulate a cluster: the real staleness policy and accounting, on simu
 
 Stage costs are those of `--costs FILE` (`runnel plan RECIPE --save FILE` measures them), else SRL's Atari.
 """
-
-WIDTH = 110
-"""Columns that the table needs; a narrower terminal wraps its lines."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +45,7 @@ class SimulateOptions:
 
 def simulate(args: list[str]) -> int:
     """Simulate one cluster, or a sweep of them."""
-    options, config = _parse(args)
+    options, config = read_flags(SimulateOptions, SimConfig(), args, prog="runnel simulate", about=ABOUT)
     costs = Costs.load(options.costs) if options.costs else Costs()
     for text in options.cost:
         name, values = parse_pair("cost", text)
@@ -59,8 +55,7 @@ def simulate(args: list[str]) -> int:
     points = sweep_points(config, costs, options.sweep)
     for point in points:
         point.config.check()
-    console = Console(stderr=options.json, soft_wrap=True)
-    console.width = max(console.width, WIDTH)
+    console = wide_console(stderr=options.json)
     with console.status("simulating") as status:
         results = run_sweep(points, progress=lambda p, v: status.update(_progress(p, v)))
     if options.plot:
@@ -72,21 +67,6 @@ def simulate(args: list[str]) -> int:
         if options.plot:
             console.print(f"plot: {Path(options.plot)}")
     return 0
-
-
-def _parse(args: list[str]) -> tuple[SimulateOptions, SimConfig]:
-    import tyro
-
-    line = dataclasses.make_dataclass(
-        "line",
-        [
-            ("options", Annotated[SimulateOptions, tyro.conf.arg(name="")], dataclasses.field(default_factory=SimulateOptions)),
-            ("run", Annotated[SimConfig, tyro.conf.arg(name="")], dataclasses.field(default_factory=SimConfig)),
-        ],
-        frozen=True,
-    )
-    parsed: Any = tyro.cli(line, args=args, prog="runnel simulate", description=ABOUT)
-    return parsed.options, parsed.run
 
 
 def _progress(point: SweepPoint, version: int) -> str:
@@ -105,25 +85,15 @@ def show(points: Sequence[SweepPoint], results: Sequence[SimResult], console: Co
     """Print a row for each cluster; for a single cluster also the accounting of its rows."""
     swept = list(points[0].setting)
     unit = points[0].costs.unit
-    table = Table(title=f"{points[0].costs.name}, simulated", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in swept:
-        table.add_column(name, no_wrap=True)
-    for name in (f"{unit}/s", "upd/s", "actors", "servers", "trainers", "behind", "most", "dropped", "busiest"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = (f"{unit}/s", "upd/s", "actors", "servers", "trainers", "behind", "most", "dropped", "busiest")
+    table = number_table(f"{points[0].costs.name}, simulated", swept, numbers)
     for point, r in zip(points, results, strict=True):
         u = r.utilisation
         busy = [f"{u[k]:.0%}" if k in u else "" for k in ("actors", "servers", "trainers")]
         dropped = sum(r.accounting.dropped.values()) / max(r.accounting.dispatched, 1)
+        rates = (f"{r.steps_per_s:,.0f}", f"{r.updates_per_s:.2f}")
         lag = (f"{r.mean_staleness:.1f}", str(r.max_staleness))
-        table.add_row(
-            *point.setting.values(),
-            f"{r.steps_per_s:,.0f}",
-            f"{r.updates_per_s:.2f}",
-            *busy,
-            *lag,
-            f"{dropped:.1%}",
-            bottleneck(r),
-        )
+        table.add_row(*point.setting.values(), *rates, *busy, *lag, f"{dropped:.1%}", bottleneck(r))
     console.print(table)
     if len(results) == 1:
         _details(results[0], console)

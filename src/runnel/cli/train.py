@@ -1,4 +1,4 @@
-"""`runnel train` and `runnel resume`: a command line over the recipe's own config."""
+"""`runnel train`, `resume` and `pipeline`: command lines over the config of a recipe or a pipeline."""
 
 from __future__ import annotations
 
@@ -6,38 +6,35 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Any
 
-from runnel.cli.help import print_help
-from runnel.cli.overlay import budgets_named, flags_given, read_overlay
-from runnel.core.config import override, to_data, whole_number
+from runnel.cli.arguments import flag_names, parse
+from runnel.cli.overlay import budgets_named, read_overlay
+from runnel.core.config import override, to_data
 from runnel.core.errors import ConfigError
-from runnel.core.hints import meant, names_of
 from runnel.core.state import JsonObject
 from runnel.graphs.experiment import describe
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.report.write import write_report
 from runnel.run import api, registry
 from runnel.run.launchers import check_ray
-from runnel.run.names import list_recipes
-from runnel.run.trust import check_run, recipe_of
+from runnel.run.names import list_pipelines, list_recipes
+from runnel.run.trust import check_code, recipe_of
 from runnel.run.wiring import place
 from runnel.run.zoo import about_zoo, without_unused
 from runnel.track.folder import RunFolder
 from runnel.track.numbers import seeds_words
-
-if TYPE_CHECKING:  # tyro is slow to import, and `runnel resume --help` does not need it
-    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 TRAIN_HELP = """usage: runnel train RECIPE [--field value ...] [--dry-run] [--seeds N] [--config FILE]
 
 RECIPE is a name or the path of your own file. `runnel train RECIPE --help` lists its fields. Recipes:
 """
 
+PIPELINE_HELP = """usage: runnel pipeline NAME [--field value ...]
 
-Own = TypeVar("Own")
+NAME is a name or the path of your own file. Finished stages are skipped: the same command goes on. Pipelines:
+"""
 COLLAPSED = 3
 """Exit code of a run that `stop_on` has ended."""
 
@@ -73,8 +70,9 @@ def train(args: list[str]) -> int:
     recipe = registry.load_recipe(args[0])
     overlay = read_overlay(args[1:], recipe.name)
     base = override(registry.begin(recipe, overlay | named(args[1:])), overlay)
-    options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
-    config = without_unused(recipe.name, config, given=flags_given(args) | registry.names_given(overlay))
+    about = recipe.module.__doc__ or ""
+    options, config = parse(Options, base, args[1:], prog=f"runnel train {args[0]}", about=about)
+    config = without_unused(recipe.name, config, given=flag_names(args) | registry.names_given(overlay))
     config = one_budget(config, budgets_named(args, overlay))
     if options.seeds < 1:
         raise ConfigError("seeds", options.seeds, "train at least 1")
@@ -96,114 +94,52 @@ def resume(args: list[str]) -> int:
         return 0 if args and args[0] in ("-h", "--help") else 2
     # flags are fields of the recipe, so its code runs before they can be read: trust is checked first
     folder, trust = RunFolder.open(args[0]), "--trust" in args[1:]
-    check_run(folder, trust=trust, given=flags_given(args[1:]), training=True)
-    recipe = registry.load_recipe(recipe_of(folder))
-    base = override(recipe.Config(), folder.read_config())
+    name, saved = recipe_of(folder), folder.read_config()
+    check_code(folder.path, name, saved, trust=trust, given=flag_names(args[1:]), training=True)
+    base = override(registry.load_recipe(name).Config(), saved)
     about = "The fields of the run. What you give is changed, if it may change in the middle of a run (docs/reference/cli.md)."
-    _, config = parse_with(ResumeOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
+    _, config = parse(ResumeOptions, base, args[1:], prog=f"runnel resume {args[0]}", about=about)
     before, after = to_data(base), to_data(config)
     changed = {k: v for k, v in after.items() if v != before[k]}
     return _tell(api.resume(args[0], progress=True, trust=True, **changed))  # trust was checked above, with all flags
 
 
-def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Options, RunConfig]:
-    """Read options and config from flags. Every field of the config is a flag; a nested field has a dot in its name."""
-    return parse_with(Options, base, args, prog=prog, about=about)
-
-
-def parse_with(options: type[Own], base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Own, RunConfig]:
-    """`parse` for a command with its own options, which are a dataclass."""
-    if {"-h", "--help"} & {*args}:
-        print_help(options(), base, prog=prog, about=about)
-        raise SystemExit(0)
+def pipeline(args: list[str]) -> int:
+    """Run a pipeline."""
     import tyro
 
-    args = _joined(args, ("--env-wrapper", "--wrappers"))
-    _refuse_other_names(args, [*(f.name for f in dataclasses.fields(options)), *names_of(base)])  # type: ignore[arg-type]
-    line = dataclasses.make_dataclass(
-        "line",
-        [
-            ("options", Annotated[options, tyro.conf.arg(name="")], dataclasses.field(default_factory=options)),
-            ("run", Annotated[type(base), tyro.conf.arg(name="")], dataclasses.field(default_factory=lambda: base)),
-        ],
-        frozen=True,
+    from runnel.run.pipeline import is_done, load_pipeline, run_pipeline  # it imports what language models need
+
+    if not args or args[0].startswith("-"):
+        print(PIPELINE_HELP + "\n".join(f"  {name:14} {line}" for name, line in list_pipelines().items()))
+        return 0 if args and args[0] in ("-h", "--help") else 2
+    found = load_pipeline(args[0])
+    config: Any = tyro.cli(
+        found.Config,
+        args=args[1:],
+        prog=f"runnel pipeline {args[0]}",
+        description=found.module.__doc__,
+        config=(tyro.conf.AvoidSubcommands,),
     )
-    rules = tyro.constructors.ConstructorRegistry()
-    rules.primitive_rule(_json_rule)
-    rules.primitive_rule(_whole_rule)
-    parsed: Any = tyro.cli(line, args=args, prog=prog, description=about, config=(tyro.conf.AvoidSubcommands,), registry=rules)
-    return parsed.options, parsed.run
+    config.check()
+    stages = list(found.stages(config))
+    runs = run_pipeline(stages, out=config.out, progress=True)
+    for stage, run in zip(stages, runs, strict=False):
+        score = f"evaluation {run.eval['mean']:.4g}" if run.eval is not None else "no evaluation"
+        print(f"{stage.name:12} {run.status}, {run.version} updates, {score}  {run.path}")
+    if runs[-1].status == "collapsed":
+        return COLLAPSED
+    return 0 if len(runs) == len(stages) and is_done(runs[-1]) else 130
 
 
-def _refuse_other_names(args: list[str], known: list[str]) -> None:
-    """Refuse an unknown flag if its name here can be guessed, and suggest that name. tyro reports every other mistake."""
-    for i, arg in enumerate(args):
-        name, _, value = arg.partition("=")
-        field = name.removeprefix("--").replace("-", "_")
-        plain = ".".join(part.removeprefix("no_") for part in field.split("."))
-        if not name.startswith("--") or field == "help" or {field, plain} & set(known):
-            continue
-        if found := [f"--{k.replace('_', '-')}" for k in meant(field, known)]:
-            given = value or (args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else "")
-            raise ConfigError(field, given, f"unknown field; did you mean {' or '.join(found)}?")
-
-
-def _joined(args: list[str], flags: Sequence[str]) -> list[str]:
-    """Join the values of all `flags`, which may occur several times, behind one flag: the last name in `flags`.
-
-    >>> _joined(["--env-wrapper", "a:A", "--seed", "1", "--env-wrapper=b:B"], ("--env-wrapper", "--wrappers"))
-    ['--seed', '1', '--wrappers', 'a:A', 'b:B']
-    """
-    kept: list[str] = []
-    found: list[str] = []
-    taking = False
-    for arg in args:
-        name, equals, value = arg.partition("=")
-        if name in flags:
-            taking, found = True, [*(found or [flags[-1]]), *([value] if equals else [])]
-        elif taking and not arg.startswith("--"):
-            found.append(arg)
-        else:
-            taking = False
-            kept.append(arg)
-    return kept + found
-
-
-def _json_rule(found: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[JsonObject] | None:
-    """tyro rule: a free mapping (`env_kwargs`) is given as one JSON object: --env-kwargs '{"max_steps": 10}'."""
-    import tyro
-
-    if found.type != dict[str, Any]:
-        return None
-
-    def parse_object(words: list[str]) -> JsonObject:
-        value = json.loads(words[0])
-        if not isinstance(value, dict):
-            raise ValueError(f'{words[0]} is not a JSON object; write {{"name": value}}')
-        return value
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=parse_object,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [json.dumps(value)],
-    )
-
-
-def _whole_rule(found: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    """tyro rule: a whole number may also be written as 1e5 or 100_000."""
-    import tyro
-
-    if found.type is not int:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=lambda words: whole_number(words[0]),
-        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
-        str_from_instance=lambda value: [str(value)],
-    )
+def parse_recipe(recipe: registry.Recipe, args: list[str], *, command: str) -> RunConfig:
+    """The config of a command that takes a recipe's fields, and has none of the options of `runnel train`."""
+    about = recipe.module.__doc__ or ""
+    options, config = parse(Options, recipe.Config(), args, prog=f"runnel {command}", about=about)
+    if options != Options():
+        fix = "--dry-run, --seeds and --config belong to `runnel train`; leave them out"
+        raise ConfigError(command.partition(" ")[0], options, fix)
+    return config
 
 
 def named(args: list[str]) -> JsonObject:

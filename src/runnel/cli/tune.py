@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
 from pathlib import Path
 
-from runnel.cli.overlay import budgets_named, flags_given, read_overlay
-from runnel.cli.train import named, parse_with
-from runnel.cli.trusting import add_trust
+from runnel.cli.arguments import add_trust, flag_names, make_parser, parse
+from runnel.cli.overlay import budgets_named, read_overlay
+from runnel.cli.train import named
 from runnel.core.config import override
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.run import registry
@@ -53,8 +52,8 @@ def tune(args: list[str]) -> int:
     over = read_overlay(args[1:], recipe.name, without=("seed",))
     base = override(registry.begin(recipe, over | named(args[1:])), over)
     about = recipe.module.__doc__ or ""
-    options, config = parse_with(TuneOptions, base, args[1:], prog=f"runnel tune {args[0]}", about=about)
-    config = without_unused(recipe.name, config, given=flags_given(args) | registry.names_given(over))
+    options, config = parse(TuneOptions, base, args[1:], prog=f"runnel tune {args[0]}", about=about)
+    config = without_unused(recipe.name, config, given=flag_names(args) | registry.names_given(over))
     config = one_budget(config, budgets_named(args, over))
     setup = make_setup(recipe.name, config, options)
     if options.dry_run:
@@ -71,7 +70,7 @@ def _folder(default: RunConfig, config: RunConfig) -> str:
 
 
 def _resume(args: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="runnel tune", description="Go on with a study where it ended.")
+    parser = make_parser("tune", "Go on with a study where it ended.")
     parser.add_argument("--resume", required=True, metavar="FOLDER", help="the study's folder")
     parser.add_argument("--trials", type=int, help="trials in all, those that are done included")
     parser.add_argument("--workers", type=int, help="trials at the same time")

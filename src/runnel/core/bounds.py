@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from runnel.core import schedule
+from runnel.core.config import Setting, settings_of
 from runnel.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -111,22 +112,19 @@ def check_bounds(config: object, path: str = "") -> None:
     Traceback (most recent call last):
     runnel.core.errors.ConfigError: ppo.clip_range = -1: must be above 0
     """
-    assert dataclasses.is_dataclass(config)
-    for f in dataclasses.fields(config):
-        value, where = getattr(config, f.name), f"{path}{f.name}"
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            check_bounds(value, f"{where}.")
-        elif (bound := bound_of(type(config), f.name)) is not None:
-            _check(type(config), f.name, where, value, bound)
+    for setting in settings_of(config, path):
+        if (bound := bound_of(setting.owner, setting.field)) is not None:
+            _check(setting, bound)
 
 
-def _check(config: type, name: str, where: str, value: object, bound: Bound) -> None:
+def _check(setting: Setting, bound: Bound) -> None:
+    value = setting.value
     if isinstance(value, str):
         if bound.is_schedule:
-            schedule.parse(value, where)
+            schedule.parse(value, setting.name)
         return
     entries = value if isinstance(value, tuple) else (value,)
     if all(bound.holds(x) for x in entries if isinstance(x, int | float)):
         return
     each = "each " if isinstance(value, tuple) else ""
-    raise ConfigError(where, value, each + bound.fix(typing.get_type_hints(config)[name]))
+    raise ConfigError(setting.name, value, each + bound.fix(typing.get_type_hints(setting.owner)[setting.field]))

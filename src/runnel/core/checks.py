@@ -83,9 +83,8 @@ def check_rewards(rewards: object, num_envs: int) -> None:
 
     found = np.asarray(rewards)
     if found.shape != (num_envs,) or found.dtype.kind not in "fiub":
-        raise DataError(
-            f"gave rewards of shape {found.shape} and type {found.dtype}; expected {num_envs} numbers, ({num_envs},)"
-        )
+        gave = f"gave rewards of shape {found.shape} and type {found.dtype}"
+        raise DataError(f"{gave}; expected {num_envs} numbers, ({num_envs},)")
 
 
 def check_tensor_env(env: Any, device: torch.device | str) -> None:

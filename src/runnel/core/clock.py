@@ -1,4 +1,4 @@
-"""The one clock that flow code reads, so that a test can stand still and a simulation can jump."""
+"""The clock of flow code. A test can stop it, and a simulation can set it forward."""
 
 from __future__ import annotations
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from runnel.core.errors import ConfigError, UnusedSettingError
-from runnel.core.hints import meant, names_of
+from runnel.core.hints import meant
 from runnel.core.state import JsonObject, Plain, Settings
 
 C = TypeVar("C")
@@ -35,6 +38,35 @@ def to_data(config: object) -> Plain:
     if isinstance(config, list | tuple):
         return [to_data(v) for v in config]
     return config
+
+
+class Setting(NamedTuple):
+    """One setting of a config. Its dotted name goes through the configs inside; `owner` is the class that has the field."""
+
+    name: str
+    owner: type
+    field: str
+    value: object
+
+
+def settings_of(config: object, path: str = "") -> Iterator[Setting]:
+    """Every setting of a config, and of the configs inside it. `path` is put before the names."""
+    assert dataclasses.is_dataclass(config)
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from settings_of(value, f"{path}{f.name}.")
+        else:
+            yield Setting(f"{path}{f.name}", type(config), f.name, value)
+
+
+def paired(one: object, other: object, name: str = "") -> Iterator[tuple[str, object, object]]:
+    """Dotted name and both values of each setting of two configs of one class. Anything else is one setting, `name`."""
+    if dataclasses.is_dataclass(one) and type(one) is type(other):
+        for f in dataclasses.fields(one):
+            yield from paired(getattr(one, f.name), getattr(other, f.name), f"{name}.{f.name}" if name else f.name)
+    else:
+        yield name, one, other
 
 
 def differences(before: Settings, after: Settings, path: str = "") -> dict[str, tuple[object, object]]:
@@ -68,6 +100,21 @@ def flat(config: Settings, prefix: str = "") -> JsonObject:
     return out
 
 
+def read_table(path: Path, field: str) -> JsonObject:
+    """The table in a TOML file, or the object in a .json file. A `ConfigError` names `field` if the file cannot be read."""
+    if not path.is_file():
+        raise ConfigError(field, str(path), "there is no such file")
+    is_json = path.suffix == ".json"
+    try:
+        text = path.read_text("utf-8")
+        data = json.loads(text) if is_json else tomllib.loads(text)
+    except ValueError as error:  # errors of TOML, JSON and UTF-8 are all ValueErrors
+        raise ConfigError(field, str(path), f"is not {'JSON' if is_json else 'TOML'}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(field, str(path), "must hold a JSON object of names and values")
+    return data
+
+
 def refuse_unused(config: object, unused: Mapping[str, str], path: str = "") -> None:
     """Raise for the first setting in `unused` that does not have its default value.
 
@@ -83,8 +130,8 @@ def refuse_unused(config: object, unused: Mapping[str, str], path: str = "") -> 
     runnel.core.errors.UnusedSettingError: rate = 0.2: nothing is learned; leave it at 0.1
     """
     usual = type(config)()
-    for name, why in unused.items():  # a name may be a whole group: `_both` gives each setting in it
-        for field, value, default in _both(name, _at(config, name), _at(usual, name)):
+    for name, why in unused.items():  # a name may be a whole group: then each setting in it is looked at
+        for field, value, default in paired(_at(config, name), _at(usual, name), name):
             if value != default:
                 raise UnusedSettingError(f"{path}{field}", value, f"{why}; leave it at {default!r}")
 
@@ -98,15 +145,6 @@ def _at(config: object, name: str) -> object:
     for part in name.split("."):
         config = getattr(config, part)
     return config
-
-
-def _both(name: str, value: object, default: object) -> Iterator[tuple[str, object, object]]:
-    """Name, value and default of each setting of a group, or of the one setting that `name` is."""
-    if dataclasses.is_dataclass(value) and type(value) is type(default):
-        for f in dataclasses.fields(value):
-            yield from _both(f"{name}.{f.name}", getattr(value, f.name), getattr(default, f.name))
-    else:
-        yield name, value, default
 
 
 def override(config: C, changes: Settings, path: str = "") -> C:
@@ -126,7 +164,7 @@ def override(config: C, changes: Settings, path: str = "") -> C:
     for key, value in _nest(changes).items():
         where = f"{path}{key}"
         if key not in names:
-            close = " or ".join(f"{path}{name}" for name in meant(key, [*names, *names_of(config)]))
+            close = " or ".join(f"{path}{name}" for name in meant(key, [*names, *(s.name for s in settings_of(config))]))
             hint = f"did you mean {close}?" if close else f"known fields: {', '.join(sorted(names))}"
             raise ConfigError(where, value, f"unknown field; {hint}")
         current = getattr(config, key)

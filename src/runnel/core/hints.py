@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("lr", "actor_lr", "critic_lr"),
@@ -62,17 +61,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Names of settings in other libraries, and our names. Only names that a recipe has are suggested."""
 _MOST = 3
-
-
-def names_of(config: object, path: str = "") -> Iterator[str]:
-    """Every setting of a config by its dotted name."""
-    assert dataclasses.is_dataclass(config)
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            yield from names_of(value, f"{path}{f.name}.")
-        else:
-            yield f"{path}{f.name}"
 
 
 def meant(name: str, known: Iterable[str]) -> list[str]:

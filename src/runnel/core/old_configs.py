@@ -22,15 +22,6 @@ REVALUED: dict[str, list[tuple[object, object]]] = {"compiled": [(None, "auto"),
 """Settings whose values were written otherwise: (old, new)."""
 
 
-def todays_name(setting: str) -> str:
-    """The name that a setting has today, by dotted name.
-
-    >>> todays_name("ppo.clip"), todays_name("ppo.lr")
-    ('ppo.clip_range', 'ppo.lr')
-    """
-    return RENAMED.get(setting, setting)
-
-
 def todays_config(config: Settings) -> JsonObject:
     """A `config.json` of any age, as data, in today's names and values.
 

@@ -27,10 +27,8 @@ class ChildProcess:
     """A child of this process. `code` is its exit code as in `subprocess`, None while it is not known to have ended."""
 
     def __init__(self, pid: int, *, leads_session: bool = False) -> None:
-        self.pid, self.code, self._leads_session = pid, None, leads_session
-
-    pid: int
-    code: int | None
+        self.pid, self._leads_session = pid, leads_session
+        self.code: int | None = None
 
     def _reap(self, *, wait: bool) -> int | None:
         """The exit code, once the child has ended. Afterwards its id may be another process's."""

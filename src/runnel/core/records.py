@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, DataError
-
-SOURCES = ("online", "offline", "demonstration", "human", "teacher", "model", "peer")
-Source = Literal["online", "offline", "demonstration", "human", "teacher", "model", "peer"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,6 @@ class StreamSpec:
     readers: tuple[str, ...] = ("trainer",)
     lossy_readers: tuple[str, ...] = ()
     num_writers: int = 1
-    policy_name: str = "policy"
-    source: Source = "online"
     device: str = "cpu"
     feedback: Mapping[str, FieldSpec] = field(default_factory=dict)
     """Fields that readers send back for each segment (priorities, success). Their memory is next to the segment."""
@@ -99,11 +93,8 @@ class StreamSpec:
         if twice := [name for name in self.all_readers if self.all_readers.count(name) > 1]:
             raise ConfigError(f"{self.name}.readers", self.all_readers, f"{twice[0]!r} is named twice; name each reader once")
         if self.capacity < self.batch_segments:
-            raise ConfigError(
-                f"{self.name}.capacity",
-                self.capacity,
-                f"a batch needs {self.batch_segments} segments at once; use at least that",
-            )
+            fix = f"a batch needs {self.batch_segments} segments at once; use at least that"
+            raise ConfigError(f"{self.name}.capacity", self.capacity, fix)
 
     def allocate(self) -> Batch:
         """Fresh memory for one segment at full size."""

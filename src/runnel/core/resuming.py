@@ -7,9 +7,10 @@ A field that no table names must keep its value too. So a new setting cannot be 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from runnel.core.config import paired
 from runnel.core.errors import ConfigError
 
 
@@ -66,7 +67,10 @@ def check_changes(before: object, after: object, run: str) -> dict[str, tuple[ob
     differ.
     """
     found: dict[str, tuple[object, object, str]] = {}
-    for name, rule, old, new in _changed(before, after):
+    for name, old, new in paired(before, after):
+        if old == new:
+            continue
+        rule = rule_at(before, name)
         if _moved(old, new):
             found[name] = (old, new, "is the same at another place")
         elif rule.may_change:
@@ -75,16 +79,6 @@ def check_changes(before: object, after: object, run: str) -> dict[str, tuple[ob
             fix = f"this run has {old!r} and keeps it: {rule.text}; for another value start a new run with --init-from {run}"
             raise ConfigError(name, new, fix)
     return found
-
-
-def _changed(before: object, after: object, path: str = "") -> Iterator[tuple[str, ResumeRule, object, object]]:
-    assert dataclasses.is_dataclass(before)
-    for f in dataclasses.fields(before):
-        old, new = getattr(before, f.name), getattr(after, f.name)
-        if dataclasses.is_dataclass(old) and type(old) is type(new):
-            yield from _changed(old, new, f"{path}{f.name}.")
-        elif old != new:
-            yield f"{path}{f.name}", rule_of(type(before), f.name) or UNKNOWN, old, new
 
 
 def _moved(old: object, new: object) -> bool:

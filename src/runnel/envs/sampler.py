@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.evaluation import AgentRoute, route
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_rng, rng_state, set_rng_state
-from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
 from runnel.core.worker import progressed

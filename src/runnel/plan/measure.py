@@ -31,6 +31,7 @@ from runnel.plan.costs import Costs, LinearCost
 from runnel.plan.watch import KeepingReader, TimedClient
 from runnel.run import registry
 from runnel.run.group import ProcessGroup
+from runnel.run.launchers.inproc import torch_threads
 from runnel.run.ledger import Ledger
 from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
@@ -46,26 +47,21 @@ PAUSE_S = 2e-3
 
 def measure(recipe: str, config: RunConfig, *, seconds: float = 2.0) -> Costs:
     """Run the recipe in this process: a warm-up of about `seconds`, the same time measured, then single parts one by one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.placement.threads)
-    try:
-        with tempfile.TemporaryDirectory(prefix="runnel-plan-") as out:
-            return _Measurement(recipe, registry.build(recipe, plain(config)), RunFolder.create(out, "plan")).run(seconds)
-    finally:
-        torch.set_num_threads(threads)
+    with torch_threads(config.placement.threads), tempfile.TemporaryDirectory(prefix="runnel-plan-") as out:
+        return _Measurement(recipe, registry.build(recipe, plain(config)), RunFolder.create(out, "plan")).run(seconds)
+
+
+def endless(config: RunConfig) -> RunConfig:
+    """The config for a run without an end, evaluations, checkpoints and sinks."""
+    config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
+    config = replace(config, eval=EvalConfig(episodes=0), track=(), sinks=SinksConfig())
+    return override(config, {"checkpoint": {"every": 0}})
 
 
 def plain(config: RunConfig) -> RunConfig:
-    """The config for a run in one process without an end, evaluations, checkpoints and sinks."""
-    config = replace(config, launcher="inproc", total_steps=None, total_updates=ENDLESS, total_tokens=None)
-    config = replace(config, eval=EvalConfig(episodes=0))
-    quiet = {
-        "track": [],
-        "sinks": SinksConfig(),
-        "checkpoint": {"every": 0},
-        "placement": {"policy_workers": 0, "reference_workers": 0, "trainers": 1},
-    }
-    return override(config, quiet)
+    """`endless`, in one process."""
+    alone = {"policy_workers": 0, "reference_workers": 0, "trainers": 1}
+    return override(endless(config), {"launcher": "inproc", "placement": alone})
 
 
 class _Measurement:

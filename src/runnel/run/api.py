@@ -33,7 +33,7 @@ from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.nets.policy import EnvPolicy
 from runnel.report.write import write_report
 from runnel.run import registry
-from runnel.run.best import BestParams, best_of
+from runnel.run.best import BestParams
 from runnel.run.budget import moved_schedules, rounded_up
 from runnel.run.checkpoint import Checkpoints, Manifest, read_params
 from runnel.run.dataflow import dataflow
@@ -49,6 +49,7 @@ from runnel.run.warm import MODEL, warm_params
 from runnel.run.wiring import place
 from runnel.run.zoo import about_zoo
 from runnel.track.collapse import Watcher
+from runnel.track.files import replace_file
 from runnel.track.folder import Row, RunFolder, run_name
 from runnel.track.live import LiveView, is_watched
 from runnel.track.media import EpisodeFiles
@@ -59,24 +60,9 @@ FRESH_ROUND = 1 << 20
 """Evaluations during a run count up from 0. Those by hand start here, so that they play other episodes."""
 
 
-def _launch_ray(session: Session) -> str:
-    from runnel.run.launchers import ray
-
-    return ray.launch(session)
-
-
-def _check_launcher(config: RunConfig) -> None:
-    """Refuse a launcher whose package is not there, before anything is written."""
-    if config.launcher == "ray":
-        check_ray("launcher")
-
-
-LAUNCHERS: dict[str, Callable[[Session], str]] = {"inproc": inproc.launch, "local": local.launch, "ray": _launch_ray}
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that has ended: where it lies, how it ended, what its last evaluation said."""
+    """A run that has ended: its folder, how it ended, and its last evaluation."""
 
     path: Path
     status: str
@@ -87,12 +73,12 @@ class Run:
     eval: Row | None
     train_s: float
     collapses: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What was told of each kind of collapse that is not over (docs/guides/collapse.md); empty for a run that went well."""
+    """The warning of each kind of collapse that has not ended (docs/guides/collapse.md); empty for a run that went well."""
     interrupted: bool = False
     """Somebody stopped it from outside (Ctrl-C, SIGTERM, `runnel stop`, the board): `resume` goes on."""
 
     def __fspath__(self) -> str:
-        """Its folder: what takes the path of a run takes the run too."""
+        """The path of its folder, so a run can be given wherever the path of one is accepted."""
         return str(self.path)
 
     def rows(self, kind: str = "update") -> list[Row]:
@@ -106,7 +92,8 @@ class Run:
     @property
     def best(self) -> Row | None:
         """Version and mean of the best evaluation whose parameters are kept."""
-        return best_of(RunFolder(self.path).best)
+        best = BestParams(RunFolder(self.path).best).best()
+        return None if best is None else {"version": best.version, "mean": best.mean}
 
 
 def train(
@@ -149,12 +136,10 @@ def train_config(
     refuse_while_loading("rl.train_config")
     with user_objects.live_objects(objects or {}, config.launcher):
         config.check()
-        _check_sinks(config)
-        _check_launcher(config)
+        _check_packages(config)
         config, told = config.settle()
         experiment = registry.build(recipe, config)
-        _check_recording(experiment)
-        check_disk(experiment)
+        _check_machine(experiment)
         odd, (notes, warned) = _warn(experiment.look()), _about_budget(experiment)
         warm, fell_back = warm_params(experiment)
         folder = _create_folder(recipe, experiment, command)
@@ -167,21 +152,15 @@ def train_config(
 
 
 def _about_budget(experiment: Experiment) -> tuple[list[str], list[str]]:
-    """Notes and warnings about a budget that comes to more than was asked for."""
+    """Notes and warnings about a budget whose last update goes beyond it."""
     text, much = rounded_up(experiment)
     if much:
         return [], _warn([text])
     return [text] if text else [], []
 
 
-def _check_sinks(config: RunConfig) -> None:
-    """Refuse sinks that are not there, before anything is written."""
-    for name in config.track:
-        find_sink(name)
-
-
 def _warn(texts: list[str]) -> list[str]:
-    """Warn of `texts` at once; they are told in the run's events too."""
+    """Warn of `texts` now. The run's events will have them too."""
     for text in texts:
         warnings.warn(text, stacklevel=4)
     return texts
@@ -209,11 +188,9 @@ def resume(
     with user_objects.live_objects(objects, config.launcher), _told_of_disk(folder), folder.held():
         found = Checkpoints(folder.checkpoints).newest()
         _check_unspent(found[1], config)
-        _check_sinks(config)
-        _check_launcher(config)
+        _check_packages(config)
         experiment = registry.build(module.name, config)
-        _check_recording(experiment)
-        check_disk(experiment, held=sum(size for _, size in folder.checkpoint_sizes()))
+        _check_machine(experiment, held=sum(size for _, size in folder.checkpoint_sizes()))
         session = _open_session(experiment, folder, callbacks)
         session.hold()
         with _put_back(session, (folder.config, folder.info)):
@@ -242,7 +219,7 @@ def _told_of_disk(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _put_back(session: Session, paths: Sequence[Path]) -> Iterator[None]:
-    """A resume that fails before its workers are set up leaves `paths` as they were, and names what does not fit."""
+    """If a resume fails before its workers are set up, write the old content of `paths` back, and explain what does not fit."""
     before = {path: path.read_bytes() for path in paths}
     try:
         yield
@@ -250,17 +227,10 @@ def _put_back(session: Session, paths: Sequence[Path]) -> Iterator[None]:
         if not session.started:
             for path, data in before.items():
                 if path.read_bytes() != data:
-                    _write_back(path, data)
+                    with suppress(OSError):  # a full disk: the file then stays as it is
+                        replace_file(path, data)
             _explain_misfit(error)
         raise
-
-
-def _write_back(path: Path, data: bytes) -> None:
-    """Write to a file beside `path`, then rename. On a full disk the old file stays whole."""
-    with suppress(OSError):
-        old = path.with_name(path.name + ".old")
-        old.write_bytes(data)
-        old.replace(path)
 
 
 def load(run: str | Path, *, best: bool = False, trust: bool = False, **settings: object) -> Policy:
@@ -365,7 +335,7 @@ def record(
     if episodes < 1:
         raise ConfigError("episodes", episodes, "record at least 1")
     experiment = registry.build_saved(module.name, override(override(module.Config(), saved), asked), asked)
-    _check_recording(experiment)
+    _check_recorder(experiment)
     spec = experiment.evaluation
     assert spec is not None, "the experiment has checked it"
     assert spec.recorder is not None, "the experiment has checked it"
@@ -381,7 +351,7 @@ def record(
 
 
 def _steps_at(folder: RunFolder, version: int) -> int:
-    """Environment steps of a run at a version of which there are parameters: its checkpoint says it, or its evaluation."""
+    """Environment steps of a run at a version with saved parameters. The checkpoint has them, or the row of its evaluation."""
     manifest = Checkpoints(folder.checkpoints).newest(("params",))[1]
     if manifest["version"] == version:
         return int(manifest["steps"])
@@ -436,35 +406,45 @@ def _open_run(run: str | Path, *, trust: bool = False, given: Collection[str] = 
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:
-    config, now = experiment.config, datetime.now()
+    """Make the folder of a new run, with its config.json and run.json."""
+    config, now, (graph, flow) = experiment.config, datetime.now(), _graph(experiment)
     name = config.name or run_name(Path(recipe).stem, experiment.title, seed=config.seed, when=now)
     folder = RunFolder.create(config.out, name)
     try:
-        _describe(folder, recipe, experiment, command, now)
+        folder.write_config(to_data(config))
+        folder.write_run_info(
+            recipe=recipe,
+            command=command or " ".join(sys.argv),
+            seed=config.seed,
+            created=now,
+            subject=experiment.title,
+            graph=graph,
+            dataflow=flow,
+        )
     except DiskError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise ConfigError("out", config.out, f"{error}; free some, or give another place") from error
     return folder
 
 
-def _describe(folder: RunFolder, recipe: str, experiment: Experiment, command: str, now: datetime) -> None:
-    config, (graph, flow) = experiment.config, _graph(experiment)
-    folder.write_config(to_data(config))
-    folder.write_run_info(
-        recipe=recipe,
-        command=command or " ".join(sys.argv),
-        seed=config.seed,
-        created=now,
-        subject=experiment.title,
-        graph=graph,
-        dataflow=flow,
-    )
+def _check_packages(config: RunConfig) -> None:
+    """Refuse sinks and a launcher that are not installed, before anything is built."""
+    for name in config.track:
+        find_sink(name)
+    if config.launcher == "ray":
+        check_ray("launcher")
 
 
-def _check_recording(experiment: Experiment) -> None:
-    """Refuse videos that could not be made, before anything starts."""
+def _check_machine(experiment: Experiment, *, held: int = 0) -> None:
+    """Refuse videos that cannot be made here, and checkpoints that will not fit on the disk. `held` is as for `check_disk`."""
+    if experiment.config.record.videos:
+        _check_recorder(experiment)
+    check_disk(experiment, held=held)
+
+
+def _check_recorder(experiment: Experiment) -> None:
     spec = experiment.evaluation
-    if experiment.config.record.videos and spec is not None and spec.check_recorder is not None:
+    if spec is not None and spec.check_recorder is not None:
         spec.check_recorder()
 
 
@@ -500,8 +480,6 @@ def _watcher(experiment: Experiment) -> Watcher:
 
 def _run(session: Session, *, progress: bool | None) -> Run:
     experiment, folder, ledger = session.experiment, session.folder, session.ledger
-    config = experiment.config
-
     ledger.view = _view(experiment) if progress or (progress is None and is_watched()) else None
     session.when_started(lambda: ledger.attach(_open_sinks(session)))
     for text in session.notes:
@@ -515,7 +493,7 @@ def _run(session: Session, *, progress: bool | None) -> Run:
         _open_control(session)
         tell_job(folder.path)
         with catch_signals(session.interrupted):
-            status = LAUNCHERS[config.launcher](session)
+            status = _launch(session)
         if experiment.export is not None and status != "interrupted":
             _export_own(session)
     except BaseException as error:
@@ -539,6 +517,16 @@ def _run(session: Session, *, progress: bool | None) -> Run:
     counts = (ledger.version, ledger.steps, ledger.tokens)
     end = make_end(status)
     return Run(folder.path, end["status"], *counts, ledger.last_eval, seconds, dict(ledger.collapses), end["interrupted"])
+
+
+def _launch(session: Session) -> str:
+    """Run the session on its launcher; returns the status."""
+    launcher = session.experiment.config.launcher
+    if launcher == "ray":
+        from runnel.run.launchers import ray  # an extra: imported only for runs that use it
+
+        return ray.launch(session)
+    return inproc.launch(session) if launcher == "inproc" else local.launch(session)
 
 
 def _open_sinks(session: Session) -> list[GuardedSink]:
@@ -602,9 +590,7 @@ def _explain_misfit(error: BaseException) -> None:
 
 
 def _view(experiment: Experiment) -> LiveView:
+    """The live view, in the unit of the first budget that is set. A config without a budget was refused."""
     config = experiment.config
-    for unit in ("steps", "tokens", "updates"):
-        total = getattr(config, f"total_{unit}")
-        if total:
-            return LiveView(title=experiment.title, total=total, unit=unit)
-    raise ConfigError("total_steps", None, "a run needs a budget; set total_steps, total_updates or total_tokens")
+    unit = next(unit for unit in ("steps", "tokens", "updates") if getattr(config, f"total_{unit}"))
+    return LiveView(title=experiment.title, total=getattr(config, f"total_{unit}"), unit=unit)

@@ -1,8 +1,8 @@
-"""The parameters that did best in an evaluation, kept beside the newest checkpoints: `best/<version>` in the run's folder.
+"""The parameters with the best evaluation, kept beside the newest checkpoints: `best/<version>` in the run's folder.
 
-Each is written like a checkpoint (`checkpoint.py`: atomically, with the SHA-256 of its file), by whoever evaluates, where the
-parameters are. The folder is all that is known: the best is the one with the highest mean, of several the newest. A run that
-goes back to an older checkpoint goes back to the best of then; so older ones stay as long as a kept checkpoint may need them.
+The evaluator writes them like a checkpoint (`checkpoint.py`: atomically, with the SHA-256 of its file). The folder is the only
+state: the best version is the one with the highest mean, and of equal ones the newest. A run that goes back to an older
+checkpoint goes back to the best version of that time, so a version stays while a kept checkpoint may need it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from torch import Tensor
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import CheckpointError, DiskError
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_params, verify, write_parts
-from runnel.track.folder import Row
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Parameters that are kept: their version, and the mean of its evaluation."""
+    """Kept parameters: their folder, their version, and the mean of its evaluation."""
 
     path: Path
     version: int
@@ -43,7 +42,7 @@ class BestParams:
         self._files = Checkpoints(folder, keep=sys.maxsize)
 
     def offer(self, version: int, returns: Sequence[float], params: Mapping[str, Tensor]) -> str:
-        """Keep the parameters of a version that was evaluated, if none did better; returns what to tell where that failed."""
+        """Keep the parameters of an evaluated version if none was better. Returns a warning if they could not be written."""
         mean, best = sum(returns) / max(len(returns), 1), self.best()
         if not returns or not math.isfinite(mean) or (best is not None and (mean, version) <= (best.mean, best.version)):
             return ""
@@ -68,11 +67,11 @@ class BestParams:
         return found
 
     def best(self, until: float = math.inf) -> Kept | None:
-        """The best of versions `until` so many; of equal ones the newest."""
+        """The best of the versions up to `until`; of equal ones the newest."""
         return max((k for k in self.kept() if k.version <= until), key=lambda k: (k.mean, k.version), default=None)
 
     def load(self) -> tuple[ParamSet, Kept]:
-        """The best parameters, verified; a `CheckpointError` where there are none, or they are damaged."""
+        """The best parameters, verified. Raises a `CheckpointError` if there are none, or if they are damaged."""
         best = self.best()
         if best is None:
             raise CheckpointError(
@@ -83,20 +82,14 @@ class BestParams:
         return ParamSet(best.version, read_params(best.path)), best
 
     def cut(self, version: int) -> None:
-        """Delete what is newer than `version`, because the run has gone back to it."""
+        """Delete versions newer than `version`, because the run has gone back to it."""
         for one in self.kept():
             if one.version > version:
                 shutil.rmtree(one.path)
 
     def prune(self, versions: Iterable[int]) -> None:
-        """Keep the best, and what was the best at each of `versions`: a run may go back to those."""
+        """Delete versions that are not the best now, and were not the best at any of `versions`, to which a run may go back."""
         needed = {best.path for until in (*versions, math.inf) if (best := self.best(until)) is not None}
         for one in self.kept():
             if one.path not in needed:
                 shutil.rmtree(one.path)
-
-
-def best_of(folder: Path) -> Row | None:
-    """Version and mean of the best that is kept in a run's folder; None if there is none."""
-    best = BestParams(folder).best()
-    return None if best is None else {"version": best.version, "mean": best.mean}

@@ -6,20 +6,16 @@ run has the values that it would have had with that budget from its start, and n
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from runnel.core import schedule
+from runnel.core.config import settings_of
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import LagRule, ReplayRatioRule
 from runnel.flow.workers.trainer import Budget
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run.checkpoint import Manifest
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 MUCH = 1.1
 """A budget that is exceeded by more than this factor is warned of."""
@@ -65,14 +61,11 @@ def _progress(config: RunConfig, manifest: Manifest) -> float:
     return budget.progress(steps=manifest["steps"], updates=manifest["version"], tokens=manifest["tokens"])
 
 
-def _schedules(config: DataclassInstance, path: str = "") -> Iterator[tuple[str, str]]:
+def _schedules(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Dotted name and text of every setting that is a schedule."""
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from _schedules(value, f"{path}{f.name}.")
-        elif isinstance(value, str) and value.strip().startswith("linear(") and _is_schedule(value):
-            yield f"{path}{f.name}", value
+    for setting in settings_of(config):
+        if isinstance(text := setting.value, str) and text.strip().startswith("linear(") and _is_schedule(text):
+            yield setting.name, text
 
 
 def _is_schedule(text: str) -> bool:

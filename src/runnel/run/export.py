@@ -35,7 +35,7 @@ LIBRARIES = ("runnel", "torch", "onnx", "onnxruntime", "onnxscript", "numpy")
 
 
 def export_policy(policy: EnvPolicy, folder: Path, *, format: str, about: Mapping[str, object]) -> Path:
-    """Write `policy` into `folder` in one of the formats of `FILES`; what was written is compared with the policy first.
+    """Write `policy` into `folder` in one of the formats of `FILES`, and compare the file with the policy.
 
     `about` (run, recipe, environment, version) goes into policy.json. Returns the folder.
     """
@@ -54,7 +54,7 @@ def export_policy(policy: EnvPolicy, folder: Path, *, format: str, about: Mappin
 
 
 def check_model_folder(folder: Path) -> None:
-    """A model folder is written anew: refuse one that holds anything else."""
+    """Refuse an existing folder that holds anything but a model: its files would be replaced."""
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.json").is_file())):
         raise ConfigError("folder", str(folder), "is there already and is no model folder; give a new one")
 
@@ -67,7 +67,7 @@ def _program(graph: PolicyGraph) -> torch.export.ExportedProgram:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(graph, graph.example(), dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # whatever a user's own network does that cannot be traced
+    except Exception as error:  # a user's own network may do anything that cannot be traced
         why = f"its network cannot be taken as one graph: {_first_line(error)}"
         fix = "a network must be torch operations on tensors alone (no numpy, no `if` on values)"
         raise ConfigError("run", type(graph.net).__name__, f"{why}; {fix}") from error
@@ -97,15 +97,14 @@ def _write_onnx(graph: PolicyGraph, program: torch.export.ExportedProgram, path:
             assert made is not None, "the dynamo exporter gives a program"
             made.save(str(path), external_data=False)
     except Exception as error:
-        raise ConfigError(
-            "format", "onnx", f"torch cannot write this network as ONNX: {_first_line(error)}; use torch"
-        ) from error
+        fix = f"torch cannot write this network as ONNX: {_first_line(error)}; use torch"
+        raise ConfigError("format", "onnx", fix) from error
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, {name: x.numpy() for name, x in zip(graph.inputs, inputs, strict=True)})
 
 
 def _compare(graph: PolicyGraph, run: Runner, path: Path) -> None:
-    """A file that does not act as the policy does is removed."""
+    """Delete the file and raise if its actions are not those of the policy."""
     for seed, num in enumerate(BATCHES):
         inputs = graph.example(num, seed=seed)
         with torch.no_grad():
@@ -113,9 +112,8 @@ def _compare(graph: PolicyGraph, run: Runner, path: Path) -> None:
         for name, want, got in zip(graph.outputs, wanted, run(inputs), strict=True):
             if not np.allclose(np.asarray(got), want.numpy(), atol=TOLERANCE, rtol=TOLERANCE):
                 path.unlink()
-                raise ConfigError(
-                    "format", path.name, f"what was written gives another {name!r} than the policy; use another format"
-                )
+                fix = f"the written file gives another {name!r} than the policy; use another format"
+                raise ConfigError("format", path.name, fix)
 
 
 def _describe(graph: PolicyGraph, folder: Path, format: str, about: Mapping[str, object]) -> None:
@@ -151,7 +149,7 @@ def _array(spec: ArraySpec) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _silent(logger: str) -> Iterator[None]:
-    """Without warnings of a library that are of no use to who exports."""
+    """Hide a library's warnings in the block: the person who exports can do nothing about them."""
     found = [logging.getLogger(name) for name in (logger, f"{logger}._registration")]
     before = [log.level for log in found]
     for log in found:

@@ -1,4 +1,5 @@
-"""Everything that has a name, with a line each. Nothing here loads what it names, so `runnel list` starts without torch."""
+"""Names of recipes, pipelines, algorithms, engines and tasks, each with a line. Nothing is imported, so `runnel list` starts
+without torch."""
 
 from __future__ import annotations
 
@@ -61,9 +62,13 @@ ALGORITHMS = {
     "aipo": "policy gradient with truncated importance weights, asynchronous (llm/algorithms/aipo.py)",
     "decoupled": "PPO around a recent policy, asynchronous: AReaL's loss (llm/algorithms/decoupled.py)",
 }
-ENGINES = {"native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder"}
+ENGINES = {
+    "native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder",
+    "hf": "plain transformers, one request at a time: slow, the reference for other engines (--engine.kind hf)",
+    "vllm": "vLLM in a child process with its own interpreter (--engine.kind vllm)",
+}
 JOB_RUN = "run folder: "
-"""A job of a cluster prints a line that begins so, with the folder of its run; `runnel stop JOB` looks for it."""
+"""A job of a cluster prints this text and the folder of its run on a line, which `runnel stop JOB` reads."""
 
 
 def summary_of(module: str) -> str:
@@ -86,7 +91,7 @@ def list_pipelines() -> dict[str, str]:
 
 
 def list_tasks() -> dict[str, str]:
-    """Built-in text tasks, with the first line of what they say of themselves."""
+    """Built-in text tasks, each with the first line of its docstring."""
     from runnel.llm.tasks import TASKS
 
     page = "docs/guides/tasks-and-data.md"

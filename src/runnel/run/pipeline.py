@@ -7,7 +7,6 @@ command.
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runnel.core.config import differences, to_data
+from runnel.core.config import differences, flat, to_data
 from runnel.core.errors import ConfigError
-from runnel.core.resolve import load_module
 from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.llm.learning.learner import TokenLearnerConfig
@@ -28,7 +26,8 @@ from runnel.run.names import PIPELINES
 from runnel.run.trust import runs_the_same
 from runnel.run.warm import MODEL
 from runnel.track.folder import RunFolder
-from runnel.track.status import has_ended, read_end
+from runnel.track.history import load_history
+from runnel.track.status import has_ended
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """What every pipeline can be told."""
+    """The settings of every pipeline."""
 
     out: str = "runs/pipeline"
     """Folder of the pipeline; each stage has its own in it. Start again with the same one to go on."""
@@ -60,8 +59,8 @@ class PipelineConfig:
 def learner_settings(
     config: TokenLearnerConfig, *, rollouts: bool = False, reference: bool = False, critic: bool = False
 ) -> State:
-    """Settings of a learner for a stage that has rollouts, a reference policy, a critic: what it has no use for, and so would
-    refuse, is left out."""
+    """Settings of a learner for a stage with or without rollouts, a reference policy and a critic. Settings that the stage
+    would not use are left out, because it would refuse them."""
     found: State = to_data(config)
     without = ["sft_lr"] + ([] if rollouts else ["temperature", "max_mismatch"]) + ([] if critic else ["critic_lr"])
     if not reference:
@@ -72,7 +71,7 @@ def learner_settings(
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline that has been found: a module with `Config` (over `PipelineConfig`) and `stages(config)`."""
+    """A loaded pipeline: a module with `Config` (over `PipelineConfig`) and `stages(config)`."""
 
     name: str
     module: ModuleType
@@ -82,15 +81,8 @@ class Pipeline:
 
 def load_pipeline(name: str) -> Pipeline:
     """The pipeline called `name`, or the one in the file `name`."""
-    if name.endswith(".py"):
-        module = load_module(name, "pipeline")
-    elif name in PIPELINES:
-        module = importlib.import_module(PIPELINES[name])
-    else:
-        raise ConfigError("pipeline", name, f"unknown; use one of {', '.join(PIPELINES)}, or the path of your own .py file")
-    for part in ("Config", "stages"):
-        if not hasattr(module, part):
-            raise ConfigError("pipeline", name, f"the file defines no {part}; see docs/guides/pipelines.md")
+    parts = ("Config", "stages")
+    module = registry.find_module(name, PIPELINES, field="pipeline", parts=parts, page="docs/guides/pipelines.md")
     return Pipeline(name, module, module.Config, module.stages)
 
 
@@ -110,12 +102,12 @@ def run_pipeline(stages: Sequence[Stage], *, out: str | Path, progress: bool | N
 
 
 def is_done(run: api.Run) -> bool:
-    """Whether the next stage may build on it."""
+    """Whether the next stage may start from this run."""
     return run.status in ("finished", "solved", "stopped") and not run.interrupted
 
 
 def _check(stages: Sequence[Stage]) -> None:
-    """Names are unique, and refer to stages that come before."""
+    """Refuse a name that two stages have, and one that refers to no earlier stage."""
     known: set[str] = {"self"}
     for stage in stages:
         if stage.name in known or not re.fullmatch(r"[\w.-]+", stage.name):
@@ -128,8 +120,7 @@ def _check(stages: Sequence[Stage]) -> None:
 
 
 def _texts(settings: Mapping[str, object]) -> list[str]:
-    nested = [_texts(v) for v in settings.values() if isinstance(v, Mapping)]
-    return [v for v in settings.values() if isinstance(v, str)] + [text for some in nested for text in some]
+    return [value for value in flat(settings).values() if isinstance(value, str)]
 
 
 def _filled(settings: Mapping[str, object], folders: Mapping[str, str]) -> dict[str, object]:
@@ -152,8 +143,8 @@ def _configured(stage: Stage, folders: Mapping[str, Path]) -> RunConfig:
 
 
 def _check_stage(stage: Stage, stages: Sequence[Stage], folders: Mapping[str, Path]) -> None:
-    """Raise a `ConfigError` that names the stage for settings that cannot work, as far as that can be known before the stages
-    before it have run. What was begun keeps its settings."""
+    """Raise a `ConfigError` that names the stage, for settings that cannot work; what depends on stages that have not run is
+    not checked. A stage that has run keeps its settings."""
     try:
         config = _configured(stage, folders)
         config.check()
@@ -166,12 +157,13 @@ def _check_stage(stage: Stage, stages: Sequence[Stage], folders: Mapping[str, Pa
 
 
 def _stand_in(stage: Stage, stages: Sequence[Stage], folders: Mapping[str, Path]) -> Stage | None:
-    """The stage as it can be built now. Where it takes its model from an earlier stage that has not run, it takes what that one
-    starts from, which has the same tokenizer and sizes, and it goes without a reward model that is not there yet. None if it
-    needs something else that is not there."""
+    """The stage in a form that can be built now; None if it needs other results of stages that have not run.
+
+    In place of the model that such a stage will leave, it has the one that this stage starts from: the tokenizer and the sizes
+    are the same. A reward model that does not exist yet is left out."""
     settings = dict(stage.settings)
     for key, value in stage.settings.items():
-        missing = [n for text in _texts({key: value}) for n in _names(text) if n != "self" and not _over(folders[n])]
+        missing = [n for text in _texts({key: value}) for n in _names(text) if n != "self" and _done(folders[n]) is None]
         if not missing:
             continue
         if key == "model" and value == f"{{{missing[0]}}}/{MODEL}":
@@ -193,50 +185,42 @@ def _names(text: str) -> list[str]:
 
 
 def _stage(stage: Stage, folders: Mapping[str, Path], *, progress: bool | None) -> api.Run:
-    """The run of a stage: as it was left if it is done, resumed if it was begun, else from its start."""
+    """The run of a stage. A finished stage is not run again; an unfinished one is resumed."""
     folder, config = folders[stage.name], _configured(stage, folders)
     if _begun(folder):
-        return _done(folder) or _resume(folder, progress=progress, trust=_is_stage(folder, stage, config))
+        if (done := _done(folder)) is not None:
+            return done
+        # code that this stage names too was named by the user, whose pipeline it is
+        trust = runs_the_same(RunFolder(folder), registry.load_recipe(stage.recipe).name, to_data(config))
+        return _resume(folder, progress=progress, trust=trust)
     if folder.is_dir():
-        with RunFolder(folder).held():  # not from under another process
-            shutil.rmtree(folder)  # it ended before its first update, or its first checkpoint: nothing to go on from
+        with RunFolder(folder).held():  # refuses a folder in which another process trains
+            shutil.rmtree(folder)  # it ended before its first checkpoint, so there is nothing to resume
     return api.train_config(stage.recipe, config, progress=progress)
 
 
 def _begun(folder: Path) -> bool:
-    """Whether a stage is done, or has a checkpoint with at least one update to go on from."""
+    """Whether a stage is done, or has a checkpoint after at least one update."""
     if not folder.is_dir():
         return False
     saved = Checkpoints(RunFolder(folder).checkpoints).finished()
-    return _over(folder) or any(int(path.name[:9]) > 0 for path in saved)
-
-
-def _over(folder: Path) -> bool:
-    """Whether a stage is done, and has left what others take from it."""
-    return folder.is_dir() and _done(folder) is not None
+    return _done(folder) is not None or any(int(path.name[:9]) > 0 for path in saved)
 
 
 def _done(folder: Path) -> api.Run | None:
-    """The run of a finished stage, from its files."""
-    rows = RunFolder(folder).read_rows()[0]
-    events = [r for r in rows if r["kind"] == "event"]
-    ends = [read_end(r, str(events[-1].get("text", "")) if events else "") for r in rows if r["kind"] == "end"]
-    if not ends or not has_ended(ends[-1]) or ends[-1]["status"] == "collapsed":
+    """The run of a finished stage, from its files; None if it has not finished, or has collapsed."""
+    if not RunFolder(folder).metrics.is_file():
         return None
-    evals = [r for r in rows if r["kind"] == "eval"]
-    last = [r for r in rows if r["kind"] == "update"][-1]
-    return api.Run(
-        folder, ends[-1]["status"], last["version"], last["steps"], last["tokens"], evals[-1] if evals else None, 0.0
-    )
-
-
-def _is_stage(folder: Path, stage: Stage, config: RunConfig) -> bool:
-    """Whether the run in `folder` runs code of this stage alone, which the user's pipeline names."""
-    return runs_the_same(RunFolder(folder), registry.load_recipe(stage.recipe).name, to_data(config))
+    history = load_history(folder)
+    status = str(history.end.get("status", ""))
+    if not has_ended(history.end) or status == "collapsed":
+        return None
+    last, evals = history.updates[-1], history.evals
+    return api.Run(folder, status, last["version"], last["steps"], last["tokens"], evals[-1] if evals else None, 0.0)
 
 
 def _resume(folder: Path, *, progress: bool | None, trust: bool) -> api.Run:
-    """Go on with a stage. One that was killed after its last update has spent its budget: only its model is written again."""
+    """Resume a stage. One that was killed after its last update has no budget left: then only its model is written."""
     try:
         return api.resume(folder, progress=progress, trust=trust)
     except ConfigError as error:
@@ -248,7 +232,7 @@ def _resume(folder: Path, *, progress: bool | None, trust: bool) -> api.Run:
 
 
 def _check_same(folder: Path, config: Mapping[str, object]) -> None:
-    """A stage that was begun keeps its settings; else later stages would build on something else than they say."""
+    """Refuse other settings for a stage that has run: later stages would start from something else than the pipeline says."""
     changed = differences(RunFolder(folder).read_config(), config)
     if changed:
         field_, (old, new) = next(iter(changed.items()))

@@ -1,4 +1,4 @@
-"""Names to recipes, and user code to names.
+"""Finds recipes by name, and builds their experiments.
 
 A recipe is a module with `Config` (a frozen dataclass over `RunConfig`) and `build(config) -> Experiment`; its docstring
 says what it trains. Ours are listed here; a user's own is the path of a file.
@@ -26,7 +26,7 @@ from runnel.run.zoo import without_unused, zoo_settings
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that has been found: its name (or file), its module, its config class."""
+    """A loaded recipe: its name (or file), its module, its config class."""
 
     name: str
     module: ModuleType
@@ -40,27 +40,32 @@ def load_recipe(name: str | Path) -> Recipe:
         shown = getattr(name, "__name__", type(name).__name__)
         fix = "give the name of a recipe ('ppo'), or the path of your own .py file, which has a Config and a build(config)"
         raise ConfigError("recipe", shown, fix)
-    if name.endswith(".py"):
-        module = load_module(name, "recipe")
-        name = str(Path(name).resolve())
-    elif name in RECIPES:
-        module = importlib.import_module(RECIPES[name])
-    else:
-        close = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        fix = f"unknown; use one of {', '.join(RECIPES)}, or the path of your own .py file{hint}"
-        raise ConfigError("recipe", name, fix)
-    for part in ("Config", "build"):
-        if not hasattr(module, part):
-            raise ConfigError("recipe", name, f"the file defines no {part}; see docs/guides/add-an-algorithm.md")
+    module = find_module(name, RECIPES, field="recipe", parts=("Config", "build"), page="docs/guides/add-an-algorithm.md")
     if not (isinstance(module.Config, type) and issubclass(module.Config, RunConfig) and is_dataclass(module.Config)):
         fix = "its Config must be a frozen dataclass that derives from rl.RunConfig (rl.EnvConfig, ...)"
         raise ConfigError("recipe", name, fix)
-    return Recipe(name, module, module.Config)
+    return Recipe(str(Path(name).resolve()) if name.endswith(".py") else name, module, module.Config)
+
+
+def find_module(name: str, known: Mapping[str, str], *, field: str, parts: Collection[str], page: str) -> ModuleType:
+    """The module that `known` has under `name`, or the user's file `name`. It must define `parts`, which `page` explains."""
+    if name.endswith(".py"):
+        module = load_module(name, field)
+    elif name in known:
+        module = importlib.import_module(known[name])
+    else:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        fix = f"unknown; use one of {', '.join(known)}, or the path of your own .py file{hint}"
+        raise ConfigError(field, name, fix)
+    for part in parts:
+        if not hasattr(module, part):
+            raise ConfigError(field, name, f"the file defines no {part}; see {page}")
+    return module
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
-    """User code given as `file.py:name` by its full path, so that the run can be resumed and loaded from anywhere."""
+    """The config with full paths of user code (`file.py:name`), so that the run can be resumed and loaded from any folder."""
     changes: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
@@ -68,7 +73,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
             changes[f.name] = found
         elif isinstance(value, tuple) and all(isinstance(v, str) for v in value):
             changes[f.name] = tuple(_absolute_code(v) for v in value)
-        elif f.name in ("task", "model") and isinstance(value, str) and _is_path(value):
+        elif f.name in ("task", "model") and isinstance(value, str) and ("/" in value or "." in value) and Path(value).exists():
             changes[f.name] = str(Path(value).resolve())
         elif isinstance(value, DataConfig):
             changes[f.name] = value.absolute()
@@ -76,19 +81,14 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _absolute_code(value: str) -> str:
-    """`file.py:name` by its full path; anything else as it is."""
+    """`file.py:name` with the full path; any other text unchanged."""
     kind = "tensor:" if value.startswith("tensor:") else ""
     path, _, name = value.removeprefix(kind).rpartition(":")
     return f"{kind}{Path(path).resolve()}:{name}" if path.endswith(".py") and not Path(path).is_absolute() else value
 
 
-def _is_path(value: str) -> bool:
-    """Whether a model or data is given by a path: it exists, and does not look like a name."""
-    return ("/" in value or "." in value) and Path(value).exists()
-
-
 def configure(recipe: Recipe, settings: Mapping[str, object]) -> RunConfig:
-    """The recipe's config with `settings` laid over it; a budget that is named replaces the recipe's own."""
+    """The recipe's config with `settings` applied. A budget in `settings` replaces the recipe's own."""
     config = override(begin(recipe, settings), settings)
     return one_budget(without_unused(recipe.name, config, given=names_given(settings)), settings)
 
@@ -99,8 +99,8 @@ def names_given(settings: Mapping[str, object]) -> set[str]:
 
 
 def begin(recipe: Recipe, settings: Mapping[str, object]) -> RunConfig:
-    """What `settings` are laid over: the recipe's defaults, and over them what was measured on the environment that `settings`
-    name (`run/zoo.py`)."""
+    """The config before `settings` are applied: the recipe's defaults, with what was measured on the environment that
+    `settings` name (`run/zoo.py`)."""
     config = recipe.Config()
     if not settings.get("zoo", True):
         return config
@@ -124,8 +124,10 @@ def build(recipe: str, config: RunConfig) -> Experiment:
 
 
 def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> Experiment:
-    """The experiment of a run that is there, to be looked at or played. A setting that nothing reads, and that was not refused
-    when the run was made, is left at its default; one that is `given` now is refused as ever."""
+    """The experiment of an existing run, to be evaluated or played.
+
+    A saved setting that nothing reads today gets its default: an older version may have accepted it. A setting that is `given`
+    now is refused."""
     while True:
         try:
             return build(recipe, config)

@@ -4,7 +4,8 @@ A folder says what to run: its recipe (run.json), its environment, network, task
 code of this package, and what the user names. Anything else runs only where this user made the run on this machine, which is
 noted outside of the folder when a run starts, or where the user says `trust`.
 
-Nothing here imports what a folder names. A setting is taken for code unless it is known to be none, so a new field is covered.
+Nothing here imports what a folder names. Every setting counts as code unless a table here says that it is none, so a new field
+is safe from the start.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ OURS = ("runnel.envs.toy",)
 
 
 class UntrustedError(ConfigError):
-    """A folder that would run code which neither this package nor the user has named."""
+    """A folder names code that is neither part of this package nor given by the user."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """What a folder would have run: the field that names it, its value, and what that comes to."""
+    """Code that a folder names: the field, its value, and in words what would be run."""
 
     field: str
     value: str
@@ -82,7 +83,7 @@ class Code:
 
 # ------------------------------------------------------------------------------------------------------------ what is named
 def code_in(recipe: str, config: Mapping[str, object], *, training: bool = True) -> list[Code]:
-    """What a run of `recipe` with `config` (as data) runs beside code of this package; what only training uses can be left out.
+    """Code outside of this package that a run of `recipe` with `config` (as data) runs, or, without `training`, loading it.
 
     >>> print(*code_in("ppo", {"env": "subprocess:getoutput", "net": {"hidden": [64, 64]}, "device": "cuda:1"}))
     env = 'subprocess:getoutput' would import the module subprocess and use its getoutput
@@ -91,14 +92,14 @@ def code_in(recipe: str, config: Mapping[str, object], *, training: bool = True)
     for field, text in _texts(config, ""):
         plain = re.sub(r"\[\d+\]", "", field)
         if (plain in LIVE and text == f"live:{field}") or (not training and plain in OF_TRAINING):
-            continue  # an object that must be given again; or something that is not done now
+            continue  # an object that must be given again, or a setting of training alone
         if (does := _does(plain, text)) is not None:
             found.append(Code(field, text, does))
     return found
 
 
 def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
-    """All texts in `value` with their dotted names, those of lists with their number."""
+    """All texts in `value` with their dotted names; entries of lists have their number in brackets."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, Mapping):
@@ -111,7 +112,7 @@ def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _does(field: str, text: str) -> str | None:
-    """What `text` as the value of `field` would have run; None: nothing that is not of this package."""
+    """What `text` as the value of `field` would run, in words; None if that is no code, or code of this package."""
     if field in ANY_VALUE:
         return ANY_VALUE[field] if text else None
     if field == "cluster.address":
@@ -155,11 +156,11 @@ def _described(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- who made it
 _made: set[str] = set()
-"""Marks of runs that this process made, in case no note can be written to the disk."""
+"""Marks of runs that this process made. They count even if no note could be written to the disk."""
 
 
 def remember(folder: Path, recipe: str, config: Mapping[str, object]) -> str:
-    """Note that this user made the run, or the study, in `folder`; returns what to tell where that is not possible."""
+    """Note that this user made the run, or the study, in `folder`. Returns a warning if the note could not be written."""
     if not code_in(recipe, config):
         return ""
     mark = _mark(folder, recipe, config)
@@ -174,13 +175,14 @@ def remember(folder: Path, recipe: str, config: Mapping[str, object]) -> str:
 
 
 def notes_folder() -> Path:
-    """Where it is noted what this user made on this machine: `$XDG_STATE_HOME/runnel/made`."""
+    """The folder of these notes: `$XDG_STATE_HOME/runnel/made`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "runnel" / "made"
 
 
 def is_made_here(folder: Path, recipe: str, config: Mapping[str, object]) -> bool:
-    """Whether this user made the run in `folder`, there and with this very config; code in the folder itself came later."""
+    """Whether this user made the run in `folder`, at this place and with this config. Code inside the folder is never trusted:
+    it came there after the run was made."""
     home = folder.resolve()
     if any(_path_in(code.value).is_relative_to(home) for code in code_in(recipe, config) if code.field != "pairs_out"):
         return False
@@ -192,7 +194,7 @@ def is_made_here(folder: Path, recipe: str, config: Mapping[str, object]) -> boo
 
 
 def _path_in(value: str) -> Path:
-    """The file that `value` names, in full; of a module, some path that is in no run."""
+    """The full path of the file that `value` names; for a module, a path that is in no run."""
     text = value.partition("=")[2] if re.match(r"[\w.]+=", value) else value
     path = re.sub(r"(\.py)(:.*)?$", r"\1", text.removeprefix("tensor:"))
     return Path(path).resolve() if path.endswith(".py") or "/" in path else Path("/")
@@ -213,8 +215,9 @@ def check_code(
     given: Collection[str] = (),
     training: bool = False,
 ) -> bool:
-    """Raise an `UntrustedError` that lists what a folder would run, unless it may. `given` are settings that the user gives
-    himself, in place of the folder's. False: it may only because of `trust`."""
+    """Raise an `UntrustedError` that lists the code which a folder would run, unless the user made the folder or trusts it.
+
+    `given` are settings that the user replaces. Returns False if only `trust` allows the code."""
     names = [f"{name.replace('-', '_')}." for name in given]
     found = [
         code
@@ -237,14 +240,8 @@ def _asking(folder: Path, found: Collection[Code]) -> str:
     )
 
 
-def check_run(folder: RunFolder, *, trust: bool = False, given: Collection[str] = (), training: bool = False) -> bool:
-    """`check_code` of the run in `folder`."""
-    config = folder.read_config()
-    return check_code(folder.path, recipe_of(folder), config, trust=trust, given=given, training=training)
-
-
 def remember_run(folder: RunFolder) -> list[str]:
-    """`remember` for the run in `folder`, as its files say it; what to tell of it."""
+    """`remember` for the run in `folder`, with the recipe and config in its files. Returns the warning, if there is one."""
     told = remember(folder.path, recipe_of(folder), folder.read_config())
     return [told] if told else []
 
@@ -258,14 +255,14 @@ def recipe_of(folder: RunFolder) -> str:
 
 
 def runs_the_same(folder: RunFolder, recipe: str, config: Mapping[str, object]) -> bool:
-    """Whether all code that the run in `folder` names is named by `recipe` and `config` too, which the user gave."""
+    """Whether all code that the run in `folder` names is also named by `recipe` and `config`, which the user gave."""
     known = {code.value for code in code_in(recipe, config)}
     return all(code.value in known for code in code_in(recipe_of(folder), folder.read_config()))
 
 
 def check_named(config: RunConfig, recipe: str, known: Mapping[str, object]) -> None:
-    """Raise an `UntrustedError` for code in the `config` of a trial that its study (`known`) does not name: files of the study
-    say what was tried, and somebody may have written them."""
+    """Raise an `UntrustedError` for code in the `config` of a trial that its study (`known`) does not name. Somebody else may
+    have written the study's files."""
     may = {code.value for code in code_in(recipe, known)}
     for code in code_in(recipe, to_data(config)):
         if code.value not in may:

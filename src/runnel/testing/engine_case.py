@@ -16,6 +16,7 @@ from runnel.llm.engines.requests import Engine, SamplingConfig, make_request
 Logprobs = Callable[[Mapping[str, Tensor], Sequence[int]], Tensor]
 """`logprobs(params, tokens) -> [n, vocabulary]`: a plain forward pass at temperature 1; row i predicts token i + 1."""
 MAX_TOKENS = 8
+MAX_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,14 @@ def ask(
     )
 
 
-def drain(engine: Engine, limit: int = 1000) -> list[Reply]:
+def drain(engine: Engine) -> list[Reply]:
     """Step until nothing is pending. Returns all replies in the order of their completion."""
     replies: list[Reply] = []
-    for _ in range(limit):
+    for _ in range(MAX_STEPS):
         replies += engine.step()
         if not engine.pending():
             return replies
-    raise AssertionError(f"{engine.pending()} requests are pending after {limit} steps")
+    raise AssertionError(f"{engine.pending()} requests are pending after {MAX_STEPS} steps")
 
 
 def answer(engine: Engine, requests: Sequence[Request]) -> list[Reply]:

@@ -53,12 +53,10 @@ class EnvReport(list[str]):
     def __str__(self) -> str:
         groups = (("error", list(self)), ("warning", self.warnings), ("hint", self.hints))
         counts = [f"{len(found)} {kind}{'s' * (len(found) != 1)}" for kind, found in groups if found]
-        lines = [f"{self.name}: {', '.join(counts) or 'nothing to complain about'} ({self._played()})"]
+        steps, episodes = self.num_steps, self.num_episodes
+        played = f"{steps} step{'s' * (steps != 1)}, {episodes} episode{'s' * (episodes != 1)} played"
+        lines = [f"{self.name}: {', '.join(counts) or 'nothing to complain about'} ({played})"]
         for kind, found in groups:
             for text in found:
                 lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {kind:<8} ", subsequent_indent=" " * 11)
         return "\n".join(lines)
-
-    def _played(self) -> str:
-        steps, episodes = self.num_steps, self.num_episodes
-        return f"{steps} step{'s' * (steps != 1)}, {episodes} episode{'s' * (episodes != 1)} played"

@@ -161,7 +161,8 @@ def check_size(space: gym.Space, value: object, report: EnvReport) -> None:
         if array.dtype.kind != "f" or not array.size:
             continue
         largest = float(np.abs(array).max())
-        if _is_picture(inner.shape) and 1.5 < largest <= 255.0:
+        is_picture = len(inner.shape) == 3 and sum(n >= _SMALLEST_IMAGE for n in inner.shape) >= 2
+        if is_picture and 1.5 < largest <= 255.0:
             text = (
                 f"{name} has pixels up to {largest:.3g} as {array.dtype}: only bytes are scaled to 0..1 for the network; "
                 "return uint8, which also takes a quarter of the memory"
@@ -217,10 +218,6 @@ def _check_picture(space: gym.Space, shape: tuple[int, ...], name: str, report: 
     if np.issubdtype(space.dtype, np.floating):
         text = f"{name} of shape {shape} looks like pixels as {space.dtype}; uint8 takes a quarter of the memory, and is scaled"
         report.hint(f"{name} bytes", text)
-
-
-def _is_picture(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and sum(n >= _SMALLEST_IMAGE for n in shape) >= 2
 
 
 def _first(array: np.ndarray, bad: np.ndarray) -> tuple[str, str]:

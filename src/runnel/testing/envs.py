@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,17 +57,13 @@ def check_env(
     if wrappers and not made:
         raise ConfigError("wrappers", list(wrappers), "wrap the instance yourself, or give what `env=` takes")
     target = with_wrappers(target, wrappers) if made else target
-    try:
+    with suppress(BrokenEnvError):  # the report has what is wrong
         env = _make(target, kwargs, report) if made else target
-    except BrokenEnvError:
-        return report
-    try:
-        _examine(env, None if not made else lambda: make_env(target, kwargs=kwargs), report, num_steps, max_steps)
-    except BrokenEnvError:
-        pass
-    finally:
-        if made:
-            _close(env, report)
+        try:
+            _examine(env, None if not made else lambda: make_env(target, kwargs=kwargs), report, num_steps, max_steps)
+        finally:
+            if made:
+                _close(env, report)
     return report
 
 

@@ -136,10 +136,8 @@ def older_versions_come_back_from_a_snapshot(make: MakeParams) -> None:
 def a_weight_check_travels_with_its_version(make: MakeParams) -> None:
     """A weight_check arrives apart from the parameters, is empty before there is one, and stays with its version."""
     ends = make(3)
-    given = [
-        None,
-        *(WeightCheck(torch.arange(v), torch.arange(2 * v), torch.full((2 * v,), -0.5 * v), 0.1 * v) for v in (1, 2)),
-    ]
+    made = (WeightCheck(torch.arange(v), torch.arange(2 * v), torch.full((2 * v,), -0.5 * v), 0.1 * v) for v in (1, 2))
+    given = [None, *made]
     for version, weight_check in enumerate(given):
         ends.publisher.publish(version, {**params_of(version), **pack(weight_check)})
     for version in (2, 0, 1):
@@ -151,10 +149,8 @@ def a_weight_check_travels_with_its_version(make: MakeParams) -> None:
                 same_arrays({name: getattr(found, name)}, {name: getattr(wanted, name)}, "the weight check")
             equal(found.bound, wanted.bound, "the bound of the weight check")
     ends.publisher.publish(3, {**params_of(3), **pack(None)})
-    true(
-        _got(ends.subscriber.poll(), 3, "a version without one").weight_check is None,
-        "an old weight check came with a new version",
-    )
+    without = _got(ends.subscriber.poll(), 3, "a version without one")
+    true(without.weight_check is None, "an old weight check came with a new version")
 
 
 PARAMS: dict[str, Callable[[MakeParams], None]] = {

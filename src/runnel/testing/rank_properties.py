@@ -12,7 +12,7 @@ from runnel.core.records import FieldSpec, Segment, StreamSpec
 from runnel.core.sharding.batch_split import share_of
 from runnel.flow.staleness import AdmissionRule, LagRule
 from runnel.testing.expect import equal, same_arrays, true
-from runnel.testing.sample_properties import ROWS, spec_of, write
+from runnel.testing.sample_properties import ROWS, reserved, spec_of, write
 
 MEETING = "10.1.2.3:4567"
 
@@ -55,8 +55,7 @@ def every_rank_has_its_part_and_no_more(make: MakeRanks) -> None:
     for ranks, num in ((2, 4), (3, 1), (3, 2)):
         stream = make(spec, OPEN)
         for value in range(num):
-            slot = stream.writer(0).reserve()
-            assert slot is not None, "a stream with room refused to reserve a segment"
+            slot = reserved(stream.writer(0))
             for name, x in slot.arrays.items():
                 x.copy_((torch.arange(x.numel()) + 100 * value + len(name)).view(x.shape))
             slot.arrays["row_length"].copy_(torch.tensor([2, 0, 3]))
@@ -68,11 +67,8 @@ def every_rank_has_its_part_and_no_more(make: MakeRanks) -> None:
             equal(_part(end, 0, rank, ranks), [], "a part before rank 0 has taken anything")
         taken = stream.reader("trainer").take(num, ranks=ranks)
         for rank, end in ends.items():
-            _same(
-                _part(end, 0, rank, ranks),
-                share_of(taken, rank, ranks),
-                f"the part of rank {rank} of {ranks} in {num} segments",
-            )
+            what = f"the part of rank {rank} of {ranks} in {num} segments"
+            _same(_part(end, 0, rank, ranks), share_of(taken, rank, ranks), what)
             _same(_part(end, 0, rank, ranks), share_of(taken, rank, ranks), "the same part, asked for again")
 
 

@@ -49,9 +49,7 @@ def _ask(
     given: list[object] = []
     function = component.function()
 
-    def watched(
-        prompts: list[str], completions: list[str], **columns: object
-    ) -> Sequence[Reward] | Awaitable[Sequence[Reward]]:
+    def watched(prompts: list[str], completions: list[str], **columns: object) -> Verdicts:
         given.extend((prompts, completions))
         return function(prompts, completions, **columns)
 

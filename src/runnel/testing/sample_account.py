@@ -48,20 +48,10 @@ POLICIES: tuple[AdmissionRule, ...] = (
     ReplayRatioRule(ratio=0.2, min_fill=20, segment_steps=5, exact=False),
 )
 OPERATIONS = (
-    "reserve",
-    "commit",
-    "commit",
-    "cancel",
-    "take",
-    "release",
-    "drop",
-    "hold",
-    "settle",
-    "advance",
-    "feedback",
-    "lose",
-    "lose_reader",
+    *("reserve", "commit", "commit", "cancel", "take", "release"),
+    *("drop", "hold", "settle", "advance", "feedback", "lose", "lose_reader"),
 )
+"""Methods of `_Book`. A commit comes up twice as often, so that there is something to read."""
 ROWS, CAPACITY, WRITERS = 3, 6, 2
 
 

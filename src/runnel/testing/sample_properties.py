@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,38 +20,21 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 ROWS = 3
 
 
-def spec_of(
-    *,
-    fields: Mapping[str, FieldSpec] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    variable: tuple[str, ...] = (),
-    capacity: int = 4,
-    readers: tuple[str, ...] = ("trainer",),
-    lossy: tuple[str, ...] = (),
-    num_writers: int = 1,
-    feedback: Mapping[str, FieldSpec] | None = None,
-    device: str = "cpu",
-) -> StreamSpec:
-    """A small stream: three rows in each segment, with a number `x` for each row."""
-    return StreamSpec(
-        "check",
-        {"x": FieldSpec(("B",))} if fields is None else fields,
-        {"B": ROWS} if sizes is None else sizes,
-        variable=variable,
-        capacity=capacity,
-        readers=readers,
-        lossy_readers=lossy,
-        num_writers=num_writers,
-        feedback=feedback or {},
-        device=device,
-    )
+spec_of = partial(replace, StreamSpec("check", {"x": FieldSpec(("B",))}, {"B": ROWS}, capacity=4))
+"""A small stream, with other fields of its spec: three rows in each segment, with a number `x` for each row."""
+
+
+def reserved(writer: SampleWriter) -> Slot:
+    """Reserve a segment, for which there must be room."""
+    slot = writer.reserve()
+    if slot is None:
+        raise AssertionError("a stream with room refused to reserve a segment")
+    return slot
 
 
 def write(writer: SampleWriter, value: float, *, version: int = 0) -> Slot:
     """Reserve, fill with `value`, commit."""
-    slot = writer.reserve()
-    if slot is None:
-        raise AssertionError("a stream with room refused to reserve a segment")
+    slot = reserved(writer)
     fill(slot, value, version)
     writer.commit(slot, num_steps=10)
     return slot
@@ -75,9 +60,7 @@ def rows_come_out_as_they_went_in(make: MakeSamples) -> None:
     spec = spec_of(fields=fields, sizes={"B": ROWS, "F": 7}, variable=("F",), capacity=2)
     stream, rng = make(spec, LagRule(lag=1, batch=1, exact=True)), np.random.default_rng(0)
     for used in (4, 0):
-        slot = stream.writer(0).reserve()
-        true(slot is not None, "an empty stream refused to reserve a segment")
-        assert slot is not None
+        slot = reserved(stream.writer(0))
         equal({k: tuple(v.shape) for k, v in slot.arrays.items()}, {k: spec.shape(k) for k in fields}, "shapes of a slot")
         for x in slot.arrays.values():
             x.copy_(torch.from_numpy(rng.integers(0, 2 if x.dtype == torch.bool else 100, tuple(x.shape))))
@@ -96,9 +79,7 @@ def reads_are_ordered_by_sequence(make: MakeSamples) -> None:
     """Segments are read in the order of their numbers, in whatever order they were committed."""
     for exact in (True, False):
         stream = make(spec_of(num_writers=2), LagRule(lag=3, batch=1, exact=exact))
-        first, second = stream.writer(0).reserve(), stream.writer(1).reserve()
-        if first is None or second is None:
-            raise AssertionError("a stream with room refused to reserve a segment")
+        first, second = reserved(stream.writer(0)), reserved(stream.writer(1))
         equal((first.header.sequence, second.header.sequence), (0, 1), "sequence numbers")
         fill(second, 1.0)
         stream.writer(1).commit(second, num_steps=1)
@@ -186,10 +167,9 @@ def window_limits_what_is_in_the_making(make: MakeSamples) -> None:
     """In every mode, at most `max_concurrent` segments are being written."""
     for exact in (False, True):
         stream = make(spec_of(num_writers=1, capacity=9), LagRule(lag=3, batch=2, exact=exact, max_concurrent=2))
-        slots = [stream.writer(0).reserve() for _ in range(3)]
-        equal([s is None for s in slots], [False, False, True], f"reserve with max_concurrent 2 (exact={exact})")
-        assert slots[0] is not None
-        stream.writer(0).commit(slots[0], num_steps=1)
+        first, _ = (reserved(stream.writer(0)) for _ in range(2))
+        equal(stream.writer(0).reserve(), None, f"a third segment with max_concurrent 2 (exact={exact})")
+        stream.writer(0).commit(first, num_steps=1)
         true(stream.writer(0).reserve() is not None, "a commit makes room for the next")
 
 
@@ -216,8 +196,7 @@ def cancelled_sequence_is_issued_again(make: MakeSamples) -> None:
     """Exact order has no holes: the number of a cancelled segment is issued again, with new sample ids."""
     stream = make(spec_of(), LagRule(lag=2, batch=1, exact=True))
     writer, reader = stream.writer(0), stream.reader("trainer")
-    slot = writer.reserve()
-    assert slot is not None
+    slot = reserved(writer)
     writer.cancel(slot, "env_failed: it raised")
     again = write(writer, 4.0)
     equal((again.header.sequence, again.header.required_version), (0, 0), "sequence and version after a cancel")
@@ -325,7 +304,7 @@ def a_lossless_reader_holds_writers_up_and_is_named(make: MakeSamples) -> None:
 def a_lossy_reader_never_holds_writers_up(make: MakeSamples) -> None:
     """What a lossy reader has not copied in time is dropped for it as `skipped`. What it has copied it keeps."""
     for exact in (True, False):
-        stream = make(spec_of(readers=("a",), lossy=("look",), capacity=2), LagRule(lag=9, batch=1, exact=exact))
+        stream = make(spec_of(readers=("a",), lossy_readers=("look",), capacity=2), LagRule(lag=9, batch=1, exact=exact))
         writer, a, look = stream.writer(0), stream.reader("a"), stream.reader("look")
         kept: list[Segment] = []
         for k in range(6):
@@ -347,8 +326,7 @@ def a_lossy_reader_never_holds_writers_up(make: MakeSamples) -> None:
 # ---------------------------------------------------------------------------------------------------------- checkpoint
 def snapshot_mid_flight_goes_on_identically(make: MakeSamples) -> None:
     """Reserved, committed and released segments are restored; readers, writers and accounts go on identically."""
-    feedback = {"priority": FieldSpec(("B",))}
-    spec = spec_of(num_writers=2, capacity=6, feedback=feedback)
+    spec = spec_of(num_writers=2, capacity=6, feedback={"priority": FieldSpec(("B",))})
     policy = LagRule(lag=2, batch=2, exact=True)
     stream = make(spec, policy)
     for k in range(4):
@@ -356,11 +334,10 @@ def snapshot_mid_flight_goes_on_identically(make: MakeSamples) -> None:
     first = stream.reader("trainer").take(2)
     stream.reader("trainer").release(first, feedback=[{"priority": torch.full((ROWS,), 7.0 + k)} for k in range(2)])
     stream.reader("trainer").advance(1)
-    reserved = stream.writer(0).reserve()
-    assert reserved is not None
+    slot = reserved(stream.writer(0))
     state, twin = stream.snapshot(), make(spec, policy)
     twin.restore(state)
-    found = [_go_on(s, reserved.index) for s in (stream, twin)]
+    found = [_go_on(s, slot.index) for s in (stream, twin)]
     equal(found[1], found[0], "what a restored stream does next")
 
 

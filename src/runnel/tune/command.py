@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import types
 import typing
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from runnel.core.config import to_data
+from runnel.core.config import settings_of, to_data
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run.registry import Recipe, begin
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 SKIPPED = ("out", "name", "tags", "track", "sinks")
 
@@ -29,21 +24,17 @@ def train_command(recipe: Recipe, config: RunConfig) -> str:
     return shlex.join(words)
 
 
-def flags(default: object, config: DataclassInstance, path: str = "") -> Iterator[list[str]]:
+def flags(default: object, config: object) -> Iterator[list[str]]:
     """A flag and its values for each field that differs, as `runnel train` reads them."""
-    hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        old, new = getattr(default, field.name), getattr(config, field.name)
-        if old == new or (not path and (field.name in SKIPPED or (field.name in BUDGETS and new is None))):
+    before = {setting.name: setting.value for setting in settings_of(default)}
+    for name, owner, field, value in settings_of(config):
+        if before.get(name) == value or name.partition(".")[0] in SKIPPED or (name in BUDGETS and value is None):
             continue
-        name = f"{path}{field.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(new) and not isinstance(new, type) and type(old) is type(new):
-            yield from flags(old, new, f"{name}.")
-        elif hints[field.name] is bool:
-            head, _, tail = name.rpartition(".")
-            yield ["--" + (name if new else f"{head}.no-{tail}" if head else f"no-{tail}")]
+        group, dot, own = name.replace("_", "-").rpartition(".")
+        if typing.get_type_hints(owner)[field] is bool:
+            yield [f"--{group}{dot}{'' if value else 'no-'}{own}"]
         else:
-            yield [f"--{name}", *_words(new)]
+            yield [f"--{group}{dot}{own}", *_words(value)]
 
 
 def _words(value: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is worth searching for each algorithm, when nothing is said: ranges around the values that papers and libraries use."""
+"""The default search space of each algorithm: ranges around the values that papers and libraries use."""
 
 from __future__ import annotations
 
@@ -41,37 +41,31 @@ SPACES: dict[str, dict[str, str]] = {
         "sac.tau": "log(0.001, 0.05)",
         "sac.batch_size": "{64, 128, 256, 512}",
     },
-    "td3": {
-        "td3.actor_lr": RATE,
-        "td3.critic_lr": RATE,
-        "td3.gamma": GAMMA,
-        "td3.tau": "log(0.001, 0.05)",
-        "td3.exploration_noise": "0.02..0.4",
-    },
-    "ddpg": {
-        "ddpg.actor_lr": RATE,
-        "ddpg.critic_lr": RATE,
-        "ddpg.gamma": GAMMA,
-        "ddpg.tau": "log(0.001, 0.05)",
-        "ddpg.exploration_noise": "0.02..0.4",
+    **{
+        name: {
+            f"{name}.actor_lr": RATE,
+            f"{name}.critic_lr": RATE,
+            f"{name}.gamma": GAMMA,
+            f"{name}.tau": "log(0.001, 0.05)",
+            f"{name}.exploration_noise": "0.02..0.4",
+        }
+        for name in ("td3", "ddpg")
     },
     "grpo": {"learner.lr": LM_RATE, "grpo.clip_high": "{0.1, 0.2, 0.3, 0.4}", "grpo.kl_coef": KL},
     "dapo": {"learner.lr": LM_RATE, "dapo.clip_high": "{0.2, 0.28, 0.4}", "dapo.kl_coef": KL},
-    "gspo": {"learner.lr": LM_RATE, "gspo.kl_coef": KL},
-    "aipo": {"learner.lr": LM_RATE, "aipo.kl_coef": KL},
-    "decoupled": {"learner.lr": LM_RATE, "decoupled.kl_coef": KL},
-    "rloo": {"learner.lr": LM_RATE, "rloo.kl_coef": KL},
-    "reinforce": {"learner.lr": LM_RATE, "reinforce.kl_coef": KL},
-    "remax": {"learner.lr": LM_RATE, "remax.kl_coef": KL},
+    **{
+        name: {"learner.lr": LM_RATE, f"{name}.kl_coef": KL}
+        for name in ("gspo", "aipo", "decoupled", "rloo", "reinforce", "remax")
+    },
     "token_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo.kl_coef": KL},
     "dpo": {"learner.lr": LM_RATE, "dpo.beta": "log(0.01, 1)"},
     "sft": {"learner.lr": LM_RATE},
 }
-"""By the name of the algorithm: that of the recipe, or of a group of fields that it has."""
+"""By algorithm: the name of the recipe, or of a group of fields in its config."""
 
 
 def default_space(recipe: Recipe) -> dict[str, Param]:
-    """The space of a recipe by its name; of another one by the algorithm whose fields it has."""
+    """The space of a recipe, by its name; for a user's recipe, by the algorithm whose fields its config has."""
     config = recipe.Config()
     name = recipe.name if recipe.name in SPACES else next((n for n in SPACES if hasattr(config, n)), "")
     if not name:

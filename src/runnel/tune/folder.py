@@ -1,4 +1,4 @@
-"""The folder of a study, and `study.json`, which others read: what it looks for, every trial, and who is best.
+"""The folder of a study, and `study.json`, which the board and reports read: settings, every trial, and the best trial.
 
 tune.json  study.json  best.json  journal.log (Optuna)  population.json (pbt)  trials/  test/  log.txt
 """
@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from runnel.track.locks import locked
 from runnel.tune.settings import Setup
 
 Trial = State
-"""What study.json says of one trial (`blank_trial`)."""
+"""The entry of one trial in study.json (`blank_trial`)."""
 
 
 class StudyFolder:
@@ -38,11 +38,11 @@ class StudyFolder:
         self.log = self.path / "log.txt"
 
     def exists(self) -> bool:
-        """Whether a study was begun here."""
+        """Whether the folder holds a study."""
         return self.settings.is_file()
 
     def make(self) -> None:
-        """Make the folder; one that holds something else is refused."""
+        """Make the folder. A folder with other files is refused."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -53,18 +53,18 @@ class StudyFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While the block lasts, this process alone goes on with the study."""
+        """Lock the study for this process until the block ends."""
         fix = "another process is tuning there; it takes more at once with --workers. Wait for it, or stop it"
         with locked(self.path, "out", fix):
             yield
 
     def relative(self, path: str | Path) -> str:
-        """A path as study.json names it."""
+        """A path relative to the folder, as in study.json."""
         return os.path.relpath(path, self.path)
 
 
 def study_name(setup: Setup, when: datetime) -> str:
-    """The folder's name when none is given: tune, recipe, subject, date."""
+    """The default name of the folder: tune, recipe, subject, date."""
     parts = ["tune", Path(setup.recipe.name).stem, setup.subject, when.strftime("%Y%m%d-%H%M%S")]
     return "-".join(re.sub(r"[^\w.+-]+", "_", part).strip("_.") for part in parts if part)
 
@@ -97,7 +97,9 @@ class Book:
 
     def __init__(self, folder: StudyFolder, setup: Setup) -> None:
         self._folder, self._maximise = folder, setup.maximise
-        before = _read_old(folder.study)
+        before: State = {}
+        with suppress(ConfigError):  # study.json can be made again from the other files, so a damaged one is replaced
+            before = read_json(folder.study)
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self.data: State = {
             "kind": "study",
@@ -127,7 +129,7 @@ class Book:
         return found
 
     def put(self, trials: list[Trial]) -> None:
-        """All trials anew; the best is the one with the best value among those that are complete."""
+        """Replace all trials. The best is the completed one with the best value."""
         done = [t for t in trials if t["state"] == "complete" and t["value"] is not None]
         best = (max if self._maximise else min)(done, key=lambda t: t["value"], default=None)
         self.data |= {"trials": trials, "best": None if best is None else best["number"]}
@@ -140,16 +142,8 @@ class Book:
         write_json(self._folder.study, self.data, indent=None)
 
 
-def _read_old(path: Path) -> State:
-    """The old study.json. It can be derived from the other files, so a damaged one is simply written anew."""
-    try:
-        return read_json(path)
-    except ConfigError:
-        return {}
-
-
 def blank_trial(number: int, params: Mapping[str, object], runs: list[str]) -> Trial:
-    """A trial that has just begun."""
+    """The entry of a trial that has just started."""
     return {
         "number": number,
         "state": "running",

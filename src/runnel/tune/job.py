@@ -1,17 +1,18 @@
-"""The work of a trial's process: it trains the runs of one order, reports their progress, and stops when told.
+"""The process of a trial: it trains the runs of one order, reports their progress, and stops when told.
 
 An order is plain data: a recipe, a whole config, and runs, each with a folder, a seed and segments (`until` a share of the
-budget, with these settings). A run that was begun goes on from its newest checkpoint; one that is done is not touched.
+budget, with these settings). An unfinished run is resumed from its newest checkpoint; a finished one is not run again.
 """
 
 from __future__ import annotations
 
 import math
+import select
 import shutil
+import signal
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 from runnel.core.config import override, refuse_unused
 from runnel.core.errors import CheckpointError, ConfigError, RunnelError, UnusedSettingError
@@ -20,6 +21,8 @@ from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run import api, registry
 from runnel.run.checkpoint import Checkpoints
+from runnel.run.launchers.child import begin
+from runnel.run.launchers.host import ControlLine, MemberLine
 from runnel.run.ledger import Callbacks
 from runnel.run.trust import check_named, runs_the_same
 from runnel.track.folder import RunFolder
@@ -30,17 +33,11 @@ TINY = 1e-9
 UNITS = {"total_steps": "steps", "total_updates": "version", "total_tokens": "tokens"}
 
 
-class JobOutbox(Protocol):
-    """Where a job's messages go."""
-
-    def send(self, message: Message) -> None: ...
-
-
 class Talk:
     """The job's end of its line to the study: it sends points and receives verdicts."""
 
-    def __init__(self, out: JobOutbox) -> None:
-        self._out, self._verdicts = out, SimpleQueue[bool]()
+    def __init__(self, line: ControlLine) -> None:
+        self._line, self._verdicts = line, SimpleQueue[bool]()
         self.interrupted = threading.Event()
 
     def take(self, message: Message) -> None:
@@ -56,25 +53,56 @@ class Talk:
         self._verdicts.put(True)  # wakes `ask`, which may wait for a verdict
 
     def send(self, message: Message) -> None:
-        self._out.send(message)
+        self._line.send(message)
 
     def ask(self, step: int, value: float) -> bool:
-        """Report a point. Returns whether to go on."""
+        """Report a point, and wait for the verdict: whether to go on."""
         if self.interrupted.is_set():
             return True
-        self._out.send({"kind": "point", "step": step, "value": value})
+        self._line.send({"kind": "point", "step": step, "value": value})
         return self._verdicts.get()
 
 
+# ------------------------------------------------------------------------------------------------------------ the process
+def live(parent: int, fds: list[int], held: list[int]) -> int:
+    """Main function of a job's process on this machine. It outlives its parent: then the trial ends with a checkpoint."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it, and so would its forks
+    begun = begin(fds)
+    if begun is not None:
+        line, order = begun
+        run_job(order, line)
+    return 0
+
+
+def run_job(order: Message, line: MemberLine) -> None:
+    """Do a job while a thread listens to its line."""
+    folder = Path(order["log"]).parent
+    if not folder.is_dir():
+        fix = "does not exist on this node; give --out a folder that all nodes share"
+        return line.send({"kind": "failed", "error": str(ConfigError("out", str(folder), fix))})
+    talk = Talk(line)
+    threading.Thread(target=_listen, args=(line, talk), daemon=True).start()
+    work(order, talk)
+
+
+def _listen(line: MemberLine, talk: Talk) -> None:
+    while not line.closed:
+        for message in line.receive():
+            talk.take(message)
+        if not line.closed:
+            select.select([line], [], [])
+    talk.hang_up()
+
+
 def work(order: Message, talk: Talk) -> None:
-    """Do what `order` says, and say how it ended: `done` with a value for each run, or `failed`."""
+    """Do what `order` says, and send how it ended: `done` with a value for each run, or `failed`."""
     try:
         talk.send({"kind": "done", **_play(order, talk)})
     except KeyboardInterrupt:
         talk.send({"kind": "done", "status": "interrupted", "values": [], "at": 0})
     except Exception as error:  # whatever a recipe raises fails its trial, not the study
         text = str(error) if isinstance(error, RunnelError) else f"{type(error).__name__}: {error}"
-        refused = isinstance(error, ConfigError)  # settings that cannot stand together: nothing is broken
+        refused = isinstance(error, ConfigError)  # these settings cannot be combined: nothing is broken
         talk.send({"kind": "failed", "error": text, "fatal": isinstance(error, NoMetric), "refused": refused})
 
 
@@ -97,7 +125,7 @@ def _play(order: Message, talk: Talk) -> Message:
 
 
 class TrialSession:
-    """One segment of one run, from where it stands to where it should be."""
+    """One segment of one run: trains it from its newest checkpoint to the end of the segment."""
 
     def __init__(self, order: Message, run: Message, segment: Message, talk: Talk, *, before: list[float]) -> None:
         self._order, self._run, self._segment, self._talk = order, run, segment, talk
@@ -113,10 +141,10 @@ class TrialSession:
         self._points = Points(self.metric, total=total, offset=len(before) * total, after=order["after"])
         self._ordered, self._pruned = False, False
         self.at = 0
-        """Where the run stands, in the unit of its budget."""
+        """How far the run is, in the unit of its budget."""
 
     def reach(self) -> str:
-        """`finished`, `pruned` or `interrupted`."""
+        """Train to the end of the segment. Returns `finished`, `pruned` or `interrupted`."""
         manifest = self._newest()
         if manifest is not None and self._is_there(manifest):
             self.at = manifest[self._order["unit"]]
@@ -129,13 +157,13 @@ class TrialSession:
                 progress=False,
                 trust=self._trust,
                 on_update=self._on_update,
-                on_eval=self._on_eval,
+                on_eval=self._look,
                 **self._segment["settings"],
             )
         else:
             if self._folder.path.is_dir():
-                shutil.rmtree(self._folder.path)  # it ended before its first checkpoint: there is nothing to go on from
-            own = Callbacks(on_update=self._on_update, on_eval=self._on_eval)
+                shutil.rmtree(self._folder.path)  # it ended before its first checkpoint, so there is nothing to resume
+            own = Callbacks(on_update=self._on_update, on_eval=self._look)
             done = api.train_config(self._recipe.name, self._config, callbacks=own, progress=False)
         self.at = getattr(done, self._order["unit"])
         if self._pruned:
@@ -143,8 +171,8 @@ class TrialSession:
         return "interrupted" if done.interrupted else "finished"
 
     def _newest(self) -> State | None:
-        """The manifest of the checkpoint to go on from. Of no use is one whose budget is spent and that was never
-        judged, or that holds parameters alone."""
+        """The manifest of the checkpoint to resume from. A checkpoint is useless if it holds parameters alone, or if the budget
+        is spent and its version was never evaluated."""
         if not (self._folder.config.is_file() and self._folder.info.is_file()):
             return None
         try:
@@ -167,14 +195,9 @@ class TrialSession:
         if self._talk.interrupted.is_set() and not self._ordered:
             self._folder.add_order({"op": "stop"})
             self._ordered = True
-        return self._look(row) if row["progress"] < self._segment["until"] - TINY else self._at_end(row)
-
-    def _at_end(self, row: Row) -> bool | None:
-        """The segment is over; a run whose budget is spent too ends by itself."""
-        return None if row["progress"] >= 1.0 else False
-
-    def _on_eval(self, row: Row) -> bool | None:
-        return self._look(row)
+        if row["progress"] < self._segment["until"] - TINY:
+            return self._look(row)
+        return None if row["progress"] >= 1.0 else False  # the segment is over; a run whose budget is spent ends by itself
 
     def _look(self, row: Row) -> bool | None:
         point = self._points.take(row)
@@ -186,15 +209,15 @@ class TrialSession:
 
 
 def trial_config(recipe: registry.Recipe, config: Row, run: Row, settings: Row) -> RunConfig:
-    """The config of one run: what all share, the folder, seed and tags of its own, and the settings that are tried."""
+    """The config of one run: that of the study, with the run's own folder, seed and tags, and the settings that are tried."""
     path = Path(run["path"])
     own = {"out": str(path.parent), "name": path.name, "seed": run["seed"], "tags": run["tags"]}
     return tried(override(override(recipe.Config(), config), own), settings)
 
 
 def tried(config: RunConfig, settings: Row) -> RunConfig:
-    """`config` with the `settings` of a trial. One that counts only beside another (atoms without a distribution) stays as it
-    is where the trial has not that other: it would be refused."""
+    """`config` with the `settings` of a trial. A setting that counts only beside another one (atoms beside a distribution)
+    keeps its value where the trial does not have that other one: it would be refused."""
     found = override(config, settings)
     try:
         refuse_unused(found, found.unused())
@@ -205,6 +228,6 @@ def tried(config: RunConfig, settings: Row) -> RunConfig:
 
 
 def spent(config: RunConfig, manifest: Row) -> float:
-    """The share of the budget that a checkpoint has behind it."""
+    """The share of the budget that was spent before a checkpoint."""
     shares = [manifest[UNITS[name]] / getattr(config, name) for name in BUDGETS if getattr(config, name)]
     return min(1.0, max(shares, default=math.inf))

@@ -6,22 +6,53 @@ imported, so that a trial starts in milliseconds; on a Ray cluster they are acto
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
 from runnel.core.framing import Message
 from runnel.run.launchers.host import ProcessHandle, ProcessHost
 
+Item = TypeVar("Item")
+WAIT_S = 0.5
+
 
 class JobPool:
-    """The jobs that are under way, by a key of the caller's."""
+    """The jobs that run now, by a key of the caller's."""
 
-    def __init__(self, host: ProcessHost) -> None:
-        self._host = host
+    def __init__(
+        self, host: ProcessHost, *, workers: int, interrupted: threading.Event, show: Callable[[], None] = lambda: None
+    ) -> None:
+        """At most `workers` jobs run at once. `show` brings the screen up to date; it is called every `WAIT_S` or sooner."""
+        self._host, self._workers, self._interrupted, self._show = host, workers, interrupted, show
         self.handles: dict[int, ProcessHandle] = {}
+
+    def work(self, due: Iterable[Item], begin: Callable[[Item], None], handle: Callable[[int, Message], None]) -> str:
+        """Begin each job in `due`, at most `workers` at a time, until all have ended: `finished`.
+
+        After an interruption no job begins, and those that run end at their next version, with a checkpoint: `interrupted`.
+        """
+        waiting, told = iter(due), False
+        while True:
+            while not self._interrupted.is_set() and len(self.handles) < self._workers:
+                if (job := next(waiting, None)) is None:
+                    break
+                begin(job)
+            if not self.handles:
+                return "interrupted" if self._interrupted.is_set() else "finished"
+            if self._interrupted.is_set() and not told:
+                told = True
+                for process in self.handles.values():
+                    process.line.send({"kind": "interrupt"})
+            for key, message in self.events(WAIT_S):
+                handle(key, message)
+            self._show()
 
     def start(self, key: int, order: Message) -> None:
         self.handles[key] = self._host.start(f"job-{key}", order)
 
     def events(self, timeout_s: float) -> list[tuple[int, Message]]:
-        """What jobs said: `point`, `done`, `failed`. A job that is over has left when its last message is given out."""
+        """Messages of jobs: `point`, `done`, `failed`. A job that sent its last message is removed from the pool."""
         self._host.wait(list(self.handles.values()), timeout_s)
         found: list[tuple[int, Message]] = []
         for key, handle in list(self.handles.items()):
@@ -37,14 +68,9 @@ class JobPool:
         return found
 
     def answer(self, key: int, *, go: bool) -> None:
-        """The verdict on a point."""
+        """Send the verdict on a point: whether the job goes on."""
         if key in self.handles:
             self.handles[key].line.send({"kind": "verdict", "go": go})
-
-    def interrupt(self) -> None:
-        """All jobs end at their next version, with a checkpoint."""
-        for handle in self.handles.values():
-            handle.line.send({"kind": "interrupt"})
 
     def _drop(self, key: int) -> None:
         handle = self.handles.pop(key, None)
@@ -54,4 +80,3 @@ class JobPool:
     def close(self) -> None:
         for key in list(self.handles):
             self._drop(key)
-        self._host.close()

@@ -1,4 +1,4 @@
-"""What a trial is judged by: one number of each row of a run, and how a run's numbers become one.
+"""The objective of a trial: which number of a run's rows counts, and how a run's numbers become one.
 
 `--metric eval` is the mean return of evaluations, `return` that of recent training episodes, and any other word the name of a
 number that an update logs (`loss/total`) or an evaluation adds. A run's last number counts, or by `--summary` the best moving
@@ -50,7 +50,7 @@ def score(rows: Sequence[Row], metric: str, summary: Summary, *, maximise: bool)
 
 
 def compared_by(metric: str, *, evaluates: bool) -> str:
-    """What a run that goes on is compared by. One that is judged by evaluations and has none on its way: training returns."""
+    """The metric of runs that still train: `metric`, or training returns if a run is only evaluated at its end."""
     return metric if evaluates or metric != "eval" else "return"
 
 
@@ -65,14 +65,14 @@ def _known(rows: Sequence[Row]) -> str:
 
 
 class NoMetric(DataError):
-    """A run was trained to its end and never logged what it is judged by; no other trial will."""
+    """A run was trained to its end and never logged the metric. No other trial will either."""
 
 
 class Points:
-    """Turns the rows of a run that goes on into points at even shares of its budget."""
+    """Turns the rows of a training run into points at equal steps of its budget."""
 
     def __init__(self, metric: str, *, total: int, offset: int = 0, after: int = 0) -> None:
-        """`offset` is what runs before it have spent, `after` the last point that is known."""
+        """`offset` is the budget of the trial's earlier runs, `after` the step of the last point that was reported."""
         self._metric = metric
         self._total, self._offset, self._seen, self._progress = total, offset, after, 0.0
 

@@ -1,14 +1,13 @@
 """Population based training (Jaderberg et al. 2017, arXiv:1711.09846) on live runs.
 
-Members train side by side, each a run with a seed and settings of its own. After each interval the worst quarter takes over
-the weights of a member of the best quarter (`exploit.py`) with settings near that one's, and goes on. A member that failed is
-among the worst. What settings a member had, interval by interval, is the schedule that the search has found.
+Members train at the same time. Each is a run with its own seed and settings. After each interval, every member of the worst
+quarter takes over the weights of a member of the best quarter (`exploit.py`), with settings near that one's. A member that
+failed counts among the worst. The settings of a member, interval by interval, are the schedule that the search has found.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from pathlib import Path
 
@@ -22,15 +21,14 @@ from runnel.tune.settings import Setup
 from runnel.tune.show import View
 from runnel.tune.space import Param, Value
 
-WAIT_S = 0.5
 RESAMPLE = 0.25
-"""How often a setting is drawn anew instead of moved a little."""
+"""Probability that a setting is drawn again instead of moved a little."""
 Member = State
 """The entry of one member in population.json."""
 
 
 class TrialPopulation:
-    """The members of one study; `population.json` holds all that is needed to go on."""
+    """The members of one study. `population.json` holds all that is needed to resume it."""
 
     def __init__(self, setup: Setup, folder: StudyFolder, pool: JobPool, book: Book, view: View) -> None:
         self._setup, self._folder, self._pool, self._book, self._view = setup, folder, pool, book, view
@@ -43,16 +41,8 @@ class TrialPopulation:
         for number in range(self._setup.options.members):
             chance = random.Random(f"{self._setup.options.search_seed}-begin-{number}")
             params = {p.name: p.draw(chance) for p in self._setup.space.values()}
-            blank: Member = {
-                "reached": 0,
-                "value": None,
-                "error": None,
-                "steps": [],
-                "seconds": 0.0,
-                "parent": None,
-                "copied_at": None,
-            }
-            members.append({"params": params, "history": [params], **blank})
+            blank = dict.fromkeys(("value", "error", "parent", "copied_at"))
+            members.append({"params": params, "history": [params], "reached": 0, "steps": [], "seconds": 0.0, **blank})
         return {"interval": 0, "members": members, "copies": None, "lineage": []}
 
     @property
@@ -60,11 +50,12 @@ class TrialPopulation:
         found: list[Member] = self.state["members"]
         return found
 
-    def run(self, interrupted: threading.Event) -> str:
-        """Interval by interval, until the budget is spent or somebody interrupts."""
+    def run(self) -> str:
+        """Train interval by interval until the budget is spent (`finished`), or until an interruption (`interrupted`)."""
         self._write()
         while self.state["interval"] < self._num_intervals:
-            if not self._train(interrupted):
+            due = [number for number, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
+            if self._pool.work(due, self._start, self._end) == "interrupted":
                 return "interrupted"
             if not any(m["value"] is not None for m in self.members):
                 raise RunnelError(f"every member failed; the first: {self.members[0]['error']}")
@@ -72,23 +63,6 @@ class TrialPopulation:
         return "finished"
 
     # --------------------------------------------------------------------------------------------------------- training
-    def _train(self, interrupted: threading.Event) -> bool:
-        """Bring every member to the end of the interval; False if interrupted."""
-        due = [n for n, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
-        told = False
-        while due or self._pool.handles:
-            while due and not interrupted.is_set() and len(self._pool.handles) < self._setup.options.workers:
-                self._start(due.pop(0))
-            if interrupted.is_set() and not told:
-                told = True
-                self._pool.interrupt()
-            if not self._pool.handles:
-                break
-            for number, message in self._pool.events(WAIT_S):
-                self._end(number, message)
-            self._view.show(self._book)
-        return not interrupted.is_set()
-
     def _start(self, number: int) -> None:
         until = min(1.0, (self.state["interval"] + 1) * self._setup.interval / self._setup.total)
         segments = [{"until": until, "settings": self.members[number]["params"]}]
@@ -114,7 +88,7 @@ class TrialPopulation:
 
     # --------------------------------------------------------------------------------------------------------- exchange
     def _exchange(self) -> None:
-        """Between two intervals: plan, keep the plan, carry it out, and only then count the interval as over."""
+        """Make the copies between two intervals. The plan is saved first, so an exchange that was killed is repeated by it."""
         last = self.state["interval"] + 1 >= self._num_intervals
         if self.state["copies"] is None:
             self.state["copies"] = [] if last else self.plan()
@@ -129,7 +103,7 @@ class TrialPopulation:
         self._write()
 
     def plan(self) -> list[State]:
-        """The copies of this exchange: member, parent and new settings. Deterministic, so a repeated call gives the same."""
+        """The copies of this exchange: member, parent and new settings. The same call gives the same plan."""
         chance = random.Random(f"{self._setup.options.search_seed}-exchange-{self.state['interval']}")
         ranked = sorted((n for n, m in enumerate(self.members) if m["value"] is not None), key=self._rank)
         lost = [n for n, m in enumerate(self.members) if m["value"] is None]
@@ -182,10 +156,7 @@ class TrialPopulation:
         history, share = self.members[number]["history"], self._setup.interval / self._setup.total
         return [{"until": min(1.0, (i + 1) * share), "settings": params} for i, params in enumerate(history)]
 
-    def close(self) -> None:
-        """Nothing to do: `_write` has saved everything."""
-
 
 def explore(param: Param, value: Value, chance: random.Random) -> Value:
-    """A value near one that did well; with probability `RESAMPLE` a random one."""
+    """A value near `value`; with probability `RESAMPLE` a random one."""
     return param.draw(chance) if chance.random() < RESAMPLE else param.perturb(value, chance)

@@ -30,7 +30,7 @@ FIRST_SEED = 10_000
 MAY_CHANGE = ("trials", "workers", "test_seeds", "on")
 """Options that may be others when a study goes on."""
 SHARED = {f.name for kind in (ReplayEnvConfig, PromptConfig, PairConfig) for f in dataclasses.fields(kind)} - {"learner"}
-"""Fields of every recipe, which say what a run is made of and where: members of a population have them in common."""
+"""Fields of many recipes: what a run is made of, and where it runs. All members of a population have the same values."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TuneConfig:
     interval: int = bounded(0, at_least=0)
     """Steps, updates or tokens, as the budget, between two exchanges in a population; 0 is a tenth of the budget."""
     metric: str = "eval"
-    """What is judged: eval (mean return of evaluations), return (of training episodes), or any number that is logged."""
+    """What trials are compared by: eval (mean return of evaluations), return (of training episodes), or any logged number."""
     summary: Summary = "last"
     """How a run's numbers become one: the last, the best moving mean of three, or the mean over the run."""
     direction: Literal["maximize", "minimize"] = "maximize"
@@ -69,7 +69,7 @@ class TuneConfig:
     on: Literal["local", "ray"] = "local"
     """Where trials run: on this machine, or on the Ray cluster of `cluster.address`."""
     search_seed: int = bounded(0, at_least=0)
-    """Seed of the search itself."""
+    """Seed of the search itself: of what is tried, not of the runs."""
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work."""
@@ -82,7 +82,7 @@ class TuneConfig:
 
 @dataclass(frozen=True)
 class Setup:
-    """A study that can begin: recipe, config, options and space, checked against each other."""
+    """The settings of a study: recipe, config, options and space, checked against each other."""
 
     recipe: registry.Recipe
     config: RunConfig
@@ -92,7 +92,7 @@ class Setup:
 
     @property
     def budget(self) -> str:
-        """The field of the budget in which trials are counted."""
+        """The budget that the config sets: `total_steps`, `total_updates` or `total_tokens`."""
         return next(name for name in BUDGETS if getattr(self.config, name))
 
     @property
@@ -115,17 +115,11 @@ class Setup:
         return [FIRST_SEED + i for i in range(num)]
 
     @property
-    def fresh_seed(self) -> int:
-        """The first seed that the study neither tunes nor tests on: what the printed winner trains with, so that a report takes
-        that run, and as one more seed."""
-        return self.options.test_seeds + 1
-
-    @property
     def interval(self) -> int:
         return self.options.interval or -(-self.total // 10)
 
     def order(self, runs: list[Message], *, log: Path, after: int = 0) -> Message:
-        """What a process is told to do (`job.py`)."""
+        """The order for the process of a trial (`job.py`)."""
         return {
             "recipe": self.recipe.name,
             "config": to_data(self.config),
@@ -142,7 +136,7 @@ class Setup:
         }
 
     def to_data(self) -> State:
-        """For tune.json."""
+        """The content of tune.json."""
         own = {f.name for f in dataclasses.fields(TuneConfig)} - {"search"}
         options = {k: v for k, v in to_data(self.options).items() if k in own}
         return {
@@ -158,7 +152,7 @@ class Setup:
 
 
 def make_setup(recipe: str, config: RunConfig | Mapping[str, object], options: TuneConfig) -> Setup:
-    """Everything that is known before the first trial, or a `ConfigError`. `config` may be settings of the recipe."""
+    """The setup of a new study; a `ConfigError` for settings that cannot work. `config` may also be settings of the recipe."""
     options.check()
     found = registry.load_recipe(recipe)
     if isinstance(config, Mapping):
@@ -173,12 +167,12 @@ def make_setup(recipe: str, config: RunConfig | Mapping[str, object], options: T
 
 
 def named_in(data: State) -> State:
-    """The settings of a study (of tune.json, or an order) that may name code: what all trials share, and what is tried."""
+    """The settings in tune.json that may name code: those that all trials share, and those that are searched."""
     return {**data["config"], "space": data["space"]}
 
 
 def read_setup(data: State, changes: Mapping[str, object]) -> Setup:
-    """The setup of a study that was begun, with other options where those may change."""
+    """The setup of an existing study. `changes` are new values of options that may change."""
     recipe = registry.load_recipe(data["recipe"])
     config = override(recipe.Config(), data["config"])
     options = override(override(TuneConfig(), data["options"]), changes)
@@ -188,23 +182,20 @@ def read_setup(data: State, changes: Mapping[str, object]) -> Setup:
 
 
 def check_same(data: State, setup: Setup, folder: Path) -> None:
-    """A study that was begun keeps its settings, so that its trials can be compared."""
-    old, new = dict(data), setup.to_data()
-    kept = {k: v for k, v in old["options"].items() if k not in MAY_CHANGE}
-    changed = differences(
-        {**old, "options": kept}, {**new, "options": {k: v for k, v in new["options"].items() if k not in MAY_CHANGE}}
-    )
-    for name, (before, after) in changed.items():
-        raise ConfigError(name.split(".", 1)[-1], after, f"{folder} was made with {before!r}; keep it, or give another --out")
+    """Refuse other settings for an existing study: its trials could not be compared."""
+    free = {f"options.{name}" for name in MAY_CHANGE}
+    for name, (before, after) in differences(data, setup.to_data()).items():
+        if name not in free:
+            fix = f"{folder} was made with {before!r}; keep it, or give another --out"
+            raise ConfigError(name.split(".", 1)[-1], after, fix)
 
 
 def _check_free(recipe: registry.Recipe, config: RunConfig) -> None:
-    """Settings that a study makes itself."""
+    """Refuse settings that a study chooses itself."""
     default = recipe.Config()
     if config.seed != default.seed:
-        raise ConfigError(
-            "seed", config.seed, "a study has seeds of its own; use --seeds-per-trial, and --search-seed for the search"
-        )
+        fix = "a study has seeds of its own; use --seeds-per-trial, and --search-seed for the search"
+        raise ConfigError("seed", config.seed, fix)
     if config.tags != default.tags:
         raise ConfigError("tags", config.tags, "a study tags its runs itself: tuning, test")
 
@@ -218,7 +209,7 @@ def _check_unset(space: Mapping[str, Param], recipe: registry.Recipe, config: Ru
 
 
 def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, space: dict[str, Param]) -> Setup:
-    """Build what the values of each range give, so that what can never work is refused now."""
+    """Build the experiment at the ends of each range, so that values that cannot work are refused before the first trial."""
     config.check()
     if options.metric == "eval" and not config.eval.episodes:
         raise ConfigError("metric", "eval", "evaluation is off (eval.episodes 0); turn it on, or use --metric return")
@@ -243,14 +234,14 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
 
 
 def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Experiment, space: Sequence[Param]) -> bool:
-    """Whether checkpoints of all values fit each other, as far as streams, the place of the field and its rule tell."""
+    """Whether members with different values can load each other's checkpoints, by their streams and the rules of resuming."""
     others = [p for p in space if p is not param]
     same = [_build_at(param, value, recipe, config, others).streams == base.streams for value in param.ends()]
     return all(same) and param.name.partition(".")[0] not in SHARED and rule_at(config, param.name).may_change
 
 
 def _check_inside(param: Param, recipe: registry.Recipe, config: RunConfig, space: Sequence[Param]) -> None:
-    """Refuse a range in which some numbers cannot work (they do not divide a batch), and name those that do."""
+    """Refuse a range in which some numbers cannot work (they do not divide a batch); the error lists those that do."""
     works, refused, why = [param.ends()[0]], [], ""
     for value in param.inside():
         try:
@@ -268,8 +259,9 @@ def _check_inside(param: Param, recipe: registry.Recipe, config: RunConfig, spac
 def _build_at(
     param: Param, value: Value, recipe: registry.Recipe, config: RunConfig, others: Sequence[Param] = ()
 ) -> Experiment:
-    """The experiment with one value of a searched field, if need be beside one of another field: some count only there. What
-    is wrong with it names that value."""
+    """The experiment with one value of a searched field. An error names that value.
+
+    If the field counts only beside a value of another searched field (`others`), the experiment has both."""
     try:
         return registry.build(recipe.name, override(config, {param.name: value}))
     except UnusedSettingError:

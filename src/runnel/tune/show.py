@@ -17,7 +17,7 @@ REFRESH_S = 0.25
 
 
 class View:
-    """Shows a book each time it is told to; `live` asks for the table, which needs a terminal."""
+    """Shows the trials of a book. With `live`, and in a terminal, as a table; with `live` elsewhere, a line for each trial."""
 
     def __init__(self, title: str, total: int, *, live: bool = False, out: TextIO | None = None) -> None:
         self._title, self._total, self._out = title, total, out or sys.stdout
@@ -32,7 +32,7 @@ class View:
             self._live.start()
 
     def show(self, book: Book) -> None:
-        """Bring the screen up to date."""
+        """Show the present state of the study."""
         if self._before is None:
             self._before = _num_done(book.trials)
             self._said = {(t["number"], t["state"]) for t in book.trials}
@@ -43,7 +43,7 @@ class View:
             self._lines(book)
 
     def note(self, text: str) -> None:
-        """A line of its own, above the table."""
+        """Print a line, above the table if there is one."""
         if not self._quiet:
             print(text, file=self._out) if self._live is None else self._live.console.print(text)
 
@@ -53,7 +53,7 @@ class View:
             self._live = None
 
     def eta_s(self, book: Book) -> float | None:
-        """Seconds until all trials are done, by the pace of this session."""
+        """Estimated seconds until all trials are done, from the speed of this session."""
         done = _num_done(book.trials) - (self._before or 0)
         left = self._total - _num_done(book.trials)
         return (time.monotonic() - self._start) / done * left if done and left >= 0 else None

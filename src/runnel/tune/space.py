@@ -1,7 +1,7 @@
-"""Search spaces in a few words: what may be tried for each field of a recipe.
+"""Search spaces: which values are tried for each field of a recipe.
 
-    ppo.gamma=0.9..0.999            any number between, all alike
-    ppo.lr=log(1e-5, 1e-2)          any number between, alike in its logarithm
+    ppo.gamma=0.9..0.999            any number between, uniform
+    ppo.lr=log(1e-5, 1e-2)          any number between, uniform in its logarithm
     num_envs=int(4, 64)             a whole number; int(4, 64, log) in its logarithm
     ppo.clip_range={0.1, 0.2, 0.3}        one of these; words, true, false, none and lists [64, 64] too
 
@@ -10,33 +10,31 @@ The type of the field decides the rest: `4..64` of a field that takes whole numb
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import random
 import re
-import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runnel.core.config import override, to_data
+from runnel.core.config import flat, override, read_table, settings_of, to_data
 from runnel.core.errors import ConfigError
 from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
 
 GRAMMAR = "write low..high, log(low, high), int(low, high), int(low, high, log) or {a, b, c}"
 Value = Any
-"""A setting as a person or a file gives it: a number, a text, a truth value, None, or a list of those."""
+"""A setting as a person or a file gives it: a number, a text, a bool, None, or a list of those."""
 OWN = {"seed", "out", "name", "tags", "init_from"}
-"""Fields that tuning sets itself."""
+"""Fields that a study sets itself."""
 
 
 @dataclass(frozen=True)
 class Param:
-    """What may be tried for one field."""
+    """The search space of one field."""
 
     name: str
     kind: Literal["float", "int", "choice"]
@@ -46,22 +44,22 @@ class Param:
     choices: tuple[Value, ...] = ()
 
     def ends(self) -> list[Value]:
-        """The values at which a setting that cannot work would show."""
+        """The values that are checked before a study starts: all choices, or both ends of a range."""
         return list(self.choices) if self.kind == "choice" else [self._number(self.low), self._number(self.high)]
 
     def inside(self, most: int = 32) -> list[Value]:
-        """Whole numbers between the ends, at which a setting may not work though both ends do: all, or `most` of them."""
+        """Whole numbers between the ends, at most `most`. A setting may not work there though both ends do."""
         if self.kind != "int":
             return []
         between = list(range(int(self.low) + 1, int(self.high)))
         return between if len(between) <= most else self.grid(most + 2)[1:-1]
 
     def labels(self) -> list[Value]:
-        """The choices as plain scalars: a list is its text."""
+        """The choices as scalars, which Optuna needs: a list becomes its JSON text."""
         return [json.dumps(c) if isinstance(c, list) else c for c in self.choices]
 
     def value_of(self, label: Value) -> Value:
-        """What a label stands for; of a range, the number itself."""
+        """The choice that a label stands for; a number of a range stands for itself."""
         return self.choices[self.labels().index(label)] if self.kind == "choice" else label
 
     def label_of(self, value: Value) -> Value:
@@ -120,7 +118,7 @@ class Param:
 
 
 def read_space(search: Sequence[str], config: RunConfig) -> dict[str, Param]:
-    """The space that `search` says: words `field=what`, or one TOML file. `config` knows the fields and their types."""
+    """Read a search space: words `field=what`, or one TOML file. `config` has the fields and their types."""
     texts = _read_file(search[0]) if len(search) == 1 and "=" not in search[0] else dict(map(_split, search))
     if not texts:
         raise ConfigError("search", list(search), f'names no field; write "ppo.lr=log(1e-5, 1e-2)": {GRAMMAR}')
@@ -139,27 +137,15 @@ def _split(word: str) -> tuple[str, Value]:
 def _read_file(path: str) -> dict[str, Value]:
     if not Path(path).is_file():
         raise ConfigError("search", path, 'there is no such file; or write "field=what", such as "ppo.lr=log(1e-5, 1e-2)"')
-    try:
-        return dict(_leaves(tomllib.loads(Path(path).read_text())))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("search", path, f"is not TOML: {error}") from error
-
-
-def _leaves(table: Mapping[str, Value], path: str = "") -> Iterator[tuple[str, Value]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}".replace("-", "_"), value
+    return {name.replace("-", "_"): value for name, value in flat(read_table(Path(path), "search")).items()}
 
 
 def parse(name: str, text: Value, config: RunConfig) -> Param:
     """One field's space, checked against the field's own type; a list is choices."""
     head = name.partition(".")[0]
     if head in OWN or head in BUDGETS or head in ("checkpoint", "eval"):
-        raise ConfigError(
-            name, text, "is not searched: trials differ in what is trained, not in how long, where or how measured"
-        )
+        fix = "is not searched: trials differ in what is trained, not in how long, where or how measured"
+        raise ConfigError(name, text, fix)
     hint = _hint(config, name, text)
     if isinstance(text, list):
         return _fits(_choices(name, text), config)
@@ -171,20 +157,16 @@ def parse(name: str, text: Value, config: RunConfig) -> Param:
 
 
 def _hint(config: RunConfig, name: str, text: Value) -> Value:
-    """The annotation of a field; a field that is not there is refused by the config itself, with the nearest name."""
-    owner: object = config
-    *heads, last = name.split(".")
-    for depth, head in enumerate([*heads, last]):
-        if not dataclasses.is_dataclass(owner):
-            raise ConfigError(name, text, f"{'.'.join(heads[:depth])} has no fields of its own")
-        if head not in {f.name for f in dataclasses.fields(owner)}:
-            override(config, {name: text})
-        holder, owner = owner, getattr(owner, head)
-    if dataclasses.is_dataclass(owner):
-        raise ConfigError(
-            name, text, f"is a group of fields; name one of them, such as {name}.{dataclasses.fields(owner)[0].name}"
-        )
-    return typing.get_type_hints(type(holder))[last]
+    """The annotation of a field. For an unknown field the config raises, and suggests the nearest name."""
+    known = {setting.name: setting for setting in settings_of(config)}
+    if name in known:
+        return typing.get_type_hints(known[name].owner)[known[name].field]
+    if inside := next((other for other in known if other.startswith(f"{name}.")), ""):
+        raise ConfigError(name, text, f"is a group of fields; name one of them, such as {inside}")
+    if owner := next((other for other in known if name.startswith(f"{other}.")), ""):
+        raise ConfigError(name, text, f"{owner} has no fields of its own")
+    override(config, {name: text})
+    raise AssertionError("a config has refused a field that it does not have")
 
 
 def _range(name: str, text: str, *, whole: bool) -> Param:

@@ -1,7 +1,7 @@
 """The Optuna parts of a study: sampler, pruner, and the journal that stores every trial.
 
 One process writes the journal (the study's folder is held), so what a killed one left, a lock or half a line, is known to be
-dead and is cleared away.
+dead, and is deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 MIN_IMPORTANCE = 10
-"""Completed trials before the shares of importance mean anything."""
+"""Number of completed trials below which importance is not computed: it would be noise."""
 FIRST_RUNG = 9
 """Hyperband looks first at a ninth of the budget: earlier, returns say little of what a run will learn."""
 NAME = "study"
@@ -33,15 +33,14 @@ def import_optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
-        raise ConfigError(
-            "sampler", "tpe", "a search needs Optuna: pip install 'runnel[tune]'; or use --scheduler pbt"
-        ) from error
+        fix = "a search needs Optuna: pip install 'runnel[tune]'; or use --scheduler pbt"
+        raise ConfigError("sampler", "tpe", fix) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
 def open_study(journal: Path, setup: Setup) -> Study:
-    """The Optuna study in `journal`, new or as it was left."""
+    """The Optuna study in `journal`; it is made if the file does not exist."""
     optuna = import_optuna()
     mend(journal)
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
@@ -62,7 +61,7 @@ def open_study(journal: Path, setup: Setup) -> Study:
 
 
 def mend(journal: Path) -> None:
-    """Undo what a process left that was killed while it wrote: a lock, and half a line at the end."""
+    """Delete what a process that was killed while it wrote has left: its lock, and half a line at the end."""
     for lock in journal.parent.glob(f"{journal.name}.lock*"):
         lock.unlink()
     if journal.is_file():
@@ -74,13 +73,13 @@ def mend(journal: Path) -> None:
 
 
 def grid_of(setup: Setup) -> list[dict[str, Value]]:
-    """The points of the grid, in Optuna's terms, at most `trials` of them."""
+    """The points of the grid, as Optuna's values; at most `trials` of them."""
     axes = [[(p.name, p.label_of(v)) for v in p.grid(setup.options.grid_points)] for p in setup.space.values()]
     return [dict(point) for point in itertools.islice(itertools.product(*axes), setup.options.trials)]
 
 
 def sampler(setup: Setup, number: int) -> BaseSampler:
-    """Who proposes trial `number`. Each has chances of its own, so that a study that goes on proposes what it would have."""
+    """The sampler of trial `number`. Each trial has a seed of its own, so a resumed study proposes the same trials."""
     samplers = import_optuna().samplers
     seed = make_seed(setup.options.search_seed, "tune", number) % (1 << 32)
     kind = samplers.TPESampler if setup.options.sampler == "tpe" else samplers.RandomSampler
@@ -100,7 +99,7 @@ def _pruner(optuna: ModuleType, setup: Setup) -> BasePruner:
 
 
 def suggest(trial: Trial, space: dict[str, Param]) -> None:
-    """Have every parameter of a trial chosen; those that it has stay as they are."""
+    """Let Optuna choose every parameter that the trial does not have yet."""
     for p in space.values():
         if p.name in trial.params:
             continue
@@ -113,13 +112,13 @@ def suggest(trial: Trial, space: dict[str, Param]) -> None:
 
 
 def importance(study: Study, space: dict[str, Param]) -> dict[str, float] | None:
-    """The share of each parameter in how values differ (fANOVA), once there are enough trials to say."""
+    """The share of each parameter in the variance of the values (fANOVA); None while there are too few trials."""
     optuna = import_optuna()
     done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     if len(done) < MIN_IMPORTANCE or len({t.value for t in done}) < 2:
         return None
     try:
         found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0))
-    except ImportError:  # scikit-learn is not there
+    except ImportError:  # fANOVA needs scikit-learn
         found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return {name: float(found.get(name, 0.0)) for name in space}

@@ -1,4 +1,4 @@
-"""A study from its start, or from where it was left, to its end: `search` and `resume`, which the command line calls too."""
+"""Run a study, new or resumed: `search` and `resume`, which the command line calls too."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from runnel.core.config import override
@@ -34,20 +35,20 @@ from runnel.tune.show import View
 from runnel.tune.trials import TrialSearch
 
 EARLY = ("gymnasium", "safetensors.torch")
-"""What the fork server of a study imports before the first trial."""
+"""Modules that the fork server of a study imports before the first trial."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 RELEASE_S = 60.0
-"""Trials whose tuning process was killed end with a checkpoint; this long is waited for them."""
+"""Time for trials whose tuning process was killed to end by themselves, with a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A study that has ended, or was stopped: where it lies, how it ended (`finished`, `stopped`), who won."""
+    """A study that has ended or was stopped: its folder, how it ended (`finished`, `stopped`), and its best trial."""
 
     path: Path
     status: str
     best: State | None
-    """best.json: number, params, command, value (by which it was selected: optimistic), and test (honest) if asked for."""
+    """best.json: number, params, command, value (optimistic, because it selected the trial), and test if there was one."""
 
     def read(self) -> State:
         """study.json: every trial."""
@@ -85,8 +86,8 @@ def search(
 
 
 def resume(folder: str | Path, *, live: bool = False, trust: bool = False, **options: object) -> Study:
-    """Go on with a study; `trials`, `workers`, `test_seeds` and `on` may be others than before. `trust=True` lets a study that
-    you did not begin here run the code that its folder names."""
+    """Resume a study. `trials`, `workers`, `test_seeds` and `on` may have new values. With `trust=True`, a study that you did
+    not start on this machine may run the code that its folder names."""
     where = StudyFolder(folder)
     data = read_json(where.settings)
     own = check_code(where.path, str(data["recipe"]), named_in(data), trust=trust, training=True)
@@ -96,8 +97,8 @@ def resume(folder: str | Path, *, live: bool = False, trust: bool = False, **opt
 
 
 def start(setup: Setup, out: str | Path, *, live: bool = False, own: bool = True) -> Study:
-    """Run a study in `out` (a new folder under runs/ if empty), from where it stands. `own`: its code was named by the user, or
-    is known to be his."""
+    """Start or resume a study in `out` (if empty, a new folder in runs/). `own` says that the user of this machine named the
+    code that it runs."""
     if setup.options.on == "ray":
         check_ray("on")
     folder = StudyFolder(out or Path("runs") / study_name(setup, datetime.now()))
@@ -113,7 +114,7 @@ def start(setup: Setup, out: str | Path, *, live: bool = False, own: bool = True
 
 
 def _await_orphans(folder: StudyFolder) -> None:
-    """Wait for trials whose tuning process was killed: they end by themselves."""
+    """Wait for trials of a tuning process that was killed. They end by themselves."""
     deadline = time.monotonic() + RELEASE_S
     for lock in [*folder.trials.glob("*/.lock"), *folder.test.glob("*/.lock")]:
         while RunFolder(lock.parent).is_held():
@@ -123,7 +124,7 @@ def _await_orphans(folder: StudyFolder) -> None:
 
 
 def _make_host(setup: Setup, folder: StudyFolder, stack: ExitStack) -> ProcessHost:
-    """Where the jobs of a study run. `stack` ends what that needs."""
+    """The process host of the study's jobs. `stack` closes it."""
     config = setup.config
     if setup.options.on == "ray":
         from runnel.run.launchers.ray_head import connected
@@ -131,15 +132,15 @@ def _make_host(setup: Setup, folder: StudyFolder, stack: ExitStack) -> ProcessHo
 
         head = stack.enter_context(connected(config.cluster.address, setup.options.workers * config.placement.threads))
         needs = {"num_cpus": config.placement.threads, "num_gpus": 1 if config.device.startswith("cuda") else 0}
-        return RayHost(head, folder.log, work="runnel.tune.process:run_job", needs=needs)
+        return RayHost(head, work="runnel.tune.job:run_job", needs=needs)
     limits = {name: str(config.placement.threads) for name in THREADS if name not in os.environ}
-    host = LocalHost("runnel.tune.process:live", folder.log, early=EARLY, env=limits)
+    host = LocalHost("runnel.tune.job:live", folder.log, early=EARLY, env=limits)
     stack.callback(host.end)
     return host
 
 
 class StudySession:
-    """A study from where it stands to its end, or to an interruption."""
+    """Runs a study until its end or an interruption."""
 
     def __init__(self, setup: Setup, folder: StudyFolder, *, live: bool) -> None:
         self._setup, self._folder = setup, folder
@@ -154,7 +155,9 @@ class StudySession:
         try:
             with ExitStack() as stack:
                 stack.callback(self._view.close)
-                pool = JobPool(_make_host(self._setup, self._folder, stack))
+                host = _make_host(self._setup, self._folder, stack)
+                workers, show = self._setup.options.workers, partial(self._view.show, self._book)
+                pool = JobPool(host, workers=workers, interrupted=self._interrupted, show=show)
                 stack.callback(pool.close)
                 stack.enter_context(catch_signals(self._interrupted))
                 status = self._search(pool)
@@ -169,16 +172,15 @@ class StudySession:
     def _search(self, pool: JobPool) -> str:
         kind = TrialPopulation if self._setup.options.scheduler == "pbt" else TrialSearch
         found: TrialPopulation | TrialSearch = kind(self._setup, self._folder, pool, self._book, self._view)
-        status = found.run(self._interrupted)
+        status = found.run()
         if status == "interrupted":
             return status
-        found.close()
         winner = self._book.best()
         if winner is None:
             raise RunnelError(f"no trial came to its end; see {self._folder.study}")
         segments = found.schedule(winner["number"]) if isinstance(found, TrialPopulation) else None
         if (self._book.data["test"] or {}).get("number") != winner["number"]:
-            self._book.data["test"] = None  # it was of another winner
+            self._book.data["test"] = None  # the test of another winner
         self._write_best(winner, segments)
         if self._setup.options.test_seeds:
             status = self._test(pool, winner["number"], segments or [{"until": 1.0, "settings": winner["params"]}])
@@ -186,9 +188,10 @@ class StudySession:
         return status
 
     def _write_best(self, winner: Trial, segments: list[State] | None) -> None:
-        """best.json. What a population found is a schedule, which no single command says: its run can be resumed or loaded."""
+        """Write best.json. A population finds a schedule, which no single command trains: its run can be resumed or loaded."""
         setup, seed = self._setup, self._setup.seeds[winner["number"] if segments else 0]
-        run = {"path": str(self._folder.path / "x"), "seed": setup.fresh_seed, "tags": []}
+        # A seed that the study neither tunes nor tests on: a report then counts the run of this command as one more seed.
+        run = {"path": str(self._folder.path / "x"), "seed": setup.options.test_seeds + 1, "tags": []}
         config = trial_config(setup.recipe, setup.order([], log=self._folder.log)["config"], run, winner["params"])
         best = {k: winner[k] for k in ("number", "value", "params", "run", "runs")}
         best |= {"metric": setup.options.metric, "seeds": [seed] if segments else setup.seeds, "test": self._book.data["test"]}
@@ -197,29 +200,22 @@ class StudySession:
 
     # ------------------------------------------------------------------------------------------------------------- test
     def _test(self, pool: JobPool, number: int, segments: list[State]) -> str:
-        """Train the winner on fresh seeds, which had no part in choosing it; what is known of it already counts."""
+        """Train the winner on fresh seeds, which had no part in its selection. Seeds that were tested are not run again."""
         known = self._book.data["test"] or {}
         values = dict(zip(known["seeds"], known["values"], strict=True)) if known.get("number") == number else {}
         due = [seed for seed in range(1, self._setup.options.test_seeds + 1) if seed not in values]
-        told = False
-        while due or pool.handles:
-            while due and not self._interrupted.is_set() and len(pool.handles) < self._setup.options.workers:
-                self._start_test(pool, number, due.pop(0), segments)
-            if self._interrupted.is_set() and not told:
-                told = True
-                pool.interrupt()
-            if not pool.handles:
-                return "interrupted"
-            for seed, message in pool.events(0.5):
-                self._take_test(pool, seed, message, values)
-                if values:
-                    self._book.data["test"] = self._tested(number, values)
-                    self._book.write()
-        return "interrupted" if self._interrupted.is_set() else "finished"
 
-    def _start_test(self, pool: JobPool, number: int, seed: int, segments: list[State]) -> None:
-        run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
-        pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
+        def begin(seed: int) -> None:
+            run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
+            pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
+
+        def handle(seed: int, message: Message) -> None:
+            self._take_test(pool, seed, message, values)
+            if values:
+                self._book.data["test"] = self._tested(number, values)
+                self._book.write()
+
+        return pool.work(due, begin, handle)
 
     def _test_path(self, number: int, seed: int) -> Path:
         return self._folder.test / f"{number:04}-seed-{seed}"

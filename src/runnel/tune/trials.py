@@ -1,8 +1,7 @@
-"""A search by trials: a proposal, a run (or one for each seed), a number; again, until there are enough."""
+"""A search by trials. Optuna proposes settings, they are trained (on each seed once), and the value is reported to Optuna."""
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     import optuna
 
 MAX_FAILURES = 5
-"""When so many trials have failed and none has worked, the study ends: the recipe is broken, not the settings."""
-WAIT_S = 0.5
+"""If so many trials have failed and none has succeeded, the study ends: then the recipe is broken, not the settings."""
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
 
@@ -36,25 +34,18 @@ class TrialSearch:
         self._began: dict[int, float] = {}
         self._left = self._take_up()
 
-    def run(self, interrupted: threading.Event) -> str:
-        """Until there are `trials` of them, or somebody interrupts: `finished` or `interrupted`."""
-        told = False
+    def run(self) -> str:
+        """Run trials until there are enough, or until an interruption. Returns `finished` or `interrupted`."""
         self._write()
-        while True:
-            while not interrupted.is_set() and len(self._pool.handles) < self._setup.options.workers and self._start_next():
-                pass
-            if not self._pool.handles:
-                return "interrupted" if interrupted.is_set() else "finished"
-            if interrupted.is_set() and not told:
-                told = True
-                self._pool.interrupt()
-            for number, message in self._pool.events(WAIT_S):
-                self._handle(number, message)
-            self._view.show(self._book)
+        status = self._pool.work(iter(self._propose, None), self._start, self._handle)
+        if status == "finished":
+            self._book.data["importance"] = importance(self._study, self._setup.space)
+            self._write()
+        return status
 
     # --------------------------------------------------------------------------------------------------------- starting
     def _take_up(self) -> list[int]:
-        """Trials that were under way when the study last ended; one that was being pruned then, or was about to be, is over."""
+        """Numbers of the trials that were running when the study was stopped. Those that were to be pruned are ended here."""
         left = []
         for frozen in self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.RUNNING,)):
             trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
@@ -64,20 +55,16 @@ class TrialSearch:
                 left.append(frozen.number)
         return left
 
-    def _start_next(self) -> bool:
-        trial = self._propose()
-        if trial is None:
-            return False
+    def _start(self, trial: optuna.Trial) -> None:
         suggest(trial, self._setup.space)
         self._live[trial.number], self._began[trial.number] = trial, time.monotonic()
         after = max(self._frozen(trial.number).intermediate_values, default=0)
         runs = [self._run(path, seed, self._params(trial.params)) for path, seed in self._paths(trial.number)]
         self._pool.start(trial.number, self._setup.order(runs, log=self._folder.log, after=after))
         self._write()
-        return True
 
     def _propose(self) -> optuna.Trial | None:
-        """The next trial: one that was left, one of the grid, or a new one; None if there are enough."""
+        """The next trial: an unfinished one, one of the grid, or a new one. None if there are enough."""
         trials = self._study.get_trials(deepcopy=False)
         if self._left:
             number = self._left.pop(0)
@@ -115,7 +102,7 @@ class TrialSearch:
         trial.report(value, step)
         if not trial.should_prune():
             return False
-        trial.set_user_attr("pruned", True)  # kept before the run is told, so that a kill in between changes nothing
+        trial.set_user_attr("pruned", True)  # stored before the verdict is sent: a killed study still knows it
         return True
 
     def _end(self, number: int, message: Message) -> None:
@@ -128,7 +115,9 @@ class TrialSearch:
             self._give_up_if_hopeless(at_once=bool(message.get("fatal")))
         elif message["status"] == "finished":
             self._study.tell(number, sum(message["values"]) / len(message["values"]))
-            self._weigh()
+            done = sum(t["state"] == "complete" for t in self._book.trials) + 1
+            if done >= MIN_IMPORTANCE and done % 5 == 0:  # it takes a moment, so it is not computed after each trial
+                self._book.data["importance"] = importance(self._study, self._setup.space)
         elif message["status"] == "pruned":
             self._study.tell(number, state=states.PRUNED)
 
@@ -138,12 +127,6 @@ class TrialSearch:
         if len(failed) == len(trials) and (at_once or len(failed) >= min(MAX_FAILURES, self._setup.options.trials)):
             self._write()
             raise RunnelError(f"{len(failed)} trials failed and none worked; the first: {failed[0].user_attrs.get('error')}")
-
-    def _weigh(self) -> None:
-        """Importance costs a moment, so it is not computed after each trial."""
-        done = sum(t["state"] == "complete" for t in self._book.trials) + 1
-        if done >= MIN_IMPORTANCE and done % 5 == 0:
-            self._book.data["importance"] = importance(self._study, self._setup.space)
 
     # ---------------------------------------------------------------------------------------------------------- writing
     def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
@@ -166,8 +149,3 @@ class TrialSearch:
         value = None if frozen.state.name == "FAIL" else value
         state, error = STATES[frozen.state.name], frozen.user_attrs.get("error")
         return trial | {"state": state, "value": value, "steps": steps, "seconds": self._seconds(frozen.number), "error": error}
-
-    def close(self) -> None:
-        """Compute the importance of parameters once more, and write it."""
-        self._book.data["importance"] = importance(self._study, self._setup.space)
-        self._write()

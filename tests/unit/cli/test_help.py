@@ -7,7 +7,7 @@ import re
 import pytest
 
 from runnel.cli.main import main
-from runnel.core.hints import names_of
+from runnel.core.config import settings_of
 from runnel.run.registry import RECIPES, load_recipe
 
 MOST = dict.fromkeys(RECIPES, 30) | {"appo": 32, "dqn": 34, "token_ppo": 32}
@@ -31,7 +31,13 @@ def test_few_fields_come_before_advanced_and_all_are_listed(recipe: str, capsys:
     assert len(flags(first)) <= MOST[recipe]
     shown = flags(first) + flags(advanced)
     assert len(shown) == len(set(shown))
-    assert set(shown) == {*names_of(load_recipe(recipe).Config()), "dry_run", "seeds", "config", "trust"}
+    assert set(shown) == {
+        *(setting.name for setting in settings_of(load_recipe(recipe).Config())),
+        "dry_run",
+        "seeds",
+        "config",
+        "trust",
+    }
 
 
 def test_a_field_is_shown_with_its_text_its_default_and_its_bounds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runnel.core.config import override
+from runnel.core.config import override, settings_of
 from runnel.core.errors import ConfigError
-from runnel.core.hints import OTHER_NAMES, meant, names_of
+from runnel.core.hints import OTHER_NAMES, meant
 from runnel.core.resolve import called, load_module, load_object
 from runnel.core.user_code import brief, frames, is_users, mistake, place_of, told
 from runnel.envs.registry import make_env
@@ -130,7 +130,7 @@ def test_settings_under_other_names_are_answered_with_ours() -> None:
 
 
 def test_every_name_that_is_offered_is_one_of_a_recipe() -> None:
-    known = {name for recipe in RECIPES for name in names_of(load_recipe(recipe).Config())}
+    known = {name for recipe in RECIPES for name, *_ in settings_of(load_recipe(recipe).Config())}
     for names in OTHER_NAMES.values():
         for name in names:
             assert any(k == name or k.endswith(f".{name}") for k in known), name

@@ -164,7 +164,8 @@ class ProcessHandle:
 
     def __init__(self, group: str, nodes: Nodes, session: Session, numbers: dict[str, int]) -> None:
         self.group, self.line, outer = group, Line(), Outer(nodes, group)
-        self.member = QuietMember(nodes.experiment, group, self.line.own, outer, folder=session.folder.path, **numbers)
+        order = {"name": group, **numbers}
+        self.member = QuietMember(nodes.experiment, order, self.line.own, outer, folder=session.folder.path)
         self.ended = False
 
     def step(self) -> None:
@@ -197,7 +198,7 @@ class ProcessHandle:
 
 
 class ProcessHost:
-    """`supervisor.ProcessHost` in this process."""
+    """A `GroupHost` in this process."""
 
     def __init__(self, session: Session, *, channel: str = "local", late: Callable[[str, int], int] | None = None) -> None:
         self._session, self._channel = session, channel

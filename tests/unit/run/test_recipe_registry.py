@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from runnel.core.errors import ConfigError
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.user_objects import live_objects, name_objects, resolve_live
+from runnel.llm.engines.choose import EngineConfig
 from runnel.run import registry
-from runnel.run.names import RECIPES, list_recipes
+from runnel.run.names import ENGINES, RECIPES, list_recipes
 from runnel.run.registry import load_recipe
 
 RECIPE = '''"""My recipe.
@@ -110,3 +112,7 @@ def test_a_lambda_cannot_go_to_another_process() -> None:
         live_objects({"live:network": make_env}, "local"),
     ):
         raise AssertionError("refused before anything starts")
+
+
+def test_every_engine_has_a_line_in_the_list() -> None:
+    assert set(ENGINES) == set(get_args(get_type_hints(EngineConfig)["kind"]))

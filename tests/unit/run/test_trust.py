@@ -222,7 +222,8 @@ def test_every_way_to_name_code_is_found(tmp_path: Path, recipe: str, name: str,
 )
 def test_what_is_no_code_is_not_asked_about(tmp_path: Path, recipe: str, name: str, value: Any) -> None:
     run = named_only(tmp_path / "run", recipe, **{name: value})
-    assert trust.check_run(RunFolder(run), training=True)
+    folder = RunFolder(run)
+    assert trust.check_code(run, trust.recipe_of(folder), folder.read_config(), training=True)
 
 
 def leaves(data: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from runnel import tune
+from runnel.cli.arguments import parse
 from runnel.cli.main import main
-from runnel.cli.train import parse
+from runnel.cli.train import Options
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.run import registry
 from runnel.tune.command import train_command
 from runnel.tune.folder import Book, StudyFolder, read_json
 from runnel.tune.job import Talk, work
+from runnel.tune.job_pool import JobPool
 from runnel.tune.settings import Setup, TuneConfig, check_same, make_setup, read_setup
 from runnel.tune.show import View
 from runnel.tune.trials import TrialSearch
@@ -46,7 +48,7 @@ def test_the_command_makes_the_config() -> None:
     assert config == override(recipe.Config(), CHANGES)
     words = shlex.split(train_command(recipe, config))
     assert words[:3] == ["runnel", "train", "ppo"]
-    parsed = parse(recipe.Config(), words[3:], prog="", about="")[1]
+    parsed = parse(Options, recipe.Config(), words[3:], prog="", about="")[1]
     assert override(parsed, {"total_steps": None}) == config, "naming a budget drops the recipe's own"
 
 
@@ -100,11 +102,11 @@ def test_numbers_inside_a_range_that_cannot_work_are_named_before_the_study_star
     assert list(found.space) == ["ppo.num_minibatches", "ppo.num_epochs"]
 
 
-class Refusing:
+class Refusing(JobPool):
     """A pool whose trials with several environments are refused, as settings that cannot stand together are."""
 
     def __init__(self) -> None:
-        self.handles: dict[int, dict[str, Any]] = {}
+        super().__init__(host=None, workers=1, interrupted=threading.Event())  # type: ignore[arg-type]
 
     def start(self, number: int, order: dict[str, Any]) -> None:
         self.handles[number] = order
@@ -126,7 +128,7 @@ def test_a_trial_whose_settings_cannot_stand_together_is_pruned_with_its_reason(
     folder = StudyFolder(tmp_path)
     book = Book(folder, settings)
     search = TrialSearch(settings, folder, Refusing(), book, View("", 4, live=False))
-    assert search.run(threading.Event()) == "finished"
+    assert search.run() == "finished"
     by = {t["params"]["num_envs"]: (t["state"], t["error"]) for t in book.trials}
     assert by[1] == by[2] == ("complete", None)
     assert by[4] == by[8] == ("pruned", "num_envs = 3: use 2")

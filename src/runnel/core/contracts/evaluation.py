@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from runnel.core.contracts.inference import InferenceClient
-from runnel.core.errors import DataError
+from runnel.core.errors import ConfigError, DataError
 from runnel.core.state import Plain, WorkerEvent
 
 POLICY = "policy"
@@ -83,6 +84,20 @@ class AgentRoute:
     pattern: str = ".*"
     inference: str = "policy"
     samples: str = "trajectories"
+
+
+def route(routes: Sequence[AgentRoute], agent_id: str) -> AgentRoute:
+    """The first route whose pattern matches the whole of `agent_id`.
+
+    >>> routes = [AgentRoute("red_.*", "red", "red"), AgentRoute(".*", "blue", "blue")]
+    >>> route(routes, "red_0").inference, route(routes, "green").inference
+    ('red', 'blue')
+    """
+    for candidate in routes:
+        if re.fullmatch(candidate.pattern, agent_id):
+            return candidate
+    patterns = ", ".join(repr(r.pattern) for r in routes)
+    raise ConfigError("routes", patterns, f"no pattern matches agent {agent_id!r}; add one, or end with '.*'")
 
 
 class Policy(Protocol):

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.evaluation import AgentRoute, route
 from runnel.core.contracts.inference import InferenceClient, RowPolicy
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import NonFiniteError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_seed
-from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
 from runnel.envs.device.episodes import records

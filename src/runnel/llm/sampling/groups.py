@@ -181,7 +181,7 @@ def rollout_stream(
 def demo_stream(*, rows: int, max_length: int, capacity: int = 2) -> StreamSpec:
     """A stream of demonstrations: one segment is `rows` pairs of prompt and answer; `loss_mask` marks the answer."""
     sizes = {"N": rows * max_length, "B": rows}
-    return StreamSpec("demos", _ragged(), sizes, variable=("N",), capacity=capacity, source="demonstration")
+    return StreamSpec("demos", _ragged(), sizes, variable=("N",), capacity=capacity)
 
 
 def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2) -> StreamSpec:

@@ -76,5 +76,4 @@ def _member(order: Message, line: MessageSocket, held: Sequence[int]) -> Member:
     memory, bells = held[: len(order["memory"])], held[len(order["memory"]) :]
     pipes = dict(zip(order["groups"], zip(bells[::2], bells[1::2], strict=True), strict=True))
     shm = ShmTransport(dict(zip(order["memory"], memory, strict=True)), Doorbells(pipes, order["name"]))
-    epoch, incarnation = order["epoch"], order["incarnation"]
-    return Member(experiment, order["name"], line, shm, folder=folder.path, epoch=epoch, incarnation=incarnation)
+    return Member(experiment, order, line, shm, folder=folder.path)

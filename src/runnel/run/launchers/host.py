@@ -1,6 +1,6 @@
-"""Process hosts: how the supervisor of a run and the job pool of a study start processes.
+"""Process hosts: how the supervisor of a run and the job pool of a study start processes, and talk with them.
 
-This machine: `LocalHost` (`local.py`). A Ray cluster: `RayHost` (`ray_host.py`).
+This machine: `LocalHost` and `LocalGroups` (`local.py`). A Ray cluster: `RayHost` (`ray_host.py`) and `RayGroups` (`ray.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,28 @@ from collections.abc import Collection
 from typing import Protocol
 
 from runnel.core.framing import Message
-from runnel.run.launchers.line import ControlLine
+
+
+class ControlLine(Protocol):
+    """One end of a control line (on one machine a `core.framing.MessageSocket`)."""
+
+    closed: bool
+
+    def send(self, message: Message) -> None:
+        """Send a message. No-op if the other end is gone."""
+        ...
+
+    def receive(self) -> list[Message]:
+        """The messages that have arrived."""
+        ...
+
+
+class MemberLine(ControlLine, Protocol):
+    """The end in the process that was started. The process waits on it and on its doorbell at once."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a message has arrived."""
+        ...
 
 
 class ProcessHandle(Protocol):
@@ -38,11 +59,7 @@ class ProcessHandle(Protocol):
 
 
 class ProcessHost(Protocol):
-    """Starts processes: on this machine, or on a cluster."""
-
-    def open(self, names: Collection[str]) -> None:
-        """Make what the processes `names` of a run share: memory, doorbells, agents of nodes."""
-        ...
+    """Starts processes that share nothing: the jobs of a study."""
 
     def start(self, name: str, order: Message) -> ProcessHandle:
         """Start a process and give it its order. On a cluster it may have to wait for a node."""
@@ -50,6 +67,14 @@ class ProcessHost(Protocol):
 
     def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         """Wait until one of them may have sent something or ended, at most `timeout_s`."""
+        ...
+
+
+class GroupHost(ProcessHost, Protocol):
+    """Starts the process groups of a run, which share memory, doorbells and agents of nodes."""
+
+    def open(self, names: Collection[str]) -> None:
+        """Make what the groups `names` share."""
         ...
 
     def lost(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from runnel.core.contracts.params import ParamSet
@@ -18,12 +21,19 @@ PATIENCE = 3
 
 def launch(session: Session) -> str:
     """Run to the end; returns the status. The caller has made the session and will close it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(session.experiment.config.placement.threads)
-    try:
+    with torch_threads(session.experiment.config.placement.threads):
         return _launch(session)
+
+
+@contextmanager
+def torch_threads(num: int) -> Iterator[None]:
+    """Let torch use `num` threads in the block, and as many as before after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _launch(session: Session) -> str:

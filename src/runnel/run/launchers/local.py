@@ -80,9 +80,6 @@ class LocalHost:
         self._fork_server: ForkServer | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="runnel-")
 
-    def open(self, names: Collection[str]) -> None:
-        """No-op: the processes share nothing."""
-
     def start(self, name: str, order: Message) -> LocalProcess:
         ours, theirs = socket.socketpair()
         stack_file = Path(self._scratch.name) / f"{name}.stack"
@@ -118,16 +115,6 @@ class LocalHost:
             told.append(self._fork_server)  # it reports how a process has ended; a closed line does not
         select.select(told, [], [], timeout_s)
 
-    def lost(self) -> str:
-        return ""
-
-    def output(self) -> str:
-        with self._log.open("rb") as log:
-            return last_text(log)
-
-    def close(self) -> None:
-        """No-op: the processes share nothing."""
-
     def end(self) -> None:
         """End the fork server. Processes that are left go on."""
         if self._fork_server is not None:
@@ -137,7 +124,7 @@ class LocalHost:
 
 
 class LocalGroups(LocalHost):
-    """The `ProcessHost` of a run: its groups share memory that this process makes."""
+    """A `GroupHost` on this machine: the groups share memory that this process makes."""
 
     def __init__(self, session: Session) -> None:
         early = EARLY + (EARLY_FOR_TEXT if session.experiment.leader.token_streams else ())
@@ -154,6 +141,13 @@ class LocalGroups(LocalHost):
     def start(self, name: str, order: Message) -> LocalProcess:
         run = str(self._session.folder.path.resolve())
         return super().start(name, {**order, "run": run, "memory": list(self._fds), "groups": list(self._pipes)})
+
+    def lost(self) -> str:
+        return ""
+
+    def output(self) -> str:
+        with self._log.open("rb") as log:
+            return last_text(log)
 
     def close(self) -> None:
         """Close the groups' shared memory; the fork server stays for the next start."""

@@ -29,7 +29,7 @@ from runnel.run.best import BestParams
 from runnel.run.checkpoint import read_params, read_parts, write_parts
 from runnel.run.group import ProcessGroup
 from runnel.run.launchers.heartbeat import BEAT_S, Heartbeat
-from runnel.run.launchers.line import ControlLine, MemberLine
+from runnel.run.launchers.host import ControlLine, MemberLine
 from runnel.run.tracing import open_recorder
 from runnel.run.wiring import Outer, place, wire
 from runnel.track.folder import RunFolder
@@ -45,19 +45,10 @@ def read_experiment(recipe: str, config: dict[str, Any]) -> Experiment:
 
 
 class Member:
-    """The group that this process runs. `incarnation` is its restart counter: it differs at each start of the process."""
+    """The group that this process runs. The order's `incarnation` differs at each start of the process: its restart counter."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        group: str,
-        line: MemberLine,
-        outer: Outer,
-        *,
-        folder: Path,
-        epoch: int,
-        incarnation: int,
-    ) -> None:
+    def __init__(self, experiment: Experiment, order: Message, line: MemberLine, outer: Outer, *, folder: Path) -> None:
+        group, epoch, incarnation = order["name"], order["epoch"], order["incarnation"]
         torch.set_num_threads(experiment.config.placement.threads)
         count_alone()
         # A user's learner does not report progress itself, but every optimiser step of it does.

@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError, WorkerFailure
 from runnel.core.framing import Message
+from runnel.core.process import last_text
 from runnel.flow.transports.cluster.map import ClusterMap
 from runnel.flow.transports.cluster.ray import FAULTS, NAMESPACE, agent_name
 from runnel.graphs.experiment import Experiment
@@ -101,10 +102,10 @@ class Node:
 
 
 class RayGroups(RayHost):
-    """The `ProcessHost` of a run on a Ray cluster: its groups, and an agent on each node with groups."""
+    """A `GroupHost` on a Ray cluster: the groups of a run, and an agent on each node with groups."""
 
     def __init__(self, session: Session, head: Head) -> None:
-        super().__init__(head, session.folder.log)
+        super().__init__(head)
         self._session = session
         self._id = ""
         self._opened = False
@@ -302,6 +303,15 @@ class RayGroups(RayHost):
     def wait(self, handles: Collection[ProcessHandle], timeout_s: float) -> None:
         self._advance()
         super().wait(self._handles.values(), timeout_s)
+
+    def lost(self) -> str:
+        return self._head.lost()
+
+    def output(self) -> str:
+        if not self._session.folder.log.exists():
+            return ""
+        with self._session.folder.log.open("rb") as log:
+            return last_text(log)
 
     def close(self) -> None:
         for handle in self._handles.values():

@@ -164,17 +164,16 @@ def _member(order: Message, line: QueueLine) -> Member:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    epoch, incarnation = order["epoch"], order["incarnation"]
     transport = ClusterTransport(
         NodeMemory.from_data(order["memory"]),
         order["place"],
         RayNet(order["id"], order["faults"]),
         ClusterMap.from_data(order["map"]),
         node=order["node"],
-        first=incarnation << 32,
+        first=order["incarnation"] << 32,
     )
     experiment = read_experiment(order["recipe"], order["config"])
-    return Member(experiment, order["name"], line, transport, folder=log.parent, epoch=epoch, incarnation=incarnation)
+    return Member(experiment, order, line, transport, folder=log.parent)
 
 
 class AgentActor:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -46,36 +46,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # ------------------------------------------------------------------------------------------------------------------ joining
 @contextmanager
 def connected(address: str, cores: int, labels: Mapping[str, str] | None = None) -> Iterator[Head]:
-    """Connect to the current cluster, to the one at `address` (or RAY_ADDRESS), or to a new one that ends with this process."""
-    if ray.is_initialized():
-        with watched_head() as head:
-            yield head
-        return
+    """Connect to the current cluster, to the one at `address` (or RAY_ADDRESS), or to a new one that ends with this process.
+
+    While the block lasts, a thread probes the head.
+    """
     address = address or os.environ.get("RAY_ADDRESS", "")
-    cluster = joined(address) if address else made(cores, labels)
-    with cluster, watched_head(lost_s=LOST_S if address else OWN_LOST_S) as head:
+    with ExitStack() as stack:
+        own = not address and not ray.is_initialized()
+        if own:
+            stack.enter_context(made(cores, labels))
+        elif not ray.is_initialized():
+            attach(address)
+            stack.callback(ray.shutdown)
+        head = Head(ray.get_runtime_context().gcs_address, lost_s=OWN_LOST_S if own else LOST_S)
+        threading.Thread(target=head.watch, daemon=True).start()
+        stack.callback(head.closed.set)
         yield head
-
-
-@contextmanager
-def watched_head(lost_s: float = LOST_S) -> Iterator[Head]:
-    """Probe the head of the current cluster on a thread while the block lasts."""
-    head = Head(ray.get_runtime_context().gcs_address, lost_s=lost_s)
-    threading.Thread(target=head.watch, daemon=True).start()
-    try:
-        yield head
-    finally:
-        head.closed.set()
-
-
-@contextmanager
-def joined(address: str) -> Iterator[None]:
-    """Join the cluster at `address`; leave it when the block ends."""
-    attach(address)
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

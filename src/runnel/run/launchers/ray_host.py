@@ -7,14 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from runnel.core.framing import Message
-from runnel.core.process import last_text
 from runnel.run.launchers.host import ProcessHandle
 from runnel.run.launchers.ray_actors import ProcessActor
 from runnel.run.launchers.ray_head import Head
@@ -147,11 +145,8 @@ class RayHost:
     that Ray reserves for it.
     """
 
-    def __init__(self, head: Head, log: Path, *, work: str = "", needs: Mapping[str, float] | None = None) -> None:
-        self._head, self._log, self._work, self._resources = head, log, work, dict(needs or {})
-
-    def open(self, names: Collection[str]) -> None:
-        """No-op: the processes share nothing."""
+    def __init__(self, head: Head, *, work: str = "", needs: Mapping[str, float] | None = None) -> None:
+        self._head, self._work, self._resources = head, work, dict(needs or {})
 
     def start(self, name: str, order: Message) -> RayProcess:
         actor = ray.remote(ProcessActor).options(max_concurrency=64, **self._resources).remote()
@@ -166,15 +161,3 @@ class RayHost:
             ray.wait(answers, timeout=timeout_s)
         else:
             time.sleep(timeout_s)
-
-    def lost(self) -> str:
-        return self._head.lost()
-
-    def output(self) -> str:
-        if not self._log.exists():
-            return ""
-        with self._log.open("rb") as log:
-            return last_text(log)
-
-    def close(self) -> None:
-        """No-op: the processes share nothing."""

@@ -31,7 +31,7 @@ from runnel.flow.transports.cluster.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines, Stage
 from runnel.run.launchers.heartbeat import STANDSTILL_S
-from runnel.run.launchers.host import ProcessHandle, ProcessHost
+from runnel.run.launchers.host import GroupHost, ProcessHandle
 from runnel.run.session import Session
 from runnel.track.folder import RunFolder
 
@@ -78,7 +78,7 @@ class RestoreFailed(Exception):
         self.error = error
 
 
-def supervise(session: Session, host: ProcessHost) -> str:
+def supervise(session: Session, host: GroupHost) -> str:
     """Run to the end; returns the status. No process is left behind, also after an error."""
     losses: dict[str, list[float]] = {}
     lost_at: float | None = None
@@ -106,7 +106,7 @@ def supervise(session: Session, host: ProcessHost) -> str:
 class Supervisor:
     """All groups of a run, from one start to its end or to a loss."""
 
-    def __init__(self, session: Session, host: ProcessHost, losses: dict[str, list[float]]) -> None:
+    def __init__(self, session: Session, host: GroupHost, losses: dict[str, list[float]]) -> None:
         self.session, self.config, self.host = session, session.experiment.config, host
         self._deadlines = Deadlines(self.config.placement.stage_timeout_s)
         self.children: dict[str, Child] = {}

@@ -1,12 +1,13 @@
-"""`runnel report` and `runnel card`: compare runs, describe one. A report reads files only, so it starts without torch."""
+"""`runnel report`, `card`, `trace` and `board`: what a run's files say. They start without torch."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from runnel.cli.trusting import add_trust
+from runnel.cli.arguments import add_trust, make_parser
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject
@@ -18,6 +19,7 @@ from runnel.report.paper import write_paper
 from runnel.report.verdicts import HOWS
 from runnel.report.write import write_comparison, write_report
 from runnel.track.folder import RunFolder
+from runnel.track.trace import write_trace
 
 REPORT = """Write a self-contained report.html of one run, or of several side by side; the numbers as CSV beside it.
 
@@ -29,15 +31,18 @@ differ in seed and task alone are one group.
   runnel report runs/ppo runs/dqn --over seeds
   runnel report ppo='runs/ppo-*' dqn='runs/dqn-*' --over seeds --markdown --paper figures
 """
+TRACE = (
+    "Write what every worker of a run did when, and the path of every sample, for https://ui.perfetto.dev or chrome://tracing. "
+    "The run must have been started (or resumed) with --trace."
+)
 
 
 def report(args: list[str]) -> int:
     """Write a report of one run, or of several."""
-    parser = _report_parser()
-    parsed = parser.parse_args(args)
+    parsed = _report_parser().parse_args(args)
     if parsed.over is None:
         _refuse_without_seeds(parsed)
-        paths = list(dict.fromkeys(source.path for argument in parsed.runs for source in find_runs(argument)))
+        paths = paths_of(parsed.runs)
         target = write_report(paths, parsed.out)
         print(target)
         if parsed.markdown:
@@ -46,10 +51,13 @@ def report(args: list[str]) -> int:
     return _over_seeds(parsed)
 
 
+def paths_of(arguments: Sequence[str]) -> list[Path]:
+    """The folders of the runs that arguments name, each once."""
+    return list(dict.fromkeys(source.path for argument in arguments for source in find_runs(argument)))
+
+
 def _report_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="runnel report", description=REPORT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("report", REPORT, abbreviate=False)
     parser.add_argument("runs", nargs="+", help="run folders, folders of runs, globs, or NAME=GLOB")
     parser.add_argument("--out", type=Path, default=None, help="where to write it (a run's folder, or beside the first)")
     parser.add_argument("--markdown", action="store_true", help="also write a short Markdown form, for a pull request")
@@ -67,14 +75,8 @@ def _report_parser() -> argparse.ArgumentParser:
 def _refuse_without_seeds(parsed: argparse.Namespace) -> None:
     """Refuse flags that only a comparison over seeds has."""
     named = [argument for argument in parsed.runs if "=" in argument and not Path(argument).exists()]
-    if (
-        parsed.paper
-        or parsed.normalise
-        or parsed.range
-        or parsed.scores != "last"
-        or parsed.unfinished
-        or parsed.allow_tuning_seeds
-    ):
+    given = (parsed.paper, parsed.normalise, parsed.range, parsed.unfinished, parsed.allow_tuning_seeds)
+    if any(given) or parsed.scores != "last":
         raise ConfigError("over", None, "these flags belong to a comparison over seeds; add --over seeds")
     if named:
         raise ConfigError("runs", named[0], "names are for a comparison over seeds; add --over seeds")
@@ -101,9 +103,7 @@ def _over_seeds(parsed: argparse.Namespace) -> int:
 
 def card(args: list[str]) -> int:
     """Write a model card of a run."""
-    parser = argparse.ArgumentParser(
-        prog="runnel card", description="Write a model card: task, results, settings, limits, and how to load it."
-    )
+    parser = make_parser("card", "Write a model card: task, results, settings, limits, and how to load it.")
     parser.add_argument("run", help="the run's folder")
     parser.add_argument("--out", type=Path, default=None, help="where to write it (README.md in the run's folder)")
     add_trust(parser)
@@ -128,3 +128,32 @@ def _defaults(run: str, *, trust: bool) -> JsonObject:
     except ConfigError:
         return {}
     return data
+
+
+def trace(args: list[str]) -> int:
+    """Write the trace of a run for Perfetto."""
+    parser = make_parser("trace", TRACE)
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--out", type=Path, default=None, help="the file to write (default: trace.json.gz in the run's folder)")
+    parsed = parser.parse_args(args)
+    made = write_trace(parsed.run, parsed.out)
+    what = f"{made.num_processes} processes, {made.num_segments:,} segments, {made.num_versions:,} loads of versions"
+    print(f"{made.path}: {made.num_events:,} events; {what}")
+    print("open it at https://ui.perfetto.dev (nothing is uploaded) or in chrome://tracing")
+    for notice in made.notices:
+        print(f"runnel: note: {notice}", file=sys.stderr)
+    return 0
+
+
+def board(args: list[str]) -> int:
+    """Serve the board until Ctrl-C."""
+    from runnel.board.server import serve
+
+    parser = make_parser("board", "A page in the browser over a folder of runs, live and finished.")
+    parser.add_argument("folder", nargs="?", default="runs", help="folder that holds runs, at any depth (default: runs)")
+    parser.add_argument("--port", type=int, default=8420, help="0 takes any that is free (default: 8420)")
+    about = "address to listen on; beyond this machine the board asks for a token, which it prints, and speaks plain HTTP"
+    parser.add_argument("--host", default="127.0.0.1", help=about)
+    parsed = parser.parse_args(args)
+    serve(Path(parsed.folder), host=parsed.host, port=parsed.port)
+    return 0
