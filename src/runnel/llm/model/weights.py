@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -119,11 +118,6 @@ class LowRank:
         if self.joint is not None and self.joint is not self.ups[0].weight.value:
             for up in self.ups:
                 self.joint[up.rows, up.ranks] = up.weight.value
-
-    def each(self, change: Callable[[Weight], Weight]) -> LowRank:
-        """Adapters with `change` applied to every weight."""
-        ups = tuple(replace(up, weight=change(up.weight)) for up in self.ups)
-        return LowRank(change(self.down), ups, self.scale)
 
     def inner(self, x: Tensor) -> Tensor:
         """`scale * x A^T`. `[N, in] -> [N, R]`"""

@@ -79,7 +79,10 @@ def test_chunked_logprobs_and_entropies_have_the_gradients_of_whole_ones(device,
         return logprob, entropy, *torch.autograd.grad((a * logprob + b * entropy).sum(), (h, w))
 
     whole = gradients(lambda h, w: logprobs_from_logits(h @ w.t(), targets, temperature=0.7))
-    parts = gradients(lambda h, w: token_logprobs(h, targets, Weight(w), temperature=0.7, chunk_size=chunk))
+    leaf, sink = hidden.clone().requires_grad_(), torch.zeros_like(weight)
+    logprob, entropy = token_logprobs(leaf, targets, Weight(weight, sink), temperature=0.7, chunk_size=chunk)
+    (a * logprob + b * entropy).sum().backward()
+    parts = logprob, entropy, leaf.grad, sink
     through = gradients(lambda h, w: head_logprobs(h, targets, lambda x: x @ w.t(), temperature=0.7, chunk_size=chunk))
     for x, y, z in zip(whole, parts, through, strict=True):
         torch.testing.assert_close(y, x, atol=2e-4, rtol=1e-4)
