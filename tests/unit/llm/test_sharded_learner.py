@@ -19,7 +19,7 @@ from runnel.core.sharding.batch_split import share_of
 from runnel.core.sharding.param_shards import join_pieces
 from runnel.flow.transports.shm import anonymous_file
 from runnel.llm.learning.learner import TokenLearnerConfig
-from runnel.llm.learning.sharded import make_learner
+from runnel.llm.learning.sharded import learner_class
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.model.sharded_model import ShardedModel
 from runnel.run.checkpoint import read_part, write_parts
@@ -98,7 +98,7 @@ def test_ranks_that_would_share_a_gpu_are_refused() -> None:
         world_size = 2
 
     with pytest.raises(ConfigError, match=r"device = 'cuda:0': with learner\.shard each rank has a GPU of its own; use cuda"):
-        make_learner(TokenLearnerConfig(shard=True), None, algorithms={}, collective=Two(), device="cuda:0")
+        learner_class(TokenLearnerConfig(shard=True), Two(), "cuda:0")
 
 
 def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:

@@ -16,7 +16,8 @@ from runnel.core.errors import RunnelError
 from runnel.core.records import Batch
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import MAX_TOKENS, ONCE, WeightCheck
-from runnel.llm.learning.batches import MicroBatch, Trained
+from runnel.llm.learning.batches import MicroBatch
+from runnel.llm.model.sharded_model import TrainedModel
 from runnel.ops.credit import row_index, row_sum
 
 
@@ -147,7 +148,7 @@ class Canary:
             self._tokens = tokens[first : first + min(count, MAX_TOKENS - len(self._prompt))].clone()
 
     @torch.no_grad()
-    def weight_check(self, model: Trained, bound: float) -> WeightCheck | None:
+    def weight_check(self, model: TrainedModel, bound: float) -> WeightCheck | None:
         """What `model` says of the tokens now; None before there are any."""
         if self._prompt is None or self._tokens is None:
             return None

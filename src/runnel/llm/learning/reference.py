@@ -19,7 +19,8 @@ from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import whole
 from runnel.core.state import State
 from runnel.llm.engines.one_pass import OnePassEngine
-from runnel.llm.learning.batches import MicroBatch, Trained, questions
+from runnel.llm.learning.batches import MicroBatch, questions
+from runnel.llm.model.sharded_model import TrainedModel
 from runnel.llm.model.token_model import Precision, TokenModel
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class KeptReference:
         self._average = {name: value for name, value in wide.items() if moves and value is not self.params[name]}
 
     @torch.no_grad()
-    def move_towards(self, policy: Trained, share: float) -> None:
+    def move_towards(self, policy: TrainedModel, share: float) -> None:
         """Go `share` of the way to the weights of `policy`; 1 copies them."""
         wide = policy.masters()
         for name, value in policy.params().items():

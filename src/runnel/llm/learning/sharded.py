@@ -6,7 +6,7 @@ adds empty ones, and models that a rank does not train in a pass still take part
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +17,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.weight_check import WeightCheck
-from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.learning.recording import GroupRecorder
-from runnel.llm.learning.reference import ReferencePlan
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.sharded_model import ShardedModel
 
@@ -29,29 +26,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def make_learner(
-    config: TokenLearnerConfig,
-    model: PreTrainedModel,
-    *,
-    algorithms: Mapping[str, Algorithm],
-    collective: Collective,
-    device: str,
-    reference: ReferencePlan | None = None,
-    recorder: GroupRecorder | None = None,
-) -> TokenLearner:
-    """The learner of one rank. A single rank has nothing to shard, whatever `config.shard` says."""
-    kind = ShardedTokenLearner if config.shard and collective.world_size > 1 else TokenLearner
-    if kind is ShardedTokenLearner and device.startswith("cuda:"):
+def learner_class(config: TokenLearnerConfig, collective: Collective, device: str) -> type[TokenLearner]:
+    """The class of one rank's learner. A single rank has nothing to shard, whatever `config.shard` says."""
+    if not config.shard or collective.world_size == 1:
+        return TokenLearner
+    if device.startswith("cuda:"):
         raise ConfigError("device", device, "with learner.shard each rank has a GPU of its own; use cuda")
-    return kind(
-        config,
-        model,
-        algorithms=algorithms,
-        collective=collective,
-        device=device,
-        reference=reference,
-        recorder=recorder,
-    )
+    return ShardedTokenLearner
 
 
 class ShardedTokenLearner(TokenLearner):

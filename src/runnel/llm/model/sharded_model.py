@@ -28,7 +28,7 @@ from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ScalarModel, hidden_states, output_head
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.logprobs import head_logprobs
-from runnel.llm.model.token_model import DTYPES, Precision
+from runnel.llm.model.token_model import DTYPES, Precision, TokenModel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -112,26 +112,15 @@ class ShardedModel:
         return root
 
     # ------------------------------------------------------------------------------------------------------------ passes
-    def logprobs_at(
-        self, tokens: Tensor, lengths: list[int], position: Tensor, target: Tensor, *, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability of each `target` after the token at `position` of packed rows, and the entropy there.
-        `[N], [M], [M] -> [M], [M]`"""
-        found: tuple[Tensor, Tensor] = self.root(tokens, lengths, position, target, temperature)
-        return found
-
-    def scores_at(self, tokens: Tensor, lengths: list[int], position: Tensor) -> Tensor:
-        """The scores of a model with a scalar head at each `position`. `[N], [M] -> [M]`"""
-        scores: Tensor = self.root(tokens, lengths, position, None, 1.0)
-        return scores
-
     def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
-        return self.logprobs_at(part.tokens, part.lengths, part.position, part.target, temperature=temperature)
+        found: tuple[Tensor, Tensor] = self.root(part.tokens, part.lengths, part.position, part.target, temperature)
+        return found
 
     def scores(self, part: MicroBatch) -> Tensor:
         """The score of a `ScalarModel` at each trained token. `-> [M]`"""
-        return self.scores_at(part.tokens, part.lengths, part.position)
+        scores: Tensor = self.root(part.tokens, part.lengths, part.position, None, 1.0)
+        return scores
 
     def scalar_model(self) -> ScalarModel:
         """A `ScalarModel` whose body has no values yet (`copy_from` gives each rank its rows)."""
@@ -140,7 +129,8 @@ class ShardedModel:
     def row_logprobs(self, row: Tensor, first: int) -> Tensor:
         """Log-probabilities at temperature 1 of the tokens of one row from `first` on. `[n] -> [n - first]`"""
         position = torch.arange(first - 1, len(row) - 1, device=self.device)
-        return self.logprobs_at(row[:-1], [len(row) - 1], position, row[first:], temperature=1.0)[0]
+        logprobs: Tensor = self.root(row[:-1], [len(row) - 1], position, row[first:], 1.0)[0]
+        return logprobs
 
     @contextmanager
     def resident(self) -> Iterator[None]:
@@ -191,13 +181,10 @@ class ShardedModel:
         return {name: ParamShard(_parts(found[name]), shape, kind) for name, shape in self._shapes.items()}
 
     def params(self) -> Mapping[str, Tensor]:
+        """Raise: no rank has whole parameters."""
         raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
 
-    def masters(self) -> Mapping[str, Tensor]:
-        raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
-
-    def base_params(self) -> Mapping[str, Tensor]:
-        raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
+    masters = base_params = params
 
     def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Self:
         """The same model, fixed as it is now, in the same precision and over the same ranks."""
@@ -230,8 +217,8 @@ class ShardedModel:
                 _local(parameter).copy_(_local(theirs[name]))
 
     @torch.no_grad()
-    def move_towards(self, other: ShardedModel, fraction: float) -> None:
-        """Move the weights towards those of `other` by `fraction` of the difference; 1 copies them."""
+    def move_towards(self, other: Any, fraction: float) -> None:
+        """Move the weights towards those of `other` (of this class) by `fraction` of the difference; 1 copies them."""
         theirs = other._named()
         for name, parameter in self._named().items():
             own = _local(parameter)
@@ -291,6 +278,10 @@ class ShardedModel:
             start, _ = rows_of_rank(shape[0], mesh.get_local_rank(), mesh.size())
             out[name] = ParamShard(((start, value),), shape, DTYPES[self.precision])
         return out
+
+
+TrainedModel = TokenModel | ShardedModel
+"""A model as the token learner uses it: whole on every rank, or sharded over the ranks."""
 
 
 class _Whole(nn.Module):

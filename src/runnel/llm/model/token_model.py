@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -292,8 +292,8 @@ class TokenModel:
         )
 
     @torch.no_grad()
-    def move_towards(self, other: TokenModel, fraction: float) -> None:
-        """Move the weights towards those of `other` by `fraction` of the difference; 1 copies them."""
+    def move_towards(self, other: Any, fraction: float) -> None:
+        """Move the weights towards those of `other` (of this class) by `fraction` of the difference; 1 copies them."""
         with self.resident(changes=True):
             if fraction == 1.0:
                 self._vector.copy_(other._vector)
