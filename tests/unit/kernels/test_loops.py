@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 pytest.importorskip("numba")
 
 from runnel.kernels.lm.numba import attention_loops, block_loops, cache_loops, token_loops
-from runnel.kernels.lm.numba.loop_maths import exp, floats, take
+from runnel.kernels.lm.numba.loop_maths import exp, floats, pieces
 from runnel.kernels.lm.numba.loops import Loop, loops
 from runnel.llm.engines import requests
 from runnel.llm.model import attention, blocks, logprobs
@@ -46,7 +46,7 @@ def in_torch(monkeypatch):
 @Loop
 def _exponentials(words):
     x, out = floats(words[4]), floats(words[5])
-    while take(words) < words[1]:
+    for _ in pieces(words):
         for i in range(words[3]):
             out[i] = exp(x[i])
 

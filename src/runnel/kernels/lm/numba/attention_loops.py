@@ -29,8 +29,8 @@ from runnel.kernels.lm.numba.loop_maths import (
     larger,
     load,
     number,
+    pieces,
     store,
-    take,
 )
 from runnel.kernels.lm.numba.loop_tiles import products, to_lanes, weigh
 from runnel.kernels.lm.numba.loops import Loop
@@ -72,10 +72,7 @@ def _forward(words):
     memory, query = floats(words[14]), enter(words) * words[15]
     best, early = query + size * TILE, query + (size + 2) * TILE
     total, row, out_row, group = best + TILE, (heads + kv_heads) * size, heads * size, heads // kv_heads
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         r, kv = piece // kv_heads, piece % kv_heads
         start, end, before = bounds[r], bounds[r + 1], trunks[2 * r + 1]
         key, val = start * row + (heads + kv) * size, start * value_row + kv * size
@@ -139,10 +136,7 @@ def _backward(words):
     given, log = query + size * TILE, query + 2 * size * TILE
     early, dearly = log + TILE, log + (1 + longest) * TILE
     row, out_row, dvalue_row, group = (heads + kv_heads) * size, heads * size, kv_heads * size, heads // kv_heads
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         family, kv = piece // kv_heads, piece % kv_heads
         at_key, at_val = (heads + kv) * size, kv * size
         start, end = bounds[families[family]], bounds[families[family + 1]]

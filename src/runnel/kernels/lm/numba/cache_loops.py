@@ -22,8 +22,8 @@ from runnel.kernels.lm.numba.loop_maths import (
     largest,
     load,
     number,
+    pieces,
     store,
-    take,
     total,
 )
 from runnel.kernels.lm.numba.loops import Loop
@@ -87,10 +87,7 @@ def _decode(words):
     keys, to_values, slot_step, head_step = floats(words[10]), words[11], words[12], words[13]
     positions, scores, out, scale = integers(words[14]), floats(words[15]), floats(words[16]), np.float32(number(words[17]))
     group, s = heads // kv_heads, enter(words) * longest
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         row, kv = piece // kv_heads, piece % kv_heads
         position, base = positions[row], row * slot_step + kv * head_step
         new = (row * (heads + kv_heads) + heads + kv) * size

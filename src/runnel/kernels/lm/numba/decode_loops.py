@@ -31,8 +31,8 @@ from runnel.kernels.lm.numba.loop_maths import (
     load,
     number,
     over,
+    pieces,
     store,
-    take,
 )
 from runnel.kernels.lm.numba.loop_tiles import to_lanes, to_rows, wide_products
 from runnel.kernels.lm.numba.loops import Loop
@@ -127,10 +127,8 @@ def _step(words):
     seen = own + every * TILE
     scores = seen + seen_width * TILE
     embed, last = floats(weights[10 * layers]), floats(weights[10 * layers + 1])
-    while True:
-        first = take(words) * TILE
-        if first >= rows:
-            return
+    for piece in pieces(words):
+        first = piece * TILE
         num = min(TILE, rows - first)
         for i in range(TILE):
             for d in range(width):

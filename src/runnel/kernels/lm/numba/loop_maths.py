@@ -39,8 +39,18 @@ def _counter(index):
     return next_of
 
 
-take, enter = _counter(0), _counter(2)
+_take, enter = _counter(0), _counter(2)
 """The number of the next piece; the number of this thread, for memory of its own."""
+
+
+@njit(error_model="numpy")  # not cached: Numba cannot call a generator that it has loaded from its cache
+def pieces(words):
+    """The pieces of work for this thread, until none is left."""
+    while True:
+        piece = _take(words)
+        if piece >= words[1]:
+            return
+        yield piece
 
 
 def _pointer(kind):
