@@ -34,7 +34,7 @@ from runnel.llm.model.decoder import Decoder, Recompute, supported
 from runnel.llm.model.graphed import GraphedDecoder
 from runnel.llm.model.logprobs import head_logprobs, token_logprobs
 from runnel.llm.model.lora import Adapters, LoraConfig, MergedModel, make_adapters, plain_names, unwrapped, wrap_modules
-from runnel.llm.model.pack import pack, pack_tensors, packed, packed_order, split_like
+from runnel.llm.model.pack import pack, pack_tensors, packed, packed_parameters, split_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,7 +84,7 @@ class TokenModel:
         self._offload = offload and not (frozen and self.adapters is not None)  # frozen adapters are too small to be worth it
         kind = DTYPES[precision]
         self._base = self._pack_base(kind)
-        self._trained = self._own_parameters() if self.adapters is None else self.adapters.tensors
+        self._trained: Mapping[str, Tensor] = packed_parameters(model) if self.adapters is None else self.adapters.tensors
         place = next(iter(self._trained.values())).device
         # the float32 masters start from the weights as given, before these are rounded to the precision of the passes
         start = None if frozen or precision != "bfloat16" else pack_tensors(self._trained, dtype=torch.float32, device=place)
@@ -134,11 +134,6 @@ class TokenModel:
         if len(rest) == len(list(self.model.parameters())):
             return packed(self.model, dtype=kind, device=self.device)
         return pack(self.model, dtype=kind, device=self.device, names=rest)
-
-    def _own_parameters(self) -> dict[str, Tensor]:
-        """All parameters of the model, in the order of the packed vector."""
-        own = dict(self.model.named_parameters())
-        return {name: own[name] for name in packed_order(self.model)}
 
     def _allocate(self) -> None:
         self._grad = torch.zeros_like(self._master, device=self.device)
