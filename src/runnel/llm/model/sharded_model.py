@@ -55,16 +55,13 @@ class ShardedModel:
         device: str = "cpu",
         precision: Precision = "float32",
         weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
         recompute: Recompute = "none",
         frozen: bool = False,
         offload: bool = False,
         moves: bool = False,
     ) -> None:
-        self._moves = moves
         self.device, self.precision, self.frozen = torch.device(device), precision, frozen
-        self._mesh, self._recompute, self._offload = mesh, recompute, offload
-        self._betas, self._decay = betas, weight_decay
+        self._mesh, self._recompute, self._decay, self._offload, self._moves = mesh, recompute, weight_decay, offload, moves
         self._whole: _Whole | None = _Whole(model)
         self._root: Any = None  # an FSDPModule, whose attributes are those of the module that it wraps
         self._optimiser: AdamW | None = None
@@ -161,13 +158,8 @@ class ShardedModel:
 
     def _moments(self) -> AdamW:
         if self._optimiser is None:
-            self._optimiser = AdamW(
-                [_local(p) for p in self._named().values()],
-                betas=self._betas,
-                weight_decay=self._decay,
-                device=self.device,
-                offload=self._offload,
-            )
+            own = [_local(p) for p in self._named().values()]
+            self._optimiser = AdamW(own, weight_decay=self._decay, device=self.device, offload=self._offload)
         return self._optimiser
 
     # ----------------------------------------------------------------------------------------------------------- weights

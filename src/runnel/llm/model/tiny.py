@@ -179,12 +179,12 @@ def _within(value: object) -> object:
     return min(value, VOCABULARY - 1) if isinstance(value, int) else value
 
 
-def tiny_model(config: PretrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+def tiny_model(config: PretrainedConfig) -> PreTrainedModel:
     """A model of a tiny config, in float32 and evaluation mode, with random weights large enough that its logits differ."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():

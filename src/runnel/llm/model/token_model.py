@@ -66,7 +66,6 @@ class TokenModel:
         device: str = "cpu",
         precision: Precision = "float32",
         weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
         recompute: Recompute = "none",
         frozen: bool = False,
         lora: LoraConfig | None = None,
@@ -76,8 +75,7 @@ class TokenModel:
         foreign: bool = False,
     ) -> None:
         self.model, self.device, self.precision = model, torch.device(device), precision
-        self.frozen, self._recompute, self._decay, self._betas = frozen, recompute, weight_decay, betas
-        self._foreign = foreign
+        self.frozen, self._recompute, self._decay, self._foreign = frozen, recompute, weight_decay, foreign
         self.adapters = adapters
         if lora is not None:
             self.adapters = make_adapters(model, lora) if supported(model) else wrap_modules(model, lora)
@@ -137,9 +135,7 @@ class TokenModel:
 
     def _allocate(self) -> None:
         self._grad = torch.zeros_like(self._master, device=self.device)
-        self._optimiser = AdamW(
-            [self._master], betas=self._betas, weight_decay=self._decay, device=self.device, offload=self._offload
-        )
+        self._optimiser = AdamW([self._master], weight_decay=self._decay, device=self.device, offload=self._offload)
         # the decoder adds gradients in float32; autograd gives those of other modules in the dtype of their weights
         direct = self._vector is self._master or self._decoder is not None
         self._micro_grad = self._grad if direct else torch.zeros_like(self._vector)
