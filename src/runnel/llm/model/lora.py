@@ -159,7 +159,7 @@ def _shadow(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _wrap(root: PreTrainedModel, config: LoraConfig) -> PeftModel:
-    """`root` with modules of peft for `config.targets`, in place; raises a `ConfigError` for those that cannot have adapters."""
+    """`root` with modules of peft for `config.targets`, in place. Raises a `ConfigError` for those that cannot have one."""
     peft, targets = _peft(), list(config.targets) or "all-linear"
     kind = "CAUSAL_LM" if getattr(root, "get_output_embeddings", lambda: None)() is not None else None
     wanted = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type=kind)
