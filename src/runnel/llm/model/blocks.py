@@ -9,7 +9,6 @@ straight to float32 sums, whatever the precision of the products.
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 from typing import Any, cast
 
@@ -35,11 +34,8 @@ def kernels(x: Tensor) -> ModuleType:
     """The module that holds the small parts for the device and the precision of `x`."""
     if x.is_cuda:
         return block_kernels
-    return _loops() if loops(x) else cpu_blocks
-
-
-@cache
-def _loops() -> ModuleType:
+    if not loops(x):
+        return cpu_blocks
     from runnel.kernels.lm.numba import block_loops  # not at the top: Numba is optional and slow to load
 
     return block_loops

@@ -98,13 +98,18 @@ def new_config(config: ModelConfig, vocab_size: int) -> PretrainedConfig:
     )
 
 
-def count_parameters(config: PretrainedConfig) -> int:
-    """Number of parameters of the model of a transformers config, tied ones once. The weights are not allocated."""
+def model_without_values(config: PretrainedConfig) -> PreTrainedModel:
+    """The model of a transformers config on the meta device: its weights have shapes, and no memory."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in model.parameters())
+    return model
+
+
+def count_parameters(config: PretrainedConfig) -> int:
+    """Number of parameters of the model of a transformers config, tied ones once. The weights are not allocated."""
+    return sum(p.numel() for p in model_without_values(config).parameters())
 
 
 def _packed(model: PreTrainedModel, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -229,12 +234,17 @@ def copy_model(model: PreTrainedModel) -> PreTrainedModel:
     return twin
 
 
+def copy_modules(model: PreTrainedModel, value: Callable[[Tensor], Tensor]) -> PreTrainedModel:
+    """A copy of the modules of `model`, in which `value` gives the memory of each parameter."""
+    # the second argument of deepcopy is its table of copies made so far: these parameters count as copied already
+    own = {id(p): nn.Parameter(value(p.data), requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, dict(own))
+
+
 def shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the modules of `model` that shares the memory of its parameters. Either side may later bind its parameters to
     other memory."""
-    # the second argument of deepcopy is its table of copies made so far: these parameters count as copied already
-    own = {id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()}
-    return copy.deepcopy(model, dict(own))
+    return copy_modules(model, lambda value: value)
 
 
 def save_model(model: PreTrainedModel, folder: str | Path) -> None:

@@ -174,19 +174,13 @@ class Decoder:
         self._attach()
 
     def join_adapters(self) -> None:
-        """Multiply by copies in which neighbouring adapters are one matrix, until `adapt` is called again."""
+        """Multiply by copies in which neighbouring adapters are one matrix, until `adapt` is called. After the adapters' values
+        have changed in place, a further call updates the copies."""
         for layer in self.layers:
             for field in BESIDE:
                 weight: Weight = getattr(layer, field)
                 if weight.low is not None:
                     weight.low.join(weight.value.shape[0])
-
-    def renew_adapters(self) -> None:
-        """Update the copies of `join_adapters` after the adapters' values have changed in place."""
-        for layer in self.layers:
-            for field in BESIDE:
-                if (low := getattr(layer, field).low) is not None:
-                    low.renew()
 
     def _attach(self) -> None:
         for index, layer in enumerate(self.layers):

@@ -6,7 +6,6 @@ receiver has the base weights already. It uses the adapters beside them (`Decode
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
-from runnel.llm.model.causal_lm import copy_model, model_params
+from runnel.llm.model.causal_lm import copy_model, copy_modules, model_params, model_without_values
 from runnel.llm.model.decoder import BESIDE, LORA_A, LORA_B
 from runnel.llm.model.pack import pack_tensors
 
@@ -108,11 +107,7 @@ def make_adapters(model: PreTrainedModel, config: LoraConfig) -> Adapters:
 
 def check_adapters(config: PretrainedConfig, lora: LoraConfig) -> None:
     """Raise a `ConfigError` if a model of this transformers config cannot have the adapters of `lora`. It needs no weights."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    make_adapters(model, lora)
+    make_adapters(model_without_values(config), lora)
 
 
 def wrap_modules(model: PreTrainedModel, config: LoraConfig) -> Adapters:
@@ -151,11 +146,7 @@ def _root(model: PreTrainedModel) -> tuple[PreTrainedModel, str]:
 def _shadow(model: PreTrainedModel) -> PreTrainedModel:
     """A copy in which every parameter has its shape but takes no memory."""
     # one number expanded to the whole shape; the meta device would also leave peft's own adapters without values
-    empty = {
-        id(p): nn.Parameter(torch.empty(1, dtype=torch.float32).expand(p.shape), requires_grad=False)
-        for p in model.parameters()
-    }
-    return copy.deepcopy(model, dict(empty))
+    return copy_modules(model, lambda value: torch.empty(1).expand(value.shape))
 
 
 def _wrap(root: PreTrainedModel, config: LoraConfig) -> PeftModel:

@@ -7,7 +7,6 @@ one.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from runnel.core.state import State
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.model.adamw import AdamW
 from runnel.llm.model.attention import PackedRows
-from runnel.llm.model.causal_lm import ScalarModel, hidden_states, output_head
+from runnel.llm.model.causal_lm import ScalarModel, copy_modules, hidden_states, output_head
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.logprobs import head_logprobs
 from runnel.llm.model.token_model import DTYPES, Precision, TokenModel
@@ -303,11 +302,7 @@ def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
 
 def copy_without_values(model: PreTrainedModel, *, device: str = "meta") -> PreTrainedModel:
     """A deep copy with uninitialised parameters; on the default device, meta, they have shapes only."""
-    empty = {
-        id(p): nn.Parameter(torch.empty_like(p, device=device, memory_format=torch.contiguous_format), requires_grad=False)
-        for p in model.parameters()
-    }
-    return copy.deepcopy(model, dict(empty))
+    return copy_modules(model, lambda x: torch.empty_like(x, device=device, memory_format=torch.contiguous_format))
 
 
 def _local(x: Tensor) -> Tensor:

@@ -61,13 +61,8 @@ def _forward(words):
     """Words: heads, key-value heads, head size; turned, value, its row stride, bounds, trunks, scale, out, log of sums; memory
     of a thread, its size."""
     heads, kv_heads, size = words[3], words[4], words[5]
-    turned, value, value_row, bounds, trunks = (
-        floats(words[6]),
-        floats(words[7]),
-        words[8],
-        integers(words[9]),
-        integers(words[10]),
-    )
+    turned, value, value_row = floats(words[6]), floats(words[7]), words[8]
+    bounds, trunks = integers(words[9]), integers(words[10])
     scale, out, logs = np.float32(number(words[11])), floats(words[12]), floats(words[13])
     memory, query = floats(words[14]), enter(words) * words[15]
     best, early = query + size * TILE, query + (size + 2) * TILE
@@ -124,13 +119,8 @@ def _backward(words):
     """Words: heads, key-value heads, head size, longest; turned, value, its row stride, bounds, trunks, families, scale, grad,
     log of sums; dturned, dvalue; memory of a thread, its size."""
     heads, kv_heads, size, longest = words[3], words[4], words[5], words[6]
-    turned, value, value_row, bounds, trunks = (
-        floats(words[7]),
-        floats(words[8]),
-        words[9],
-        integers(words[10]),
-        integers(words[11]),
-    )
+    turned, value, value_row = floats(words[7]), floats(words[8]), words[9]
+    bounds, trunks = integers(words[10]), integers(words[11])
     families, scale, grad, logs = integers(words[12]), np.float32(number(words[13])), floats(words[14]), floats(words[15])
     dturned, dvalue, memory, query = floats(words[16]), floats(words[17]), floats(words[18]), enter(words) * words[19]
     given, log = query + size * TILE, query + 2 * size * TILE

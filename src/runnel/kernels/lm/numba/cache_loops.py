@@ -64,10 +64,8 @@ def attend(query, q, cache, base, values, count, size, scores, s, scale, out, to
         for j in range(0, count - count % 4, 4):
             at = values + j * size + d
             s0, s1 = add(s0, scores[s + j], load(cache, at)), add(s1, scores[s + j + 1], load(cache, at + size))
-            s2, s3 = (
-                add(s2, scores[s + j + 2], load(cache, at + 2 * size)),
-                add(s3, scores[s + j + 3], load(cache, at + 3 * size)),
-            )
+            s2 = add(s2, scores[s + j + 2], load(cache, at + 2 * size))
+            s3 = add(s3, scores[s + j + 3], load(cache, at + 3 * size))
         for j in range(count - count % 4, count):
             s0 = add(s0, scores[s + j], load(cache, values + j * size + d))
         store(out, to + d, add(fill(F0), share, add(add(s0, F1, s1), F1, add(s2, F1, s3))))
