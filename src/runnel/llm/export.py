@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from runnel.llm.model.causal_lm import ScalarModel, load_model_params, save_model
+from runnel.llm.model.causal_lm import ScalarModel, load_model_params
 from runnel.llm.model.loading import no_progress_bars
 from runnel.llm.model.lora import Adapters, MergedModel, merged_params, save_adapters
 from runnel.llm.tokenize import PlainTokenizer, Tokenizer
@@ -62,7 +62,7 @@ def _save(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, more: Call
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     with no_progress_bars():
-        save_model(model, beside)
+        model.save_pretrained(str(beside))
     tokenizer.save(beside)
     if more is not None:
         more(beside)

@@ -135,7 +135,9 @@ def check_engine(engine: Engine) -> None:
     model: PreTrainedModel = getattr(engine, "model", None)
     if model is None:
         return
-    _tell_slow(engine)
+    if isinstance(engine, NativeEngine) and not engine.batches:
+        why = f"models of type {model.config.model_type!r} keep more than keys and values, so the engine runs a row at a time"
+        warnings.warn(f"{why}; others decode many times faster (docs/reference/families.md)", stacklevel=2)
     longest, began = engine.max_length, time.monotonic()
     _check_rows(model, "engine", lambda row: engine.logprobs(row[:1], row[1:]), longest, began)
     if longest > 7 and time.monotonic() - began < BUDGET_S / 2:
@@ -144,14 +146,6 @@ def check_engine(engine: Engine) -> None:
         engine.num_tokens = 0  # as if nothing had been asked
         row = torch.cat((prompt, made["tokens"]))
         _refuse(model, "engine", made["logprob"], own_logprobs(model, row).gather(1, row[1:, None])[-len(made["tokens"]) :, 0])
-
-
-def _tell_slow(engine: Engine) -> None:
-    """Warn of a model whose rows cannot run side by side."""
-    if isinstance(engine, NativeEngine) and not engine.batches:
-        kind = engine.model.config.model_type
-        why = f"models of type {kind!r} keep more than keys and values, so the engine runs a row at a time"
-        warnings.warn(f"{why}; others decode many times faster (docs/reference/families.md)", stacklevel=3)
 
 
 def check_learner(model: TokenModel) -> None:

@@ -15,7 +15,6 @@ from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Decode, Engine
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
-from runnel.llm.model.causal_lm import save_model
 from runnel.llm.model.pack import packed
 from runnel.llm.model.token_model import DTYPES, Precision
 
@@ -115,7 +114,7 @@ def make_engine(
     if folder:
         return start(folder)
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:
-        save_model(make_model(), made)
+        make_model().save_pretrained(str(made))
         engine = start(made)
         engine.process.wait_ready()  # vLLM reads the folder while it starts, and the folder goes at the end of this block
     return engine

@@ -162,7 +162,7 @@ class TokenLearner:
         self.config, self.algorithms = config, dict(algorithms)
         self._device = device
         self._collective: Collective = collective or SingleProcess()
-        self.policy = self._trained(model, config.lora if config.lora.rank else None)
+        self.policy = self._trained(model)
         self.critic: TrainedModel | None = None
         self.reference: TrainedModel | None = None
         self._plan = reference
@@ -222,7 +222,7 @@ class TokenLearner:
                 yield part
                 progressed()  # whoever asks for the next one is done with it
 
-    def _trained(self, model: PreTrainedModel, lora: LoraConfig | None = None, *, foreign: bool = False) -> TrainedModel:
+    def _trained(self, model: PreTrainedModel, *, foreign: bool = False) -> TrainedModel:
         c = self.config
         return TokenModel(
             model,
@@ -230,15 +230,14 @@ class TokenLearner:
             precision=c.precision_on(self._device),
             weight_decay=c.weight_decay,
             recompute=c.recompute,
-            lora=lora,
+            lora=c.lora if c.lora.rank else None,
             offload="optimiser" in c.offload,
             foreign=foreign,
         )
 
     def _critic(self) -> TrainedModel:
         if self.critic is None:
-            lora = self.config.lora if self.config.lora.rank else None
-            self.critic = self._trained(self.policy.scalar_model(), lora, foreign=True)
+            self.critic = self._trained(self.policy.scalar_model(), foreign=True)
         return self.critic
 
     @property

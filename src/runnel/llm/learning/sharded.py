@@ -19,7 +19,6 @@ from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.weight_check import WeightCheck
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.sharded_model import ShardedModel
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class ShardedTokenLearner(TokenLearner):
         return found
 
     # ------------------------------------------------------------------------------------------------------------ models
-    def _trained(self, model: PreTrainedModel, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedModel:
+    def _trained(self, model: PreTrainedModel, *, foreign: bool = False) -> ShardedModel:
         c = self.config
         return ShardedModel(
             model,

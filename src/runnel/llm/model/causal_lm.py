@@ -247,11 +247,6 @@ def shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy_modules(model, lambda value: value)
 
 
-def save_model(model: PreTrainedModel, folder: str | Path) -> None:
-    """Write a Hugging Face model folder (config.json and safetensors)."""
-    model.save_pretrained(str(folder))
-
-
 class ScalarModel(nn.Module):
     """The body of a causal language model under a head that gives one number a token: a critic, or a reward model.
 
