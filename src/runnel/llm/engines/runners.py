@@ -289,8 +289,7 @@ class DecoderRunner:
                 return False
             self._adapters = None
         elif adapters is not None:
-            if self._adapters is not None and self._adapters.has_names_of(adapters):
-                self._adapters.copy_from(adapters)  # in place, so captured graphs stay valid
+            if self._adapters is not None and self._adapters.copy_from(adapters):  # in place, so captured graphs stay valid
                 self.decoder.join_adapters()
                 return False
             weight = self.decoder.embed.value

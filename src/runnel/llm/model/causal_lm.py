@@ -61,7 +61,7 @@ class ModelConfig:
 def build_model(
     config: ModelConfig, vocab_size: int, *, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with its parameters packed into one vector.
+    """A causal language model in evaluation mode. Its parameters are packed into one vector (`pack.py`).
 
     The same config, vocabulary and seed give the same weights. The global random state does not change.
     """
@@ -70,12 +70,15 @@ def build_model(
 
         if not Path(config.path).is_dir():
             raise ConfigError("model", config.path, "there is no such folder; give a model folder, or leave it empty")
-        return _packed(load_whole(AutoModelForCausalLM, config.path, dtype=dtype, tell=False), dtype, device)
-    from transformers import LlamaForCausalLM
+        model = load_whole(AutoModelForCausalLM, config.path, dtype=dtype, tell=False)
+    else:
+        from transformers import LlamaForCausalLM
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _packed(LlamaForCausalLM(new_config(config, vocab_size)), dtype, device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(new_config(config, vocab_size))
+    pack(model, dtype=dtype, device=device)
+    return model.eval()
 
 
 def new_config(config: ModelConfig, vocab_size: int) -> PretrainedConfig:
@@ -110,12 +113,6 @@ def model_without_values(config: PretrainedConfig) -> PreTrainedModel:
 def count_parameters(config: PretrainedConfig) -> int:
     """Number of parameters of the model of a transformers config, tied ones once. The weights are not allocated."""
     return sum(p.numel() for p in model_without_values(config).parameters())
-
-
-def _packed(model: PreTrainedModel, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """`model` with all parameters in one vector, so that engine and learner multiply neighbours in one product (`pack.py`)."""
-    pack(model, dtype=dtype, device=device)
-    return model.eval()
 
 
 def model_params(model: nn.Module) -> dict[str, Tensor]:

@@ -85,14 +85,13 @@ class Adapters:
         return Adapters(tensors, self.scale)
 
     @torch.no_grad()
-    def copy_from(self, other: Adapters) -> None:
-        """Copy the values of other adapters of the same modules."""
+    def copy_from(self, other: Adapters) -> bool:
+        """Copy the values of other adapters if these have the same modules and scale; return whether they do."""
+        if self.scale != other.scale or self.tensors.keys() != other.tensors.keys():
+            return False
         for name, value in other.tensors.items():
             self.tensors[name].copy_(value)
-
-    def has_names_of(self, other: Adapters) -> bool:
-        """Whether both have the same modules and the same scale."""
-        return self.scale == other.scale and self.tensors.keys() == other.tensors.keys()
+        return True
 
 
 # -------------------------------------------------------------------------------------------------------------- making

@@ -56,24 +56,18 @@ EXACT = {
     if SIZES[name] == WIDTH or name.endswith(("n_head", "n_heads", "attention_heads")) or name == "head_dim"
 }
 """Numbers that are set to exactly their size, because width, heads and head size must fit each other."""
+_ZAMBA: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    "attention_hidden_size": 2 * WIDTH,
+    "attention_head_dim": 2 * HEAD,
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "hrm_text": {"num_hidden_layers": 16},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8},
-    "zamba": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "attention_hidden_size": 2 * WIDTH,
-        "attention_head_dim": 2 * HEAD,
-    },
-    "zamba2": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "hybrid_layer_ids": [1, 3],
-        "attention_hidden_size": 2 * WIDTH,
-        "attention_head_dim": 2 * HEAD,
-        "n_mamba_heads": 8,
-    },
+    "zamba": _ZAMBA,
+    "zamba2": {**_ZAMBA, "hybrid_layer_ids": [1, 3], "n_mamba_heads": 8},
 }
 """Further settings of some families, in which some numbers depend on others."""
 

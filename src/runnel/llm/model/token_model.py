@@ -21,15 +21,7 @@ from runnel.core.state import State
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.model.adamw import AdamW, on_host
 from runnel.llm.model.attention import PackedRows, fold, packed_attention
-from runnel.llm.model.causal_lm import (
-    ScalarModel,
-    copy_model,
-    hidden_states,
-    load_model_params,
-    model_params,
-    output_head,
-    shared_copy,
-)
+from runnel.llm.model.causal_lm import ScalarModel, copy_model, hidden_states, load_model_params, output_head, shared_copy
 from runnel.llm.model.decoder import Decoder, Recompute, supported
 from runnel.llm.model.graphed import GraphedDecoder
 from runnel.llm.model.logprobs import head_logprobs, token_logprobs
@@ -254,7 +246,7 @@ class TokenModel:
 
     def base_params(self) -> dict[str, Tensor]:
         """Live weights of the plain model, without adapters, as `start_from` reads them."""
-        return model_params(self.model) if self.adapters is None else plain_names(self.model)
+        return plain_names(self.model)
 
     def merged_copy(self) -> PreTrainedModel:
         """A plain copy of the model, with adapters merged into its weights."""
@@ -319,9 +311,7 @@ class TokenModel:
             self.model.get_parameter(name).copy_(value)
         if self._decoder is None:
             self._merged.load(adapters)
-        elif self._loaded is not None and self._loaded.has_names_of(adapters):
-            self._loaded.copy_from(adapters)
-        else:
+        elif self._loaded is None or not self._loaded.copy_from(adapters):
             self._loaded = adapters.own(dtype=self._vector.dtype, device=self.device)
             self._decoder.adapt(self._loaded.tensors, self._loaded.scale)
             self._make_graphs()
@@ -338,7 +328,7 @@ class TokenModel:
             state |= {"rest": own, "base": {"mark": bit_sum(self._base), "precision": self.precision}}
         if self.frozen:
             with self.resident():
-                state["model"] = {k: v.detach().to("cpu", copy=True) for k, v in self._named(self._vector).items()}
+                state["model"] = self._named(self._vector.to("cpu", copy=True))
             if self._average is not None:
                 state["average"] = self._named(self._average.to("cpu", copy=True))
             return state
