@@ -190,13 +190,13 @@ class HFTokenizer:
     def spell(self, tokens: Sequence[int]) -> str:
         return str(self._inner.decode(list(tokens), skip_special_tokens=False))
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        return self._template(messages)
+    def render(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
+        return self.encode(self._text(messages, prompt=prompt))
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The ids stay; the template's text for the new turns is taken from its rendering after a stand-in first turn."""
         before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
-        stem, full = self._template(before, prompt=False), self._template([*before, *messages])
+        stem, full = self.render(before, prompt=False), self.render([*before, *messages])
         if full[: len(stem)] != stem:
             raise DataError(
                 "the chat template rewrites earlier turns, so turns cannot be appended; render the whole conversation"
@@ -217,18 +217,13 @@ class HFTokenizer:
             tail = self._text(talk, prompt=False).rpartition(STAND_IN)[2]
         except RunnelError:
             return "", self.eos_id
-        special = {*self._inner.all_special_tokens, *(t.content for t in self._specials())}
+        added = (token.content for token in self._inner.added_tokens_decoder.values() if token.special)
+        special = {*self._inner.all_special_tokens, *added}
         found = [(at, -len(token), token) for token in special if token and (at := tail.find(token)) >= 0]
         if not found:
             return "", self.eos_id
         at, _, token = min(found)
         return tail[:at], int(self._inner.convert_tokens_to_ids(token))
-
-    def _specials(self) -> list[Any]:
-        return [token for token in self._inner.added_tokens_decoder.values() if token.special]
-
-    def _template(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
-        return self.encode(self._text(messages, prompt=prompt))
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         from jinja2 import TemplateError

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
 from runnel.llm.model.attention import PackedRows, packed_attention
-from runnel.llm.model.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
+from runnel.llm.model.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate
 from runnel.llm.model.pack import is_joined, joined, pack, parameters_of
 from runnel.llm.model.weights import LowRank, Up, Weight, is_half
 
@@ -139,9 +139,9 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(qkv[:, :h].contiguous(), layer.q_norm, eps=self.eps)
             both = torch.cat((q, rms_norm(qkv[:, h : h + k].contiguous(), layer.k_norm, eps=self.eps)), dim=1)
-            turned, value = rotate(both, cos, sin), qkv[:, h + k :]
+            turned, value = rotate(both, cos, sin, h + k)[0], qkv[:, h + k :]
         else:
-            turned, value = rotate_some(qkv, cos, sin, h + k)
+            turned, value = rotate(qkv, cos, sin, h + k)
         x, y = add_rms_norm(x, project(attend(turned, value), layer.out, layer.out_bias), layer.norm_mid, eps=self.eps)
         return add_rms_norm(x, gated_mlp(y, layer.gate_up, layer.down, recompute=again), norm_next, eps=self.eps)
 

@@ -142,14 +142,10 @@ def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tens
     """A token for each row, and its log-probability at temperature `heat`. `[n, V], 2 x [n] -> 2 x [n]`
 
     The token is the first whose cumulative probability exceeds `uniform`. With `heat` 0 it is the likeliest token, with its
-    log-probability at temperature 1.
+    log-probability at temperature 1. Where compiled loops serve, an engine draws with `token_loops.advance` instead.
     """
     if logits.is_cuda:
         return sampling_kernels.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
-    if loops(logits):
-        from runnel.kernels.lm.numba import token_loops
-
-        return token_loops.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
     x = scaled(logits, heat)
     logp = torch.log_softmax(x, dim=-1)
     token = _inverse(logp.exp(), uniform)

@@ -109,8 +109,8 @@ def test_parts_of_a_block_on_cuda_are_those_of_the_cpu(part):
         out = {
             "norm": lambda: blocks.rms_norm(a, made["norm"], eps=1e-5),
             "add_norm": lambda: torch.stack(blocks.add_rms_norm(a, b, made["norm"], eps=1e-5)),
-            "rotate": lambda: blocks.rotate(heads, cos, sin),
-            "rotate_some": lambda: torch.cat(blocks.rotate_some(heads, cos, sin, 3), dim=1),
+            "rotate": lambda: blocks.rotate(heads, cos, sin, 4)[0],
+            "rotate_some": lambda: torch.cat(blocks.rotate(heads, cos, sin, 3), dim=1),
             "mlp": lambda: blocks.gated_mlp(a, made["up"], made["down"]),
             "mlp_again": lambda: blocks.gated_mlp(a, made["up"], made["down"], recompute=True),
             "project": lambda: blocks.project(a, made["up"], made["bias"]),

@@ -80,28 +80,6 @@ def _append(row, new, logprob, numbers, every, stops, num_stops, to_tokens, to_l
 
 
 @Loop
-def _draw(words):
-    """Words: vocabulary, blocks, logits, heat, uniform; exponentials, sums of blocks (one row a piece); token, logprob."""
-    size, blocks, logits, heat, uniform = words[3], words[4], floats(words[5]), floats(words[6]), doubles(words[7])
-    shares, sums, token, logprob = floats(words[8]), doubles(words[9]), integers(words[10]), floats(words[11])
-    for row in pieces(words):
-        new, logp = _choose(logits, row * size, size, heat[row], uniform[row], shares, sums, row * blocks, blocks)
-        token[row], logprob[row] = new, logp
-
-
-def draw(logits, heat, uniform):
-    """`sampling.draw` for float32 on the CPU."""
-    logits = logits.contiguous()
-    rows, size = logits.shape
-    blocks = -(-size // BLOCK)
-    token, logprob = torch.empty(rows, dtype=torch.int64), logits.new_empty(rows)
-    shares, sums = torch.empty_like(logits), torch.empty((rows, blocks), dtype=torch.float64)
-    given = (logits, heat.float().contiguous(), uniform.double().contiguous())
-    _draw(rows, size, blocks, *given, shares, sums, token, logprob)
-    return token, logprob
-
-
-@Loop
 def _record(words):
     """Words: count, rows, token, logprob, drawn (0: none); numbers of all rows, how many rows there are; stops, how many a
     row; tokens, logprobs, drawn, how many columns. One piece."""
@@ -143,8 +121,9 @@ def _advance(words):
 
 
 def advance(rows, logits, heat, uniforms, numbers, stops, made):
-    """`draw` and `record` in one: a token for each of `rows` that is active. `heat [R]` and `uniforms [R, T]` are those of all
-    rows; `numbers` and `stops` as in `record`, `made` is where tokens and log-probabilities go `[R, T]`."""
+    """Draw a token, as `logprobs.draw` does, for each of `rows` that is active, and `record` it. `heat [R]` and
+    `uniforms [R, T]` are those of all rows; `numbers` and `stops` as in `record`, `made` is where tokens and log-probabilities
+    go `[R, T]`."""
     logits = logits.contiguous()
     count, size = logits.shape
     blocks = -(-size // BLOCK)
