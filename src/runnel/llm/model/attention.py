@@ -57,10 +57,6 @@ class PackedRows:
         """First token of each row. `[R]`"""
         return self._lengths.cumsum(0) - self._lengths
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.lengths)
-
     @cached_property
     def rows(self) -> Tensor:
         """The row of each token. `[N]`"""
@@ -69,7 +65,7 @@ class PackedRows:
     @cached_property
     def positions(self) -> Tensor:
         """Position of each token in its sequence (shared prefix, then row). `[N]`"""
-        within = torch.arange(self.num_tokens, device=self.device) - self.starts[self.rows]
+        within = torch.arange(sum(self.lengths), device=self.device) - self.starts[self.rows]
         return within if max(self.families) == 1 else within + self.trunks[self.rows, 1]
 
     @cached_property

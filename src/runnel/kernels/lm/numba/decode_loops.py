@@ -22,7 +22,6 @@ from runnel.kernels.lm.numba.loop_maths import (
     add,
     enter,
     exp,
-    fetch,
     fill,
     floats,
     fused,
@@ -140,12 +139,6 @@ def _step(words):
             to_rows(memory, own, every, memory, wide, TILE, num, every)
             for i in range(num):
                 row, position = own + i * every, positions[first + i]
-                if i < num - 1:
-                    for kv in range(kv_heads):
-                        keys = layer * layer_step + (first + i + 1) * slot_step + kv * head_step
-                        for d in range(0, positions[first + i + 1] * size, LANES):
-                            fetch(cache, keys + d)
-                            fetch(cache, keys + values_step + d)
                 for head in range(heads + kv_heads):
                     if weights[w + 3] != 0:
                         _norm_head(memory, row + head * size, floats(weights[w + (3 if head < heads else 4)]), size, eps)

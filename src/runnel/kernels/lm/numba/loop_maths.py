@@ -132,21 +132,6 @@ def store(context, pointer, at, lanes):
 
 
 @intrinsic
-def fetch(context, pointer, at):
-    """Ask for the line of memory at `pointer[at]`, which is read soon."""
-
-    def build(target, builder, signature, args):
-        bits = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), bits, bits, bits])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
-        builder.call(function, [place, bits(0), bits(2), bits(1)])
-        return target.get_dummy_value()
-
-    return types.void(pointer, types.int64), build
-
-
-@intrinsic
 def add(context, total, x, lanes):
     """`total + x * lanes`, where `x` is one number."""
 
