@@ -1,4 +1,4 @@
-"""What `load` gives back for a language model: something that chats."""
+"""The policy that `load` returns for a language model: it continues conversations."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ class ChatPolicy:
         return self.chat(messages_of(obs), deterministic=deterministic)
 
     def reset(self) -> None:
-        """Nothing to forget: a conversation is passed whole."""
+        """Does nothing: each call passes the whole conversation."""

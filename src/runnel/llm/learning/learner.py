@@ -112,18 +112,18 @@ class TokenLearnerConfig:
     bfloat16, else 1e-5."""
 
     def temperature_for(self, algorithm: Algorithm) -> float:
-        """At which the log-probabilities of an algorithm are taken."""
+        """The temperature at which the log-probabilities of an algorithm are computed."""
         tempered = any(c.tempered for c in algorithm.components.values() if c.uses == "logprob")
         return self.temperature if tempered else 1.0
 
     def mismatch_on(self, device: str) -> float:
-        """`max_mismatch`, chosen for a device."""
+        """`max_mismatch`, or its default for a device."""
         if self.max_mismatch is not None:
             return self.max_mismatch
         return 1e-3 if self.precision_on(device) == "bfloat16" else 1e-5
 
     def precision_on(self, device: str) -> Precision:
-        """`precision`, chosen for a device."""
+        """`precision`; auto is resolved for a device."""
         if self.precision == "auto":
             return "bfloat16" if device.startswith("cuda") else "float32"
         return self.precision
@@ -145,7 +145,8 @@ class TokenLearner:
     `algorithms` gives each reader its algorithm; a batch may hold rows of one reader or of several. Where an algorithm needs a
     reference policy, it is a copy of the model at the first batch of that algorithm; where one needs values, a critic starts
     from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model. With a plan for the
-    `reference`, workers elsewhere answer for it (`reference.py`): segments bring what it says, and the copy is only kept.
+    `reference`, other workers run it (`reference.py`): segments bring its log-probabilities, and the learner only keeps and
+    publishes its weights.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class TokenLearner:
             part = MicroBatch.of(batch, some, device=self._device)
             if part.kinds:
                 yield part
-                progressed()  # whoever asks for the next one is done with it
+                progressed()  # the caller has finished with `part` when it asks for the next one
 
     def _trained(self, model: PreTrainedModel, *, foreign: bool = False) -> TrainedModel:
         c = self.config
@@ -316,8 +317,8 @@ class TokenLearner:
         first: bool,
         first_pass: bool,
     ) -> Metrics:
-        """Accumulate gradients over micro-batches; returns the metrics, summed over them and over ranks. Rows without signal
-        have no gradient, but statistics are of them too: they are read without one, all or a sample of them (`READ_SHARE`)."""
+        """Accumulate gradients over micro-batches; return the metrics, summed over micro-batches and ranks. Rows without signal
+        have no gradient but count in the statistics: they get a forward pass only, all or a sample of them (`READ_SHARE`)."""
         names = [f"loss/{name}" for name in active] + [m for c in active.values() for m in c.metrics]
         sums = dict.fromkeys(["trained", "num_tokens", "entropy", *names], torch.zeros((), device=self._device))
         drift = Drift(batch, self.version, self._device)
@@ -350,7 +351,7 @@ class TokenLearner:
     def _add(
         self, sums: dict[str, Tensor], part: MicroBatch, outputs: Batch, shown: dict[str, Tensor], drift: Drift, share: float
     ) -> dict[str, Tensor]:
-        """`sums` with what a micro-batch has to show, `share` times."""
+        """`sums` plus the metrics of a micro-batch, each token of which stands for `share` tokens."""
         if self._recorder is not None:
             self._recorder.see(part, outputs)
         if "logprob" in outputs and part.kinds:
@@ -366,7 +367,7 @@ class TokenLearner:
             out["logprob"], out["entropy"] = self.policy.logprobs(part, temperature=sampled if True in kinds else 1.0)
         if len(kinds) == 2:  # one batch of rollouts and demonstrations
             out["own_logprob"], out["own_entropy"] = self.policy.logprobs(part, temperature=1.0)
-        if kinds == {False} and sampled != 1.0 and "logprob" in part.fields:  # rollouts, to compare with the engine's own words
+        if kinds == {False} and sampled != 1.0 and "logprob" in part.fields:  # to compare with those that the engine recorded
             with torch.no_grad():
                 out["sampled_logprob"] = self.policy.logprobs(part, temperature=sampled)[0]
         if "score" in uses:
@@ -378,7 +379,7 @@ class TokenLearner:
     def _losses(
         self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the components of one micro-batch, each over its denominator of the global batch, and what they show."""
+        """The sum of the components of one micro-batch, each over its denominator of the global batch, and their metrics."""
         shown = {"num_tokens": torch.tensor(float(len(part.target)), device=self._device)}
         total = self._nothing(outputs)
         for name, component in active.items():
@@ -394,7 +395,7 @@ class TokenLearner:
         return total, shown
 
     def _nothing(self, outputs: Batch) -> Tensor:
-        """The sum of no losses."""
+        """The sum from which the losses of a micro-batch are added up."""
         return torch.zeros((), device=self._device)
 
     # ----------------------------------------------------------------------------------------------------------- parts
@@ -418,11 +419,11 @@ class TokenLearner:
         return totals
 
     def _warms_up(self, readers: Collection[str]) -> bool:
-        """Whether a batch is of a warm-up: demonstrations alone, where others come later."""
+        """Whether a batch belongs to a warm-up: it has demonstrations only, and the learner has other readers too."""
         return set(readers) == {DEMOS} and len(self.algorithms) > 1
 
     def _stats(self, batch: Batch) -> Metrics:
-        """What the algorithms want to show, as means over the ranks that measured it; what none did is left out."""
+        """The statistics of the algorithms, as means over the ranks that measured them; those that no rank did are left out."""
         found = {k.removeprefix("stats/"): v.double() for k, v in batch.items() if k.startswith("stats/")}
         if not found:
             return {}
@@ -433,7 +434,7 @@ class TokenLearner:
         return {name: total / num for name, total, num in zip(found, sums, counts, strict=True) if num}
 
     def _follow(self) -> None:
-        """A moving reference takes its step towards the policy."""
+        """Move the reference towards the policy, at every `reference_every`-th version."""
         every = self.config.reference_every
         for reference in (self.reference, self._kept):
             if reference is not None and every and self.version % every == 0:
@@ -445,11 +446,12 @@ class TokenLearner:
         return self.policy.params()
 
     def weight_check(self) -> WeightCheck | None:
-        """What the policy says of the weight_check's tokens now; it is published with the weights, for engines to compare."""
+        """Log-probabilities of a few tokens under the current policy. They are published with the weights, and an engine that
+        loads these compares its own."""
         return self._weight_check.weight_check(self.policy, self.config.mismatch_on(self._device))
 
     def frozen(self) -> dict[str, ParamSet]:
-        """The reference, from its first version on, where workers elsewhere answer for it (core `HasReference`)."""
+        """The reference, from its first version on, if other workers run it (core `HasReference`)."""
         if self._plan is None or self.version < self._plan.start:
             return {}
         if self._kept is None:
@@ -494,7 +496,7 @@ class TokenLearner:
 
 
 def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
-    """The components of all algorithms, and whose reader each is of."""
+    """The components of all algorithms by name, and the reader of each."""
     found: dict[str, Component] = {}
     readers: dict[str, str] = {}
     for reader, algorithm in algorithms.items():

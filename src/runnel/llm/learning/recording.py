@@ -1,7 +1,7 @@
-"""Groups of completions as the learner sees them, for a person to look at: text, rewards, and what every token was given.
+"""Records groups of completions for people to read: text, rewards, and what engine and learner computed for every token.
 
-The learner chooses one group of a batch (`choose`), shows what its passes say of the group's tokens (`see`), and hands the
-whole over with its update (`take`). In updates that record nothing, nothing happens.
+The learner chooses one group of a batch (`choose`), passes on what it computes for the group's tokens (`see`), and sends the
+record with its update (`take`). Updates that record nothing do nothing here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class GroupRecorder:
     def choose(
         self, version: int, segments: Mapping[str, Sequence[Segment]], rows: Mapping[str, Batch], parts: Sequence[Batch]
     ) -> Batch:
-        """Begin with a group of the batch that makes `version`: another one each time. `rows` are the joined rows of each
-        reader, `parts` what the algorithms made of them. Returns the field by which its tokens are found again."""
+        """Start the record of a group of the batch that makes `version`; each time another group. `rows` are the joined rows of
+        each reader, `parts` the same rows annotated. Returns a field of the batch that marks the group's tokens (`PLACE`)."""
         self._group = None
         if not self.every or version % self.every:
             return Batch()
@@ -59,7 +59,7 @@ class GroupRecorder:
         return Batch()
 
     def see(self, part: MicroBatch, outputs: Batch) -> None:
-        """What the learner says of trained tokens, before the step; only the first time counts."""
+        """Record what the learner computed for the group's tokens: for each token the first numbers, from before the step."""
         if self._group is None or PLACE not in part.fields:
             return
         chosen = part.fields[PLACE].nonzero().squeeze(1)
@@ -71,7 +71,7 @@ class GroupRecorder:
                 known.setdefault(place, value)
 
     def take(self) -> list[State]:
-        """The group that was begun, as an event."""
+        """End the record, and return it as an event."""
         group, self._group = self._group, None
         return [] if group is None else [self._event(group)]
 
@@ -129,7 +129,7 @@ class GroupRecorder:
         return {"reward": round(total, DIGITS), "rewards": rewards, "passed": total >= self.pass_reward - 1e-6}
 
     def _tokens(self, group: RecordedGroup, at: slice) -> State:
-        """What engine and learner say of each token; None where the learner did not look."""
+        """Log-probabilities of engine and learner, and the entropy, of each token; None where the learner computed none."""
         out: State = {}
         if "policy_version" in group.joined:
             out["versions"] = group.joined["policy_version"][at].tolist()
@@ -148,7 +148,7 @@ class GroupRecorder:
 
 @dataclass
 class RecordedGroup:
-    """The chosen rows of a reader's joined rows, and what is known of their tokens by place."""
+    """The chosen rows of a reader's joined rows, and what the learner computed for their tokens, by place."""
 
     version: int
     header: Header
@@ -175,7 +175,7 @@ class RecordedGroup:
 
 
 def _members(joined: Batch, segments: Sequence[Segment], turn: int) -> tuple[int, list[int]] | None:
-    """Number of the segment and rows of one group or pair; None where rows have nothing to do with each other."""
+    """Number of the segment and rows of one group or pair; None if the rows of a segment are independent of each other."""
     size = segments[0].spec.unit_rows
     if size < 2:
         return None
@@ -215,7 +215,7 @@ def _rounded(values: Iterable[float | None]) -> list[float | None]:
 
 
 def _gap(ours: float | None, theirs: float | None) -> float | None:
-    """With as many digits as it has, however small."""
+    """The difference, with three significant digits however small it is."""
     return None if ours is None or theirs is None else float(f"{ours - theirs:.3g}")
 
 

@@ -44,14 +44,14 @@ class ShardedTokenLearner(TokenLearner):
     reference: ShardedModel | None
 
     def reseed(self, version: int) -> None:
-        """Nothing is drawn by the rank itself."""
+        """Does nothing: a rank draws no random numbers of its own."""
 
     def pieces(self) -> dict[str, ParamShard]:
         """This rank's rows of the live weights."""
         return self.policy.param_shards()
 
     def weight_check(self) -> WeightCheck | None:
-        """As in `TokenLearner`. Every rank must call it, since every rank takes part in the pass."""
+        """As in `TokenLearner`. Every rank must call it, because all ranks make the forward pass together."""
         ready = torch.tensor(float(self._weight_check.ready), device=self._device)
         if float(self._collective.all_reduce(ready)) == 0.0:
             return None
@@ -65,7 +65,7 @@ class ShardedTokenLearner(TokenLearner):
     # ------------------------------------------------------------------------------------------------------------ models
     def _trained(self, model: PreTrainedModel, *, foreign: bool = False) -> ShardedModel:
         c = self.config
-        return ShardedModel(
+        made = ShardedModel(
             model,
             mesh=self._collective.mesh,
             device=self._device,
@@ -74,14 +74,9 @@ class ShardedTokenLearner(TokenLearner):
             recompute=c.recompute,
             offload="optimiser" in c.offload,
         )
-
-    def _critic(self) -> ShardedModel:
-        fresh = self.critic is None
-        critic = super()._critic()
-        assert isinstance(critic, ShardedModel)
-        if fresh:
-            critic.copy_from(self.policy)
-        return critic
+        if foreign:  # a critic, whose body has no values yet (`ShardedModel.scalar_model`)
+            made.copy_from(self.policy)
+        return made
 
     # ------------------------------------------------------------------------------------------------------------ passes
     def _parts(self, batch: Batch, rows: Tensor) -> Iterator[MicroBatch]:

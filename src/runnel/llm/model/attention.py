@@ -66,7 +66,7 @@ class PackedRows:
     def positions(self) -> Tensor:
         """Position of each token in its sequence (shared prefix, then row). `[N]`"""
         within = torch.arange(sum(self.lengths), device=self.device) - self.starts[self.rows]
-        return within if max(self.families) == 1 else within + self.trunks[self.rows, 1]
+        return within + self.trunks[self.rows, 1]
 
     @cached_property
     def trunks(self) -> Tensor:
@@ -90,8 +90,6 @@ class PackedRows:
         """Token indices of each sequence (shared prefix, then row), padded to the longest; padding repeats the last token.
         `[R, L]`"""
         steps = torch.arange(self.longest, device=self.device)
-        if max(self.families) == 1:
-            return self.starts[:, None] + torch.minimum(steps, self._lengths[:, None] - 1)
         start, before = self.trunks[:, :1], self.trunks[:, 1:]
         own = self.starts[:, None] + torch.minimum(steps - before, self._lengths[:, None] - 1)
         return torch.where(steps < before, start + steps, own)

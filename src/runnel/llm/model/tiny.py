@@ -91,7 +91,7 @@ def _smaller(data: Mapping[str, object]) -> dict[str, object]:
             out[name] = _rope(value, data)
         elif isinstance(value, Mapping):
             out[name] = _smaller(value)
-        elif isinstance(value, list) and chosen and len(value) == _depth(data):
+        elif isinstance(value, list) and chosen and len(value) == _first_int(data, DEPTHS, 0):
             out[name] = list(range(len(chosen))) if _are_all(value) else [_least(name, value[i]) for i in chosen]
         else:
             out[name] = [_least(name, x) for x in value] if isinstance(value, list) else _least(name, value)
@@ -111,10 +111,6 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_lay
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "linear_num_value_heads", "num_global_key_value_heads")
 
 
-def _depth(data: Mapping[str, object]) -> int:
-    return _first_int(data, DEPTHS, 0)
-
-
 def _first_int(data: Mapping[str, object], names: Sequence[str], otherwise: int) -> int:
     """The first of the named numbers that is an integer above 0."""
     return next((value for name in names if isinstance(value := data.get(name), int) and value > 0), otherwise)
@@ -122,7 +118,7 @@ def _first_int(data: Mapping[str, object], names: Sequence[str], otherwise: int)
 
 def _layers(data: Mapping[str, object]) -> list[int]:
     """One layer of each kind, by what the lists with an entry for each layer say; at least two."""
-    depth = _depth(data)
+    depth = _first_int(data, DEPTHS, 0)
     lists = [value for value in data.values() if isinstance(value, list) and depth and len(value) == depth]
     lists = [value for value in lists if not _are_all(value)]
     if not lists:
