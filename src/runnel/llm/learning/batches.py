@@ -17,7 +17,7 @@ from runnel.ops.credit import row_index, row_sum, send
 PER_ROW = ("row_start", "row_length", "unit", "denominator/")
 """Fields of an annotated batch with one entry a row, by how their name starts."""
 SCALARS = ("stats/", "now/")
-"""Single numbers: what to show, and what holds for the whole update. All other fields have one entry a token."""
+"""Single numbers: statistics, and settings of the whole update. All other fields have one entry a token."""
 NONE, POLICY, SFT, PAIR, SCORE = range(5)
 """Kinds of tokens (`component`): not trained, sampled from a policy, demonstrated, in a compared answer, at which a row is
 scored."""
