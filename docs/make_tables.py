@@ -202,7 +202,7 @@ def extras(page: Path) -> str:
     """The extras of the package, from pyproject.toml."""
     listed: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     return table(
-        ["extra", "brings"],
+        ["extra", "installs"],
         [[code(name), codes(re.split(r"[<>=]", need)[0] for need in needs)] for name, needs in listed.items()],
     )
 

@@ -36,7 +36,7 @@ FIRST = (
     "tests/contract/",
 )
 """What compiles kernels for all others, then files that take long, so that no core waits at the end for the other one."""
-WATCH_PROCESSES = {"test_faults", "test_restarts", "test_reference_workers"}
+WATCH_PROCESSES = {"test_faults", "test_restarts", "test_reference_workers", "test_several_trainers"}
 """They count processes, and kill them: their runs start all of their own."""
 
 

@@ -120,25 +120,34 @@ def path_of(model: Any) -> str:
 
 INTRO = """# Families of models
 
-Every type that transformers {version} maps to a causal language model, on a tiny random configuration of it (each kind of
-layer, windows of 6 tokens): the native engine and the learner against the model's own forward pass. Five ragged prompts of
-1 to 15 tokens, two of them the same, three rows at a time, prefill in chunks of 10 tokens, 9 greedy tokens each, weights
-loaded anew at every step. `python -m benchmarks.llm.families` makes this page.
+This page is for people who want to train a model that they have: look up its type (`model_type` in its `config.json`). The
+table says whether runnel can train it, and how fast the native engine is with it.
 
-A run from a model folder makes the same comparison on a tiny copy of its own configuration, and another on its weights for
-a few seconds, before it starts. What differs by more than rounding is refused, with the reason as in the last column.
+The table has every type that transformers {version} maps to a causal language model. A run makes the same comparison with
+your own model before it starts: on a tiny copy of its configuration, and for a few seconds on its weights. It refuses a model
+that differs from transformers by more than rounding, with a reason as in the last column.
+
+| column | meaning |
+| --- | --- |
+| type, settings | the type; a type with two rows has other settings in the second one |
+| path | how the engine runs the model, as in the table below |
+| tokens | rows whose greedy tokens are all the same as those of transformers |
+| engine, learner | largest difference of a log-probability from that of transformers |
+| reason | why the type is refused or was not built |
 
 | path | rows | what it is |
 | --- | ---: | --- |
-| decoder | {decoder} | our own decoder: fast |
-| modules | {modules} | the model's modules with its own masks, all rows at once |
-| row by row | {row by row} | transformers' own cache of states (Mamba, convolutions, ...), a row at a time: slow |
-| row by row, whole | {row by row, whole} | no cache, or one that gives other numbers: the whole row for each token, very slow |
-| refused | {refused} | the last column says why |
-| not built | {not built} | its defaults make no model, so nothing is claimed; a folder is compared all the same, or refused |
+| decoder | {decoder} | the decoder of runnel: fast |
+| modules | {modules} | the model's own modules and masks, with all rows at once |
+| row by row | {row by row} | the model's own cache of states (Mamba, convolutions, ...), with one row at a time: slow |
+| row by row, whole | {row by row, whole} | without a cache: each token computes its whole row, very slow |
+| refused | {refused} | a run refuses this type; the last column says why |
+| not built | {not built} | its default configuration makes no model, so it was not compared here |
 
-Tokens: rows whose greedy tokens are all those of transformers. Engine, learner: the largest difference of a log-probability.
-Where a type has a second row, its settings are named.
+How it was compared: with a tiny random configuration of each type (each kind of layer, windows of 6 tokens), the native engine
+and the learner against the model's own forward pass. There were five prompts of 1 to 15 tokens, two of them the same, with
+9 greedy tokens each, three rows at a time, prefill in chunks of 10 tokens, and weights that are loaded again at every step.
+`python -m benchmarks.llm.families` makes this page.
 
 | type | settings | path | tokens | engine | learner | reason |
 | --- | --- | --- | ---: | ---: | ---: | --- |

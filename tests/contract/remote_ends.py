@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from runnel.core.contracts.params import ParamSet
+from runnel.core.contracts.samples import SampleReader
 from runnel.core.records import Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.inference.codec import Bytes
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
-from runnel.flow.slots import SlotMemory, SlotTable, TableReader
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable, make_reader
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.cluster.agent import NodeAgent
 from runnel.flow.transports.cluster.map import ClusterMap
@@ -256,6 +258,14 @@ class EagerClient(RemoteClient):
         self.settle()
 
 
+def lose_reader(table: SlotTable, name: str, consumed_before: int) -> int:
+    """What a process group does about a reader that is lost."""
+    index = table.spec.all_readers.index(name)
+    if name in table.spec.lossy_readers:
+        return table.drop_held(index, "worker_lost")
+    return table.take_back(index, consumed_before)
+
+
 class RemoteStream:
     """Writers and ranks that follow call; readers and checkpoints are on the node of the stream."""
 
@@ -268,14 +278,17 @@ class RemoteStream:
             self.writers[index] = EagerWriter(self._peer, self.table.spec, index, wake=lambda: None)
         return self.writers[index]
 
-    def reader(self, name: str) -> TableReader:
-        return TableReader(self.table, name)
+    def reader(self, name: str) -> SampleReader:
+        return make_reader(self.table, name)
 
     def rank(self, rank: int, ranks: int) -> RemoteRankReader:
         return EagerRankReader(self._peer, self.table.spec, "trainer", rank, ranks, wake=lambda: None)
 
     def cancel_writer(self, writer: int, reason: str) -> int:
         return self.table.cancel_writer(writer, reason)
+
+    def lose_reader(self, name: str, consumed_before: int) -> int:
+        return lose_reader(self.table, name, consumed_before)
 
     def snapshot(self) -> State:
         return self.table.snapshot()

@@ -16,7 +16,8 @@ from runnel.core.records import FieldSpec, Segment
 from runnel.core.sharding.batch_split import share_of
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer
 from runnel.flow.params import ChannelSubscriber, LocalChannel
-from runnel.flow.slots import VERSION, TableWriter
+from runnel.flow.slot_memory import VERSION
+from runnel.flow.slots import TableWriter
 from runnel.flow.staleness import LagRule
 from runnel.flow.transports.cluster import broadcast as spread
 from runnel.flow.transports.cluster import remote

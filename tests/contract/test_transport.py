@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remote_ends import Remote
+from remote_ends import Remote, lose_reader
 
 from runnel.core.contracts.inference import Reply
+from runnel.core.contracts.samples import SampleReader
 from runnel.core.errors import DataError
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.state import State
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel
-from runnel.flow.slots import SlotTable, TableReader, TableWriter
+from runnel.flow.slots import SlotTable, TableReader, TableWriter, make_reader
 from runnel.flow.staleness import AdmissionRule, LagRule
 from runnel.flow.transports.cluster import remote
 from runnel.flow.transports.inproc import InprocTransport
@@ -57,14 +58,17 @@ class TableStream:
     def writer(self, index: int) -> TableWriter:
         return TableWriter(self.writing, index)
 
-    def reader(self, name: str) -> TableReader:
-        return TableReader(self.reading, name)
+    def reader(self, name: str) -> SampleReader:
+        return make_reader(self.reading, name)
 
     def rank(self, rank: int, ranks: int) -> TableReader:
         return TableReader(self.writing, "trainer")
 
     def cancel_writer(self, writer: int, reason: str) -> int:
         return self.reading.cancel_writer(writer, reason)
+
+    def lose_reader(self, name: str, consumed_before: int) -> int:
+        return lose_reader(self.reading, name, consumed_before)
 
     def snapshot(self) -> State:
         return self.reading.snapshot()

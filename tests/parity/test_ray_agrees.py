@@ -72,6 +72,18 @@ def test_a_buffer_on_a_node_of_its_own(nodes: Nodes, tmp_path: Path) -> None:
     balanced(over_ray)
 
 
+def test_two_trainers_and_a_transform_on_three_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    """Labels cross to the node of the second trainer, its versions cross back, and the account of every reader adds up."""
+    cluster = {"place": ("actor-*: 1 core, on b", "taste: 1 core, on c", "trainer*: 1 core, on a")}
+    run = train("guided", tmp_path, launcher="ray", cluster=cluster, eval={"episodes": 0})
+    assert (run.status, run.version) == ("finished", 12)
+    balanced(run)
+    streams = run.rows("end")[-1]["streams"]
+    assert set(streams) == {"trajectories", "trajectories:labels", "labels"}
+    assert streams["labels"]["consumed"] > 0
+    assert run.rows()[-1]["metrics"]["taste/version"] >= 1
+
+
 def test_a_language_model_served_from_another_node(nodes: Nodes, tmp_path: Path) -> None:
     """Actor, engine and trainer on three nodes: requests are relayed, and answers are those of an engine inline. The
     reference is asked from another node too."""

@@ -59,6 +59,25 @@ SLICES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+GUIDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "guided": (
+        str(Path(__file__).parents[2] / "examples" / "intrinsic_reward.py"),
+        {
+            "total_updates": 12,
+            "num_actors": 2,
+            "num_envs": 4,
+            "num_steps": 16,
+            "label_rows": 32,
+            "env_kwargs": {"size": 2},
+            "vector": {"backend": "serial"},
+            "ppo": {"num_minibatches": 2, "num_epochs": 2},
+            "checkpoint": {"every": 3},
+            "eval": {"every": 4, "episodes": 4},
+        },
+    )
+}
+"""Two trainers, of which one makes two updates where the other makes one, and a transform between them. Which version the one
+loads of the other depends on timing across processes, so it is no slice that launchers agree on."""
 BY_ARRIVAL = (
     "return",
     "episode_length",
@@ -71,7 +90,7 @@ BY_ARRIVAL = (
 
 
 def settings(name: str, **extra: Any) -> tuple[str, dict[str, Any]]:
-    recipe, tiny = SLICES[name]
+    recipe, tiny = {**SLICES, **GUIDED}[name]
     return recipe, {"seed": 3, "track": (), "name": "run", **tiny, **extra}
 
 

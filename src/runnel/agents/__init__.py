@@ -15,5 +15,6 @@ if TYPE_CHECKING:
     from runnel.agents.ppo_population import PopulationLearner as PopulationLearner
     from runnel.agents.sac import SACConfig as SACConfig, SACLearner as SACLearner
     from runnel.agents.td3 import TD3Config as TD3Config, TD3Learner as TD3Learner
+    from runnel.agents.team import TeamLearner as TeamLearner
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -145,7 +145,8 @@ class Columns:
         self.evals.append({k: kept[k] for k in ("version", "steps", "mean", "low", "high", "num") if k in kept})
 
     def _position(self, row: Row) -> None:
-        counts: list[object] = [s.get("consumed") for s in self.streams.values() if isinstance(s, Mapping)]
+        # Each sample counts once: the accounts of further readers have names with a colon.
+        counts: list[object] = [s.get("consumed") for k, s in self.streams.items() if isinstance(s, Mapping) and ":" not in k]
         samples = sum(int(c) for c in counts if is_number(c))
         wall = row.get("time", {}).get("wall_s")
         where = (row.get("version"), row.get("steps"), samples, row.get("tokens"), wall)

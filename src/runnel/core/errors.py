@@ -95,8 +95,8 @@ class RankError(RunnelError):
     'rank 1 (worker trainer-1) is gone, seen in stage update'
     """
 
-    def __init__(self, ranks: Sequence[int], stage: str, what: str, detail: str = "") -> None:
-        names = [f"rank {r} (worker {f'trainer-{r}' if r else 'trainer'})" for r in ranks]
+    def __init__(self, ranks: Sequence[int], stage: str, what: str, detail: str = "", *, trainer: str = "trainer") -> None:
+        names = [f"rank {r} (worker {f'{trainer}-{r}' if r else trainer})" for r in ranks]
         verb = what.replace("are ", "is ", 1) if len(ranks) == 1 else what
         super().__init__(f"{' and '.join(names)} {verb}, seen in stage {stage}{': ' + detail if detail else ''}")
         self.ranks, self.stage = list(ranks), stage

@@ -35,6 +35,11 @@ class StreamSpec:
     `sizes` gives each named dim its size; for a dim in `variable` this is the largest size, and the header has the
     size that was used. `rows` is the dim that counts rows (the unit of accounting). `capacity` is the number of segments that
     exist at once: the bound of the stream. `batch_segments` is how many segments make one training batch.
+
+    Every reader gets every segment. The first of `readers` paces: its version and what it consumed decide what writers may
+    start, and it alone sends feedback. A slot is free when all `readers` have released it, so one that stands still holds the
+    writers back. `lossy_readers` never do: a segment that they have not copied by then is dropped for them (`skipped`).
+    A reader is named after the worker that reads.
     """
 
     name: str
@@ -45,6 +50,7 @@ class StreamSpec:
     capacity: int = 2
     batch_segments: int = 1
     readers: tuple[str, ...] = ("trainer",)
+    lossy_readers: tuple[str, ...] = ()
     num_writers: int = 1
     policy_name: str = "policy"
     source: Source = "online"
@@ -58,6 +64,11 @@ class StreamSpec:
     def num_rows(self) -> int:
         """Rows in every segment."""
         return self.sizes[self.rows]
+
+    @property
+    def all_readers(self) -> tuple[str, ...]:
+        """The names of all readers; the one that paces is the first, lossy ones are the last."""
+        return self.readers + self.lossy_readers
 
     @cached_property
     def variable_axes(self) -> list[tuple[str, int, str]]:
@@ -83,6 +94,10 @@ class StreamSpec:
                     raise ConfigError(f"{self.name}.{name}", spec.dims, f"dim {dim!r} has no size; add it to sizes")
         if self.rows in self.variable:
             raise ConfigError(f"{self.name}.rows", self.rows, "the rows of a segment are fixed; make another dim variable")
+        if not self.readers:
+            raise ConfigError(f"{self.name}.readers", self.readers, "name at least the reader that paces the writers")
+        if twice := [name for name in self.all_readers if self.all_readers.count(name) > 1]:
+            raise ConfigError(f"{self.name}.readers", self.all_readers, f"{twice[0]!r} is named twice; name each reader once")
         if self.capacity < self.batch_segments:
             raise ConfigError(
                 f"{self.name}.capacity",

@@ -166,6 +166,33 @@ class LocalChannel:
             self.publish(int(version), params)
 
 
+class NoChannel:
+    """In place of a channel, for an inference stream that loads no parameters: version 0, for ever, of nothing."""
+
+    name = ""
+
+    def publish(self, version: int, params: Mapping[str, Tensor]) -> None:
+        raise DataError("an inference stream without a parameter channel has nothing to publish to")
+
+    def newest(self) -> int:
+        return 0
+
+    def has(self, version: int) -> bool:
+        return version == 0
+
+    def stamps(self) -> dict[int, int]:
+        return {0: 0}
+
+    def get(self, version: int) -> ParamSet | None:
+        return ParamSet(0, {}) if version == 0 else None
+
+    def snapshot(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing is kept."""
+
+
 class ChannelSubscriber:
     """`ParamSubscriber` on a channel. `poll` never returns an older version unless asked; damaged versions are counted."""
 
@@ -211,7 +238,7 @@ class ChannelSubscriber:
         On several nodes each node has its own channel, and only the trainer's is saved. With a slow network this channel is
         behind the trainer's, and still has versions that the trainer's has dropped.
         """
-        return self.available(version) if kept is None else version in kept[self.channel]
+        return self.available(version) if kept is None or not self.channel else version in kept[self.channel]
 
 
 def load(inferencer: Inferencer, params: ParamSet) -> list[WorkerEvent]:

@@ -6,18 +6,20 @@ that wakes waiting workers (`ring`).
 Who waits for whom: a writer that gets None from `reserve` waits for a reader to release or for the learner to advance; a
 reader that gets an empty `take` waits for writers to commit. Both wake each other through `ring`.
 
-A slot goes FREE -> RESERVED (a writer fills it) -> FINISHED (readers may take it) -> FREE. If the last reader left
+A slot goes FREE -> RESERVED (a writer fills it) -> FINISHED (readers may take it) -> FREE. If the reader that paces left
 feedback, the slot is in FEEDBACK before FREE, until the writer has collected it.
+
+A stream has one or several readers (`StreamSpec.readers`). The first one paces: admission counts what it has consumed. A slot
+is free when all readers have released it. Lossy readers are not waited for: they copy a segment out without holding its slot,
+and a segment that they did not copy in time is dropped for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from ipaddress import IPv4Address
-from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,82 +27,48 @@ from torch import Tensor
 
 from runnel.core.accounting import Accounting
 from runnel.core.contracts.samples import Feedback
-from runnel.core.records import Batch, Header, Segment, Slot, StreamSpec, check_used, trim
+from runnel.core.errors import DataError
+from runnel.core.records import Header, Segment, Slot, StreamSpec, check_used, trim
 from runnel.core.sharding.batch_split import cut
 from runnel.core.state import State
+from runnel.flow.slot_memory import (
+    ANSWERED,
+    CANCELLED,
+    CONSUMED,
+    CONSUMED_SEGMENTS,
+    CURSOR,
+    DISPATCHED,
+    DROPPED,
+    EPOCH,
+    FEEDBACK,
+    FEW,
+    FINISHED,
+    FREE,
+    GIVEN,
+    GLOBALS,
+    HEADER,
+    HELD,
+    NEXT,
+    NUMBERS,
+    PACE,
+    PER_READER,
+    REASONS,
+    REASONS_BEFORE,
+    RELEASED,
+    RESERVED,
+    SAMPLE_ID,
+    SHARED,
+    STEPS,
+    TAKEN,
+    UNREAD,
+    VERSION,
+    WRITER,
+    SlotMemory,
+    reason_index,
+    rows_by_reason,
+    with_all_reasons,
+)
 from runnel.flow.staleness import AdmissionRule, Counters
-
-FREE, RESERVED, FINISHED, FEEDBACK = range(4)
-UNREAD, TAKEN, RELEASED, ANSWERED = range(4)
-SHARED, GIVEN = -1, -2
-"""Marks of segments that several ranks have taken: each rank has a part of the rows, or (`GIVEN - rank`) one has all."""
-REASONS = (
-    "stale",
-    "evicted_unused",
-    "orphaned",
-    "lost_with_trainer",
-    "env_failed",
-    "reward_failed",
-    "prompt_too_long",
-    "no_signal",
-    "worker_lost",
-    "aborted",
-    "other",
-)
-HEADER = (
-    "sequence",
-    "sample_id",
-    "num_steps",
-    "version_min",
-    "version_max",
-    "epoch",
-    "writer",
-    "agent",
-    "group_id",
-    "task_id",
-    "required_version",
-)
-FEW = 64
-"""Up to this number of slots, lists are faster than arrays."""
-WRITER, SAMPLE_ID = HEADER.index("writer"), HEADER.index("sample_id")
-_NUMBERS = attrgetter(*HEADER)
-VERSION, EPOCH, NEXT, DISPATCHED, STEPS, CONSUMED_SEGMENTS, CANCELLED = range(7)
-GLOBALS = CANCELLED + len(REASONS)
-CURSOR, CONSUMED, HELD, DROPPED = range(4)
-PER_READER = DROPPED + len(REASONS)
-
-
-def reason_index(reason: str) -> int:
-    """`reward_failed: it raised` counts as `reward_failed`; an unknown reason counts as `other`."""
-    name = reason.partition(":")[0].strip()
-    return REASONS.index(name) if name in REASONS else REASONS.index("other")
-
-
-@dataclass
-class SlotMemory:
-    """The memory of a stream: control numbers, and for each slot a batch of arrays and a batch of feedback arrays."""
-
-    control: np.ndarray[Any, np.dtype[np.int64]]
-    arrays: list[Batch]
-    feedback: list[Batch]
-
-    @staticmethod
-    def control_size(spec: StreamSpec) -> int:
-        per_slot = 1 + len(HEADER) + len(spec.variable) + len(spec.readers)
-        return GLOBALS + PER_READER * len(spec.readers) + spec.num_writers + per_slot * spec.capacity + 1
-
-    @staticmethod
-    def local(spec: StreamSpec) -> SlotMemory:
-        feedback = [
-            Batch({k: torch.zeros(spec.shape(k), dtype=f.dtype) for k, f in spec.feedback.items()})
-            for _ in range(spec.capacity)
-        ]
-        control = np.zeros(SlotMemory.control_size(spec), dtype=np.int64)
-        arrays: list[Batch] = []
-        for _ in range(spec.capacity // spec.side_by_side):
-            shapes = {k: (spec.block_shape(k), f.dtype) for k, f in spec.fields.items()}
-            arrays += spec.slots_of({k: torch.zeros(s, dtype=d, device=spec.device) for k, (s, d) in shapes.items()})
-        return SlotMemory(control, arrays, feedback)
 
 
 class SlotTable:
@@ -122,7 +90,9 @@ class SlotTable:
         self.lock: AbstractContextManager[Any] = lock if lock is not None else nullcontext()
         self.ring = ring if ring is not None else lambda: None
         c = memory.control
-        num_readers, w = len(spec.readers), spec.num_writers
+        num_readers, w = len(spec.all_readers), spec.num_writers
+        self.num_lossless = len(spec.readers)
+        """Readers from this index on are lossy."""
         self.globals = c[:GLOBALS]
         offset = GLOBALS
         self.readers = c[offset : offset + PER_READER * num_readers].reshape(num_readers, PER_READER)
@@ -181,7 +151,7 @@ class SlotTable:
         version, running = int(self.globals[VERSION]), states.count(RESERVED)
         if self.policy.exact:
             taken = self._taken(writer, states)
-            stride, cursor = self.spec.num_writers, min(self.readers[:, CURSOR].tolist())
+            stride, cursor = self.spec.num_writers, min(self.readers[: self.num_lossless, CURSOR].tolist())
             if not self.policy.turns:
                 stride = 1
             sequence: int = cursor + (writer - cursor) % stride
@@ -190,12 +160,27 @@ class SlotTable:
             # No writer may run so far ahead that an earlier segment finds no slot: the reader would wait for it for ever.
             has_room = sequence - cursor < self.spec.capacity
             return sequence if has_room and self.policy.admits_sequence(sequence, version, running) else None
-        accepted = int(self.globals[CONSUMED_SEGMENTS]) + states.count(FINISHED)
+        accepted = int(self.globals[CONSUMED_SEGMENTS]) + self._waiting_for_pace(states)
         if self.policy.admit(Counters(version, running, accepted)) < 1:
             return None
         sequence = int(self.globals[NEXT])
         self.globals[NEXT] += 1
         return sequence
+
+    def _waiting_for_pace(self, states: list[int] | bytes) -> int:
+        """Finished segments that the pacing reader has not released."""
+        if len(self.spec.all_readers) == 1:  # then no other reader can keep a slot that the pacing one has released
+            return states.count(FINISHED)
+        marks = self.read[:, PACE].tolist()
+        return sum(state == FINISHED and mark < RELEASED for state, mark in zip(states, marks, strict=True))
+
+    def held_up_by(self) -> list[str]:
+        """Readers that keep slots which the pacing reader has released, so that writers may have to wait for them."""
+        if len(self.spec.readers) == 1:
+            return []
+        with self.lock:
+            marks = self.read[(self.state == FINISHED) & (self.read[:, PACE] >= RELEASED)].tolist()
+        return [name for i, name in enumerate(self.spec.readers) if any(row[i] < RELEASED for row in marks)]
 
     def commit(self, slot: Slot, num_steps: int) -> None:
         header = slot.header
@@ -267,17 +252,18 @@ class SlotTable:
 
     # ------------------------------------------------------------------------------------------------------- reading
     def ready(self, reader: int) -> list[int]:
-        """Slots that `reader` may take, in sequence order; segments that are too old are dropped first."""
+        """Slots that `reader` may take, in sequence order. Segments that are too old to train on are dropped first for the
+        pacing reader; other readers get them."""
         version, keep = int(self.globals[VERSION]), []
         for i in self._where(FINISHED):
             if self.read[i, reader] != UNREAD:
                 continue
             header = self._get_header(i)
-            if header.version_min >= 0 and self.policy.evict(header, version):
+            if reader == PACE and header.version_min >= 0 and self.policy.evict(header, version):
                 self._finish_read(i, reader, DROPPED + reason_index("stale"))
             else:
                 keep.append((header.sequence, i))
-        if not self.policy.exact:
+        if not self.policy.exact or reader >= self.num_lossless:  # a lossy reader does not wait for what it missed
             return [i for _, i in keep]
         cursor = int(self.readers[reader, CURSOR])
         run: list[int] = []
@@ -297,6 +283,24 @@ class SlotTable:
             segments = [self._segment(i) for i in indices]
         if ranks > 1:  # the other ranks wait for these marks
             self.ring()
+        return segments
+
+    def copy(self, reader: int, num: int) -> list[Segment]:
+        """Copies of up to `num` segments for a lossy reader. Their rows count as held; their slots are released for it."""
+        with self.lock:
+            found = [(i, self._get_header(i)) for i in self.ready(reader)[:num]]
+        # The copy is made without the lock and without a mark, so a reader that stands still in the middle holds nothing back.
+        # Then a look whether the slot still has the segment tells whether the copy is whole.
+        copies = [trim(self.spec, self.memory.arrays[i], header.used).map(torch.clone) for i, header in found]
+        segments = []
+        with self.lock:
+            for (i, header), arrays in zip(found, copies, strict=True):
+                same = self.state[i] == FINISHED and self.headers[i, SAMPLE_ID] == header.sample_id
+                if same and self.read[i, reader] == UNREAD:
+                    self._finish_read(i, reader, HELD)
+                    self.readers[reader, CURSOR] = header.sequence + 1
+                    segments.append(Segment(i, self.spec, header, arrays))
+        self.ring()
         return segments
 
     def given(self, reader: int, rank: int, ranks: int) -> list[Segment]:
@@ -340,10 +344,45 @@ class SlotTable:
     def _finish_read(self, index: int, reader: int, outcome: int, has_feedback: bool = False) -> None:
         self.readers[reader, outcome] += self.spec.num_rows
         self.read[index, reader] = ANSWERED if has_feedback else RELEASED
-        marks = self.read[index].tolist()
-        if min(marks) >= RELEASED:
-            self.state[index] = FEEDBACK if ANSWERED in marks else FREE
+        if reader == PACE:
             self.globals[CONSUMED_SEGMENTS] += int(outcome in (CONSUMED, HELD))
+        marks = self.read[index].tolist()
+        if min(marks[: self.num_lossless]) >= RELEASED:
+            for lossy in range(self.num_lossless, len(marks)):
+                if marks[lossy] == UNREAD:
+                    self.read[index, lossy] = RELEASED
+                    self.readers[lossy, DROPPED + reason_index("skipped")] += self.spec.num_rows
+            self.state[index] = FEEDBACK if ANSWERED in marks else FREE
+
+    def held(self, reader: int) -> int:
+        """Rows that `reader` holds after it has given their slots back."""
+        return int(self.readers[reader, HELD])
+
+    def drop_held(self, reader: int, reason: str) -> int:
+        """Count the held rows of a reader that is gone as dropped; returns their number."""
+        with self.lock:
+            rows = int(self.readers[reader, HELD])
+            self.readers[reader, DROPPED + reason_index(reason)] += rows
+            self.readers[reader, HELD] = 0
+        return rows
+
+    def take_back(self, reader: int, consumed_before: int) -> int:
+        """The worker behind `reader` was lost and goes on from an earlier state, while the stream goes on from here.
+
+        Segments that it had taken are given out again. Rows that it has consumed since that state (`consumed_before`) left
+        nothing behind: they count as `lost_with_trainer`. Returns their number.
+        """
+        with self.lock:
+            marks = self.read[:, reader]
+            taken = np.flatnonzero((self.state == FINISHED) & (marks != UNREAD) & (marks < RELEASED))
+            self.read[taken, reader] = UNREAD
+            account = self.readers[reader]
+            account[CURSOR] -= len(taken)
+            lost = int(account[CONSUMED]) - consumed_before
+            account[CONSUMED] -= lost
+            account[DROPPED + reason_index("lost_with_trainer")] += lost
+        self.ring()
+        return lost
 
     def settle(self, reader: int, consumed: int, dropped: Mapping[str, int]) -> None:
         with self.lock:
@@ -370,8 +409,8 @@ class SlotTable:
         return Accounting(
             dispatched=counts[DISPATCHED],
             consumed=account[CONSUMED],
-            dropped=_by_reason(account[DROPPED:]),
-            cancelled=_by_reason(counts[CANCELLED:]),
+            dropped=rows_by_reason(account[DROPPED:]),
+            cancelled=rows_by_reason(counts[CANCELLED:]),
             in_flight=(states.count(RESERVED) + waiting) * self.spec.num_rows + account[HELD],
             queued=waiting * self.spec.num_rows,
             steps=counts[STEPS],
@@ -384,12 +423,14 @@ class SlotTable:
         return {
             # Without the last number: the rendezvous of the ranks is of this start only.
             "control": self.memory.control[:-1].copy(),
+            "reasons": list(REASONS),
             "arrays": {str(i): {k: v.clone() for k, v in self.memory.arrays[i].items()} for i in busy},
             "feedback": {str(i): {k: v.clone() for k, v in self.memory.feedback[i].items()} for i in busy},
         }
 
     def restore(self, state: State) -> None:
-        self.memory.control[:-1] = np.asarray(state["control"])
+        reasons = tuple(state.get("reasons", REASONS_BEFORE))
+        self.memory.control[:-1] = with_all_reasons(np.asarray(state["control"]), reasons, len(self.spec.all_readers))
         for part, memory in (("arrays", self.memory.arrays), ("feedback", self.memory.feedback)):
             for i, values in state[part].items():
                 for key, value in values.items():
@@ -400,7 +441,7 @@ class SlotTable:
 
     # ------------------------------------------------------------------------------------------------------- headers
     def _put_header(self, index: int, header: Header) -> None:
-        self.headers[index] = _NUMBERS(header)
+        self.headers[index] = NUMBERS(header)
         if self.spec.variable:
             self.used[index] = [header.used.get(dim, 0) for dim in self.spec.variable]
 
@@ -414,10 +455,6 @@ class SlotTable:
 
     def slot(self, index: int) -> Slot:
         return Slot(index, self.spec, self._get_header(index), self.memory.arrays[index])
-
-
-def _by_reason(counts: list[int]) -> dict[str, int]:
-    return {name: n for name, n in zip(REASONS, counts, strict=True) if n}
 
 
 def _rank_marks(num: int, ranks: int) -> list[int]:
@@ -450,9 +487,12 @@ class TableWriter:
         """The learner's version, as last advanced in this stream."""
         return int(self._table.globals[VERSION])
 
+    def held_up_by(self) -> list[str]:
+        return self._table.held_up_by()
+
 
 class TableReader:
-    """`SampleReader` and `SharedReader` on a slot table."""
+    """`SampleReader` and `SharedReader` on a slot table, for a reader that segments wait for."""
 
     def __init__(self, table: SlotTable, reader: str) -> None:
         self._table, self.spec = table, table.spec
@@ -483,6 +523,8 @@ class TableReader:
         return f"{IPv4Address(number >> 16)}:{number & 0xFFFF}" if number else ""
 
     def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
+        if feedback is not None:
+            self._only_pace("sends feedback")
         self._table.finish(self._index, segments, outcome=CONSUMED, feedback=feedback)
 
     def drop(self, segments: Sequence[Segment], reason: str) -> None:
@@ -495,11 +537,66 @@ class TableReader:
         self._table.settle(self._index, consumed, dropped or {})
 
     def held(self) -> int:
-        """Rows that this reader still holds after their slots were freed."""
-        return int(self._table.readers[self._index, HELD])
+        return self._table.held(self._index)
 
     def advance(self, version: int) -> None:
+        self._only_pace("tells the writers a version")
         self._table.advance(version)
+
+    def _only_pace(self, does: str) -> None:
+        if self._index != PACE:
+            name, pace = self.spec.readers[self._index], self.spec.readers[PACE]
+            text = f"reader {name!r} {does}, but only {pace!r} may: it paces the writers"
+            raise DataError(f"stream {self.spec.name!r}: {text}")
 
     def accounting(self) -> Accounting:
         return self._table.accounting(self._index)
+
+
+class LossyReader:
+    """`SampleReader` on a slot table, for a reader that nobody waits for.
+
+    `take` gives copies of up to the number that was asked for, in the order in which they were begun. Their rows are held
+    until `release` or `drop` says what became of them.
+    """
+
+    def __init__(self, table: SlotTable, reader: str) -> None:
+        self._table, self.spec = table, table.spec
+        self._name, self._index = reader, len(table.spec.readers) + table.spec.lossy_readers.index(reader)
+
+    def available(self) -> int:
+        return self._table.available(self._index)
+
+    def take(self, num_segments: int) -> list[Segment]:
+        return self._table.copy(self._index, num_segments)
+
+    def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
+        if feedback is not None:
+            self._refuse("send feedback")
+        self.settle(consumed=sum(s.num_rows for s in segments))
+
+    def drop(self, segments: Sequence[Segment], reason: str) -> None:
+        self.settle(dropped={reason: sum(s.num_rows for s in segments)})
+
+    def hold(self, segments: Sequence[Segment]) -> None:
+        """No-op: the rows of a copy are held already."""
+
+    def settle(self, *, consumed: int = 0, dropped: Mapping[str, int] | None = None) -> None:
+        self._table.settle(self._index, consumed, dropped or {})
+
+    def held(self) -> int:
+        return self._table.held(self._index)
+
+    def advance(self, version: int) -> None:
+        self._refuse("tell the writers a version")
+
+    def accounting(self) -> Accounting:
+        return self._table.accounting(self._index)
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise DataError(f"stream {self.spec.name!r}: reader {self._name!r} is lossy, and cannot {what}")
+
+
+def make_reader(table: SlotTable, reader: str) -> TableReader | LossyReader:
+    """The end of `table` for the reader of that name."""
+    return LossyReader(table, reader) if reader in table.spec.lossy_readers else TableReader(table, reader)

@@ -7,9 +7,10 @@ from runnel.core.lazy import lazy_names
 if TYPE_CHECKING:
     from runnel.graphs.experiment import (
         ActorSpec as ActorSpec,
-        BufferSpec as BufferSpec,
         EvaluationSpec as EvaluationSpec,
         InferenceStream as InferenceStream,
+        TrainerSpec as TrainerSpec,
+        TransformSpec as TransformSpec,
     )
     from runnel.graphs.population import population_graph as population_graph
     from runnel.graphs.record_config import RecordConfig as RecordConfig

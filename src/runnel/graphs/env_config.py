@@ -84,27 +84,29 @@ class EnvConfig(RunConfig):
     )
 
     env: str = "CartPole-v1"
-    """Gymnasium id, module:Class, or path/to/file.py:factory; tensor:CartPole-v1 keeps the environment on the device."""
+    """The environment: a Gymnasium id, module:Class, or path/to/file.py:factory; tensor:CartPole-v1 keeps the environment on
+    the device."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     wrappers: tuple[str, ...] = ()
-    """Gymnasium wrappers around it, the innermost first: module:Class or path/to/file.py:function, each called with the
-    environment alone. They count in evaluations and videos too. --env-wrapper NAME adds one."""
+    """Gymnasium wrappers around the environment, the innermost first: module:Class or path/to/file.py:function, each called
+    with the environment alone. Evaluations and videos use them, too. --env-wrapper NAME adds one."""
     zoo: bool = True
-    """Begin with the settings that were measured on this environment, where there are some (docs/reference/zoo.md); what you
-    set wins. False: begin with the recipe's own defaults."""
+    """Begin with the settings that were measured on this environment, if there are some (docs/reference/zoo.md). A setting of
+    yours replaces the zoo's. False: begin with the recipe's own defaults."""
     num_envs: int = bounded(8, at_least=1)
     """Environments of each actor."""
     num_steps: int = bounded(128, at_least=1)
     """Steps of each environment in one segment."""
     num_env_groups: int = bounded(1, at_least=1)
-    """Groups that an actor's environments are split into; while one group waits for the policy, another steps."""
+    """Number of groups into which an actor's environments are split; while one group waits for the policy, another steps."""
     vector: VectorConfig = field(default_factory=VectorConfig)
     net: NetConfig = field(default_factory=NetConfig)
     compiled: Mode = "auto"
-    """Let kernels stand in for the update and for acting (docs/evidence/speed.md). auto: where they serve exactly this learner,
-    and a run is long enough to pay for compiling them (some 20 seconds once on a machine): 50,000 steps on the CPU, 100 million
-    on a CUDA device. on: at once; refused where none serve. off: all code runs as it is written."""
+    """Whether kernels replace the plain code of the update and of acting (docs/evidence/speed.md). auto: if they serve exactly
+    this learner, and the run is long enough for compiling them (some 20 seconds once on a machine) to save time: 50,000 steps
+    on the CPU, 100 million on a CUDA device. on: also in short runs; refused if no kernel serves this learner. off: all code
+    runs as it is written."""
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments, where it is open."""
@@ -224,11 +226,11 @@ class ReplayEnvConfig(EnvConfig):
     num_steps: int = 32
     """Steps of each environment in one segment."""
     update_ratio: float = bounded(1.0, above=0, finite=True)
-    """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
+    """Number of updates for each environment step. Actors or learner wait to keep this ratio, on every launcher."""
     min_fill: int = bounded(1_000, at_least=0)
     """Environment steps in the buffer before the first update."""
     log_every: int = 50
-    """Write a row of metrics for each this many updates, with the means of their numbers."""
+    """Write one row of metrics every so many updates, with the means of their numbers."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
 
     def unused(self) -> dict[str, str]:

@@ -14,17 +14,17 @@ from torch import Tensor
 from runnel.core.contracts.evaluation import EpisodeRecorder, Evaluation, Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import Collective, Learner
-from runnel.core.contracts.samples import Sampler, Store
+from runnel.core.contracts.samples import Sampler, Transform
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
 from runnel.core.sharding.batch_split import check_shares
-from runnel.flow.staleness import AdmissionRule, ReplayRatioRule, check_capacity
+from runnel.flow.staleness import AdmissionRule, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.graphs.run_config import RunConfig
 from runnel.kernels.select import Accelerator
 
 PARAMS = "policy"
-"""The parameter channel of the learner's versions."""
+"""The parameter channel of the leading learner's versions, unless its trainer names another."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class ActorSpec:
 
 @dataclass(frozen=True)
 class InferenceStream:
-    """An inference stream: the inferencer, its number of workers, its parameter channel (the learner's versions, or a frozen
-    reference), and the size of messages that cross processes."""
+    """An inference stream: the inferencer, its number of workers, its parameter channel (a trainer's versions, a frozen
+    reference, or "" for one that loads nothing), and the size of messages that cross processes."""
 
     make: Callable[[], Inferencer]
     name: str = "policy"
@@ -54,14 +54,47 @@ class InferenceStream:
 
 
 @dataclass(frozen=True)
-class BufferSpec:
-    """A replay buffer between the stream it reads and the stream it writes."""
+class TransformSpec:
+    """A transform: it reads sample streams under its own name, may ask inference streams, and may write sample streams.
 
-    make: Callable[[], Store]
-    policy: ReplayRatioRule
-    reads: str = "trajectories"
-    writes: str = "replay"
-    name: str = "buffer"
+    `make` gets the incarnation, as an actor's does. `paces`: admission to the streams that it reads follows it, as it follows a
+    replay buffer; otherwise it is one more reader beside the one that paces.
+    """
+
+    name: str
+    make: Callable[[int], Transform]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+    paces: bool = False
+
+
+@dataclass(frozen=True)
+class TrainerSpec:
+    """A trainer: the learner that it runs, the streams that make its batches, the parameter channel that it publishes.
+
+    The first trainer of an experiment leads: its versions are those of the run, its budget ends it, and `--placement.trainers`
+    gives its ranks. The others train at their own pace beside it.
+    """
+
+    learner: Callable[[Collective], Learner]
+    """The learner of one rank; all ranks start from the same parameters."""
+    phases: tuple[Phase, ...]
+    name: str = "trainer"
+    channel: str = PARAMS
+    budget: Budget | None = None
+    """When it stops training; None: of the leader the run's budget, of others never."""
+    ranks: int = 0
+    """Ranks; 0: of the leader `placement.trainers`, of others one."""
+    loads: tuple[str, ...] = ()
+    """Channels of other trainers that its learner loads before an update (`LoadsParams`)."""
+    token_streams: tuple[str, ...] = ()
+    """Streams whose segments count as tokens, not environment steps."""
+
+    @property
+    def reads(self) -> list[str]:
+        """The streams that make its batches."""
+        return sorted({name for phase in self.phases for name in phase.segments})
 
 
 @dataclass(frozen=True)
@@ -98,15 +131,11 @@ class Experiment:
     staleness: Mapping[str, AdmissionRule]
     actors: tuple[ActorSpec, ...]
     inference: tuple[InferenceStream, ...]
-    learner: Callable[[Collective], Learner]
-    """The learner of one rank; all ranks start from the same parameters."""
-    phases: tuple[Phase, ...]
+    trainers: tuple[TrainerSpec, ...]
     policy: Callable[[], tuple[Policy, Inferencer]]
     """For `rl.load`: what acts, and the inferencer inside it that takes the parameters."""
     evaluation: EvaluationSpec | None = None
-    buffer: BufferSpec | None = None
-    token_streams: tuple[str, ...] = ()
-    """Readers whose segments count as tokens, not environment steps."""
+    transforms: tuple[TransformSpec, ...] = ()
     export: Callable[[Mapping[str, Tensor], Path], None] | None = None
     """Writes parameters as a folder that other programs load; the run's own is made when it ends."""
     look: Callable[[], list[str]] = list
@@ -120,8 +149,16 @@ class Experiment:
     """What lets kernels stand in for the plain update and for acting, where they serve (`kernels/select.py`)."""
 
     @property
-    def budget(self) -> Budget:
+    def leader(self) -> TrainerSpec:
+        """The trainer whose versions are those of the run."""
+        return self.trainers[0]
+
+    def budget_of(self, trainer: TrainerSpec) -> Budget:
         c = self.config
+        if trainer.budget is not None:
+            return trainer.budget
+        if trainer is not self.leader:
+            return Budget()
         return Budget(total_steps=c.total_steps, total_updates=c.total_updates, total_tokens=c.total_tokens)
 
     @property
@@ -142,46 +179,78 @@ class Experiment:
         kind, _, number = worker.rpartition("-")
         if kind == "actor":
             return int(number) >= self.config.num_actors
-        named = {s.name for s in self.inference if s.num_workers and s.params == PARAMS}
+        named = {s.name for s in self.inference if s.num_workers and s.params == self.leader.channel}
         return kind in named and int(number) >= self.config.placement.policy_workers
 
     def worker_names(self) -> list[str]:
         """All workers, in the order in which one round polls them."""
         policies = [f"{s.name}-{i}" for s in self.inference for i in range(s.num_workers)]
-        tail = [self.buffer.name] if self.buffer else []
+        tail = [t.name for t in self.transforms]
         tail += self.trainer_names() + (["evaluator"] if self.evaluation else [])
         return [a.name for a in self.actors] + policies + tail
 
+    def ranks_of(self, trainer: TrainerSpec) -> list[str]:
+        """The workers of a trainer: the one with its name is rank 0, the others follow it."""
+        num = trainer.ranks or (self.config.placement.trainers if trainer is self.leader else 1)
+        return [trainer.name, *(f"{trainer.name}-{rank}" for rank in range(1, num))]
+
     def trainer_names(self) -> list[str]:
-        """The ranks of the trainer: `trainer` leads, the others follow."""
-        return ["trainer", *(f"trainer-{rank}" for rank in range(1, self.config.placement.trainers))]
+        """All ranks of all trainers."""
+        return [name for trainer in self.trainers for name in self.ranks_of(trainer)]
+
+    def publisher_of(self, channel: str) -> str:
+        """The trainer that publishes `channel`; copies that a learner freezes are published by the leader."""
+        return next((t.name for t in self.trainers if t.channel == channel), self.leader.name)
 
     def loaders_of(self, channel: str) -> list[str]:
-        """The workers that load parameters of `channel`: of the learner's versions all but the trainer."""
-        if channel == PARAMS:
-            return [w for w in self.worker_names() if w not in self.trainer_names() and w not in self._loads_frozen()]
-        return [w for w, loaded in self._loads_frozen().items() if loaded == channel]
+        """The workers that load parameters of `channel`. Of the leader's versions these are all that ask for them, and the
+        evaluator; of others the policy workers that serve them and the trainers whose learners load them."""
+        if channel == self.leader.channel:
+            others = {*self.trainer_names(), *self._loads_others(), *(t.name for t in self.transforms if not t.asks)}
+            return [w for w in self.worker_names() if w not in others]
+        serving = [w for w, loaded in self._loads_others().items() if loaded == channel]
+        return serving + [name for t in self.trainers if channel in t.loads for name in self.ranks_of(t)]
 
-    def _loads_frozen(self) -> dict[str, str]:
-        return {f"{s.name}-{i}": s.params for s in self.inference if s.params != PARAMS for i in range(s.num_workers)}
+    def _loads_others(self) -> dict[str, str]:
+        leading = self.leader.channel
+        return {f"{s.name}-{i}": s.params for s in self.inference if s.params != leading for i in range(s.num_workers)}
 
     @property
     def channels(self) -> list[str]:
-        """Parameter channels: the learner's versions, then copies that it freezes."""
-        return list(dict.fromkeys([PARAMS, *(s.params for s in self.inference)]))
+        """Parameter channels: the versions of the trainers, then copies that learners freeze."""
+        return list(dict.fromkeys([*(t.channel for t in self.trainers), *(s.params for s in self.inference if s.params)]))
+
+    @property
+    def frozen_channels(self) -> list[str]:
+        """The channels of copies that the leading learner freezes."""
+        trained = {t.channel for t in self.trainers}
+        return [channel for channel in self.channels if channel not in trained]
 
     def reader_of(self, stream: str) -> str:
-        """The worker that reads `stream`."""
-        return self.buffer.name if self.buffer and self.buffer.reads == stream else "trainer"
+        """The worker that reads `stream` and paces its writers."""
+        return self.stream(stream).readers[0]
 
     def readers_of(self, stream: str) -> list[str]:
-        """The workers that see its segments: the reader, and the ranks that it shares them with."""
-        return self.trainer_names() if self.reader_of(stream) == "trainer" else [self.reader_of(stream)]
+        """The workers that see its segments: all readers, and the ranks with which a trainer shares them."""
+        first, *others = self.stream(stream).all_readers
+        ranks = next((self.ranks_of(t) for t in self.trainers if t.name == first), [first])
+        return [*ranks, *others]
 
     def writers_of(self, stream: str) -> list[str]:
         """The workers that write `stream`, in the order of their writer numbers."""
-        names = [a.name for a in self.actors if stream in a.writes]
-        return names + ([self.buffer.name] if self.buffer and self.buffer.writes == stream else [])
+        return [a.name for a in self.actors if stream in a.writes] + [t.name for t in self.transforms if stream in t.writes]
+
+    def askers_of(self, stream: str) -> list[str]:
+        """The workers that ask the inference stream `stream`, in the order of their client numbers."""
+        return [a.name for a in self.actors if stream in a.asks] + [t.name for t in self.transforms if stream in t.asks]
+
+    def is_stateless(self, worker: str) -> bool:
+        """Whether a run goes on without the state of `worker`: all but the trainer, and transforms that read
+        anything as a lossless reader."""
+        transform = next((t for t in self.transforms if t.name == worker), None)
+        if transform is not None:
+            return all(worker in self.stream(s).lossy_readers for s in transform.reads)
+        return worker not in self.trainer_names()
 
     def check(self) -> None:
         self.config.check()
@@ -190,19 +259,72 @@ class Experiment:
             fix = "this recipe records no episodes" if self.evaluation else "evaluations record; set eval.episodes above 0"
             raise ConfigError("record.videos", videos, f"{fix}; or use 0")
         num = self.config.placement.reference_workers
-        if num and self.channels == [PARAMS]:
+        if num and not self.frozen_channels:
             raise ConfigError("placement.reference_workers", num, "this recipe asks no reference model while it samples; use 0")
-        if self.phases[-1].until is not None:
-            raise ConfigError("phases", self.phases[-1], "the last phase must have no end")
-        for phase in self.phases:
-            for name, num in phase.segments.items():
-                check_shares(self.stream(name), num, self.config.placement.trainers)
+        check_graph(self)
+        for trainer in self.trainers:
+            check_trainer(self, trainer)
         for spec in self.streams:
             spec.check()
             check_capacity(self.staleness[spec.name], spec)
             if len(self.writers_of(spec.name)) != spec.num_writers:
                 found = len(self.writers_of(spec.name))
                 raise ConfigError(f"{spec.name}.num_writers", spec.num_writers, f"{found} workers write it; set that")
+
+
+def check_graph(e: Experiment) -> None:
+    """Raise a `ConfigError` for a stream whose readers and the workers that read do not match, or a transform in a circle."""
+    names = e.worker_names()
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError("transforms", twice[0], "two workers have this name; give each a name of its own")
+    reads = {trainer.name: set(trainer.reads) for trainer in e.trainers} | {t.name: set(t.reads) for t in e.transforms}
+    known, asked = {s.name for s in e.streams}, {s.name for s in e.inference}
+    for t in e.transforms:
+        if missing := [s for s in (*t.reads, *t.writes) if s not in known]:
+            raise ConfigError(f"{t.name}.streams", missing[0], f"there is no such stream; there are {', '.join(sorted(known))}")
+        if missing := [s for s in t.asks if s not in asked]:
+            raise ConfigError(f"{t.name}.asks", missing[0], f"there is no such inference stream; there are {sorted(asked)}")
+        if not t.reads:
+            raise ConfigError(f"{t.name}.reads", t.reads, "a transform reads at least one stream; what only writes is an actor")
+        if circle := set(t.reads) & set(t.writes):
+            raise ConfigError(f"{t.name}.writes", min(circle), "it reads this stream too; write to a stream of its own")
+    for spec in e.streams:
+        for name in spec.all_readers:
+            if spec.name not in reads.get(name, ()):
+                fix = "no worker of this name reads it; name the workers that do"
+                raise ConfigError(f"{spec.name}.readers", name, fix)
+        if silent := [name for name, streams in reads.items() if spec.name in streams and name not in spec.all_readers]:
+            raise ConfigError(f"{spec.name}.readers", spec.all_readers, f"{silent[0]!r} reads it too; add it to the readers")
+        pacing = [t.name for t in e.transforms if t.paces and spec.name in t.reads]
+        pacing += [t.name for t in e.trainers if spec.name in t.reads]
+        if len(pacing) > 1:
+            raise ConfigError(f"{spec.name}.readers", pacing, "these would all pace its writers; exactly one reader may")
+        if pacing != [spec.readers[0]]:
+            fix = f"put {pacing[0]!r} first: it paces the writers" if pacing else "no reader paces the writers; one must"
+            raise ConfigError(f"{spec.name}.readers", spec.readers, fix)
+
+
+def check_trainer(e: Experiment, trainer: TrainerSpec) -> None:
+    """Raise a `ConfigError` for a trainer that could never train, or whose parameters nobody could tell from another's."""
+    name, ranks = trainer.name, len(e.ranks_of(trainer))
+    if trainer.phases[-1].until is not None:
+        raise ConfigError(f"{name}.phases", trainer.phases[-1], "the last phase must have no end")
+    for phase in trainer.phases:
+        for stream, num in phase.segments.items():
+            check_shares(e.stream(stream), num, ranks)
+    if e.publisher_of(trainer.channel) != name:
+        other = e.publisher_of(trainer.channel)
+        raise ConfigError(f"{name}.channel", trainer.channel, f"{other!r} publishes it already; give each trainer its own")
+    trained = {t.channel for t in e.trainers} - {trainer.channel}
+    if unknown := [channel for channel in trainer.loads if channel not in trained]:
+        there = ", ".join(sorted(trained)) or "none"
+        raise ConfigError(f"{name}.loads", unknown[0], f"no other trainer publishes this channel; there are: {there}")
+    if trainer.loads and ranks > 1:
+        fix = "ranks could load different versions; use one rank for a learner that loads parameters of another trainer"
+        raise ConfigError(f"{name}.ranks", ranks, fix)
+    if trainer.loads and e.config.deterministic and e.config.launcher != "inproc":
+        fix = "which version its learner loads depends on timing between processes; use launcher inproc, or deterministic false"
+        raise ConfigError(f"{name}.loads", trainer.loads, fix)
 
 
 def describe(experiment: Experiment, groups: Mapping[str, list[str]]) -> str:
@@ -219,12 +341,12 @@ def describe(experiment: Experiment, groups: Mapping[str, list[str]]) -> str:
         size = " x ".join(f"{k}={v}" for k, v in spec.sizes.items())
         lines.append(f"  {', '.join(writers)} --{spec.name}[{size}; {spec.capacity} slots; {kind}]--> {', '.join(readers)}")
     for stream in experiment.inference:
-        askers = [a.name for a in experiment.actors if stream.name in a.asks]
+        askers = experiment.askers_of(stream.name)
         where = ", ".join(f"{stream.name}-{i}" for i in range(stream.num_workers)) or "inline"
         lines.append(f"  {', '.join(askers)} ==ask {stream.name}==> {where}")
     for channel in experiment.channels:
-        name = "versions" if channel == PARAMS else channel
-        lines.append(f"  trainer ~~{name}~~> {', '.join(experiment.loaders_of(channel))}")
+        name = "versions" if channel == experiment.leader.channel else channel
+        lines.append(f"  {experiment.publisher_of(channel)} ~~{name}~~> {', '.join(experiment.loaders_of(channel))}")
     for name, policy in experiment.staleness.items():
         lines.append(f"staleness of {name}: {policy}")
     return "\n".join(lines)

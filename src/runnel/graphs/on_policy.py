@@ -18,7 +18,7 @@ from runnel.envs.vector.memory import check_memory
 from runnel.flow.workers.trainer import Phase
 from runnel.graphs.env_config import EnvConfig
 from runnel.graphs.env_task import EnvTask
-from runnel.graphs.experiment import Experiment, InferenceStream
+from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 
 
@@ -64,8 +64,7 @@ def on_policy_graph(
             gamma=return_gamma,
         ),
         inference=(env_inference(c, task, net, network),),
-        learner=learner,
-        phases=(Phase({"trajectories": batch}),),
+        trainers=(TrainerSpec(learner, (Phase({"trajectories": batch}),)),),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
         accelerator=c.accelerator,
@@ -80,7 +79,7 @@ def check_compiled(experiment: Experiment) -> Experiment:
     assert isinstance(c, EnvConfig)
     here = torch.device(c.device).type == "cpu" or torch.cuda.is_available()
     if c.compiled == "on" and here:
-        made = experiment.accelerator.learner(experiment.learner(_Ranks(c.placement.trainers)))
+        made = experiment.accelerator.learner(experiment.leader.learner(_Ranks(c.placement.trainers)))
         if not made.on:
             why = made.text.partition("because ")[2] or f"no kernels are for {type(made.learner).__name__}"
             refuse_unused(c, {"compiled": f"{why} (docs/evidence/speed.md)"})

@@ -16,7 +16,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.flow.workers.trainer import Phase
-from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment, TrainerSpec
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
 from runnel.graphs.unused import all_of, unused_by_learner, unused_on_data
@@ -53,15 +53,16 @@ class PairConfig(RunConfig):
     )
 
     task: str = "reverse"
-    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: what the policy is evaluated on."""
+    """Task on which the policy is evaluated: a name (see `runnel list`), or your own as path/to/file.py:make_task."""
     pairs: str = ""
-    """JSON lines with prompt, chosen and rejected. Empty: the task's own answers, each against the answer to another prompt."""
+    """File of JSON lines with prompt, chosen and rejected. Empty: the task's own answers are chosen, and answers to other
+    prompts are rejected."""
     model: str = ""
-    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    """Folder of a Hugging Face model and its tokenizer. Empty: a new, small model of the sizes in `lm`."""
     num_pairs: int = bounded(32, at_least=1)
     """Pairs in a batch."""
     max_tokens: int = bounded(0, at_least=0)
-    """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
+    """Longest completion in an evaluation, in tokens; 0: the limit of the task."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -124,11 +125,9 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
         staleness={"pairs": policy},
         actors=(ActorSpec("pairs-0", sampler, writes=("pairs",), asks=()),),
         inference=(),
-        learner=learner,
-        phases=(Phase({"pairs": 1}),),
+        trainers=(TrainerSpec(learner, (Phase({"pairs": 1}),), token_streams=("pairs",)),),
         evaluation=_score_evaluation(c, task, held) if scores else task.evaluation(),
         policy=(lambda: _scoring_policy(task)) if scores else task.policy,
-        token_streams=("pairs",),
         export=(lambda params, folder: save_scorer(task.model(), params, task.tokenizer, folder)) if scores else task.export,
         look=lambda: [*told, *left_out],
         disk=lambda: task.disk(c.learner, algorithm.needs),

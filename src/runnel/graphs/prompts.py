@@ -16,7 +16,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.workers.trainer import Phase
-from runnel.graphs.experiment import Experiment, InferenceStream
+from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
 from runnel.graphs.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, unused_by_learner
@@ -47,34 +47,35 @@ class PromptConfig(RunConfig):
     task: str = "reverse"
     """Name of a task (see `runnel list`), a file or folder of prompts, or your own as path/to/file.py:make_task."""
     model: str = ""
-    """Folder of a Hugging Face model and its tokenizer, a hub id, or smollm2; empty starts a new, small one of the sizes in
+    """Folder of a Hugging Face model and its tokenizer, a hub id, or smollm2. Empty: a new, small model of the sizes in
     `lm`."""
     num_prompts: int = bounded(8, at_least=1)
     """Prompts in a batch."""
     group_size: int = bounded(8, at_least=2, note="a group needs 2 completions to compare")
     """Completions of each prompt."""
     reward_model: str = ""
-    """Folder of a trained reward model (recipe `reward_model`) that judges in place of the task's reward, which is then only
-    logged and evaluated."""
+    """Folder of a trained reward model (recipe `reward_model`) whose score is the reward. The task's own reward is then only
+    logged and used in evaluations."""
     max_refills: int = bounded(0, at_least=0)
-    """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another, at most so many times in a
-    row; 0 trains on all."""
+    """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another one, at most so many times in
+    a row. 0: all prompts are trained on."""
     max_tokens: int = bounded(0, at_least=0)
-    """Longest completion in tokens; 0 takes what the task says."""
+    """Longest completion in tokens; 0: the limit of the task."""
     top_k: int = bounded(0, at_least=0)
-    """Sample from the k likeliest tokens; 0 is all. Log-probabilities are those before any such cut."""
+    """Sample from the k most likely tokens; 0: from all. Recorded log-probabilities are those without top_k, top_p and
+    min_p."""
     top_p: float = bounded(1.0, above=0, at_most=1)
-    """Sample from the likeliest tokens that together have this probability."""
+    """Sample from the most likely tokens that together have this probability."""
     min_p: float = bounded(0.0, at_least=0, below=1)
-    """Sample from tokens that are at least this fraction as likely as the likeliest."""
+    """Sample from tokens whose probability is at least this fraction of the highest one."""
     stop: tuple[str, ...] = ()
-    """A completion ends behind any of these texts."""
+    """A completion ends after any of these texts."""
     warmup_updates: int = bounded(0, at_least=0)
     """Supervised updates on the task's demonstrations before the first update on rollouts."""
     demo_rows: int = bounded(128, at_least=1)
     """Demonstrations in a supervised batch."""
     total_updates: int | None = 300
-    """Budget in updates of the learner, the warm-up included."""
+    """Budget in updates of the learner, with the warm-up."""
     data: DataConfig = field(default_factory=DataConfig)
     filter: DifficultyConfig = field(default_factory=DifficultyConfig)
     lm: ModelConfig = field(default_factory=ModelConfig)
@@ -167,6 +168,10 @@ def prompt_graph(
     if reference is not None:
         assert algorithm is not None
         inference.append(task.reference(c.learner, depth=slots, temperature=c.learner.temperature_for(algorithm(task))))
+
+    def make_learner(ranks: Collective) -> Learner:
+        return learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks, reference)
+
     return Experiment(
         config=c,
         title=task.task.name,
@@ -174,11 +179,9 @@ def prompt_graph(
         staleness=staleness,
         actors=tuple(actors),
         inference=tuple(inference),
-        learner=lambda ranks: learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks, reference),
-        phases=tuple(phases),
+        trainers=(TrainerSpec(make_learner, tuple(phases), token_streams=("rollouts", "demos")),),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
-        token_streams=("rollouts", "demos"),
         export=task.export,
         look=task.check_demos if c.warmup_updates else list,
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),

@@ -21,18 +21,19 @@ class RecordConfig:
     )
 
     videos: int = bounded(0, at_least=0)
-    """Episodes that each evaluation records as video, beside those that it measures (environments that render)."""
+    """Episodes that each evaluation records as video, beside the episodes that it measures (for environments that can be
+    drawn)."""
     every: int = bounded(1, at_least=1)
-    """Record at each so many evaluations."""
+    """Record at every so many evaluations."""
     fps: float = bounded(0.0, at_least=0)
-    """Frames a second; 0 takes what the environment says."""
+    """Frames a second; 0: as many as the environment says."""
     max_steps: int = bounded(2_000, at_least=1)
     """Longest recorded episode in steps; a longer one is cut."""
     keep: int = bounded(50, at_least=1)
-    """Videos kept; those of the first recorded version stay, then the oldest go."""
+    """Number of videos kept. Those of the first recorded version are always kept; of the others the oldest are deleted."""
     groups_every: int | None = bounded(None, at_least=0)
-    """Write a group of completions, as the learner sees it, at each so many updates (language models); 0 is never. Default:
-    so that a run has at most 200."""
+    """Write one group of completions, as the learner sees it, every so many updates (language models); 0: never. Default: a
+    distance with which a run has at most 200 groups."""
 
     def group_every(self, total_updates: int | None) -> int:
         """Updates from one recorded group to the next; 0 is never."""

@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
+from runnel.core.rng import make_rng
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.leaves import leaf_bytes
 from runnel.data.replay import ReplayStore, replay_stream
 from runnel.data.sequences import SequenceStore, sequence_stream
 from runnel.flow.staleness import LagRule, ReplayRatioRule
+from runnel.flow.workers.buffer import ReplayBuffer
 from runnel.flow.workers.trainer import Phase
 from runnel.graphs.env_config import ReplayEnvConfig
 from runnel.graphs.env_task import EnvTask
-from runnel.graphs.experiment import BufferSpec, DiskNeed, Experiment, copies_at_once
+from runnel.graphs.experiment import DiskNeed, Experiment, TrainerSpec, TransformSpec, copies_at_once
 from runnel.graphs.on_policy import check_compiled, check_env_memory, env_inference
 from runnel.nets.inferencer import AgentNet
 
@@ -67,8 +69,8 @@ def replay_graph(
         make_store, replay = ReplayStore, replay_stream(task.spec, batch_size=batch_size, capacity=batches.lag + 2)
     check_env_memory(c, task, num_segments=2)
 
-    def store() -> ReplayStore | SequenceStore:
-        return make_store(
+    def buffer(incarnation: int) -> ReplayBuffer:
+        store = make_store(
             c.replay,
             task.spec,
             source=experience,
@@ -76,6 +78,7 @@ def replay_graph(
             total_steps=c.total_steps,
             total_updates=c.total_updates,
         )
+        return ReplayBuffer(store=store, policy=ratio, rng=make_rng(c.seed, "buffer"))
 
     experiment = Experiment(
         config=c,
@@ -90,9 +93,8 @@ def replay_graph(
             device="cpu",
         ),
         inference=(env_inference(c, task, net, network),),
-        learner=learner,
-        phases=(Phase({"replay": 1}),),
-        buffer=BufferSpec(store, ratio),
+        trainers=(TrainerSpec(learner, (Phase({"replay": 1}),)),),
+        transforms=(TransformSpec("buffer", buffer, reads=("trajectories",), writes=("replay",), paces=True),),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),

@@ -34,12 +34,12 @@ class EvalConfig:
     episodes: int = bounded(100, at_least=0)
     """Episodes (or prompts) of one evaluation; 0 turns evaluation off."""
     max_steps: int = bounded(MAX_STEPS, at_least=1)
-    """Steps after which an episode of an evaluation is cut, which is counted and told: some environments have no limit of their
-    own. The default is Atari's limit, the longest in common use."""
+    """Steps after which an episode of an evaluation is cut, because some environments have no limit of their own. Episodes that
+    were cut are counted, and a message says so. The default is Atari's limit, the longest in common use."""
     stop_return: float | None = None
-    """Stop the run when an evaluation's mean reaches this."""
+    """Stop the run when the mean of an evaluation reaches this."""
     samples: int = bounded(0, at_least=0)
-    """Completions of each prompt that are sampled for pass@k, beside the greedy one (language models)."""
+    """Completions of each prompt that are sampled for pass@k, besides the greedy one (language models)."""
     temperature: float = bounded(1.0, at_least=0)
     """Temperature of those samples."""
     pass_k: tuple[int, ...] = bounded((1,), at_least=1)
@@ -57,12 +57,13 @@ class CheckpointConfig:
     )
 
     every: int | Literal["never"] = bounded(50, at_least=0)
-    """Save every so many updates; 0 saves only at the end. never: no checkpoint, only the parameters of the end. They can be
-    loaded, evaluated, exported and started from (init_from), but the run cannot be resumed."""
+    """Save every so many updates; 0 saves only at the end. never: no checkpoint, only the last parameters. They can be loaded,
+    evaluated, exported and started from (init_from), but the run cannot be resumed."""
     keep: int = bounded(3, at_least=1)
-    """Checkpoints kept; a damaged newest one falls back to the one before. A replay memory lies there twice, or with 1 once."""
+    """Number of checkpoints kept; if the newest is damaged, the one before is used. The disk holds two copies of a replay
+    memory, or one copy if this is 1."""
     best: bool = True
-    """Keep the parameters of the version with the best evaluation too, for `rl.load(run, best=True)` and `--best`."""
+    """Also keep the parameters of the version with the best evaluation, for `rl.load(run, best=True)` and `--best`."""
 
     @property
     def whole(self) -> bool:
@@ -89,31 +90,33 @@ class PlacementConfig:
     )
 
     groups: tuple[str, ...] = ()
-    """Process groups, each a list of worker names or patterns ("actor-*", "trainer evaluator"). Default: each actor and
-    each policy worker alone, all the rest with the trainer."""
+    """Process groups, each a list of worker names or patterns ("actor-*", "trainer evaluator"). Default: each actor and each
+    policy worker has a process of its own, all other workers are with the trainer."""
     trainers: int = bounded(1, at_least=1)
-    """Ranks that share each training batch (data parallel), each in a process of its own; together they take the very step
-    that one would take."""
+    """Ranks that share each training batch (data parallel), each in a process of its own; together they take the same step as
+    one rank."""
     policy_workers: int = bounded(0, at_least=0)
     """Policy workers that serve inference for all actors; 0 keeps inference inline in each actor."""
     reference_workers: int = bounded(0, at_least=0)
-    """Workers that hold the reference model of a language-model algorithm, and answer for it while others decode; 0 computes
-    it in the trainer."""
+    """Workers that hold the reference model of a language-model algorithm, and compute its log-probabilities while engines
+    decode; 0: the trainer computes them."""
     max_actors: int = bounded(0, at_least=0)
-    """Actors that `runnel scale` may bring the run to while it goes on; 0 keeps their number."""
+    """Largest number of actors that `runnel scale` may set while the run goes on; 0: the number of actors cannot change."""
     max_policy_workers: int = bounded(0, at_least=0)
-    """Likewise for policy workers."""
+    """The same for policy workers."""
     threads: int = bounded(1, at_least=1)
     """Torch threads of each process."""
     stage_timeout_s: float = bounded(120.0, above=0)
-    """A worker in whose stage nothing comes back for longer (no step of an environment, no micro-batch, no part of an
-    evaluation) is taken for hung: it is named, with its stack, and the run ends. The first time in a stage has two and a half
-    times as long, since kernels may be compiled. A single step, or call of your code, that takes longer needs more here."""
+    """Seconds without progress in a stage (no step of an environment, no micro-batch, no part of an evaluation) after which a
+    worker counts as hung. The run then ends, and the error names the worker, with its stack. The first time in a stage has two
+    and a half times as long, because kernels may be compiled. Raise this if a single step, or a call of your code, takes
+    longer."""
     max_restarts: int = bounded(5, at_least=0)
-    """Times that one process may be started again within ten minutes after it died or fell silent; what has no state (actors,
-    policy workers) starts afresh beside the others, else the whole run goes on from its newest checkpoint. 0 ends the run."""
+    """How often one process may be started again within ten minutes after it died or stopped answering. A worker without state
+    (actor, policy worker) is started again while the others go on; for any other, the whole run continues from its newest
+    checkpoint. 0: the run ends."""
     stall_timeout_s: float = bounded(60.0, above=0)
-    """If nothing at all moves for longer, the run ends and says who waits for what."""
+    """Seconds without any progress in the whole run after which it ends, and says who waits for what."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,13 @@ class ClusterConfig:
     on_resume: ClassVar[OnResume] = may_change("address", "place", then="the processes start there")
 
     address: str = ""
-    """Where the cluster is: auto (this machine belongs to it), or HOST:PORT of its head. Empty takes RAY_ADDRESS, or else
-    starts one on this machine, on the loopback, that ends with the run."""
+    """The cluster: auto (the one that this machine belongs to), or HOST:PORT of its head. Empty: RAY_ADDRESS; if that is not
+    set, a new cluster on this machine, on the loopback, which ends with the run."""
     place: tuple[str, ...] = ()
-    """What processes need of a node, a line each: "actor-*: 1 core, on cpu, spread", "trainer*: 4 cores, 1 gpu, 32 GiB".
-    `on NAME` is a node with the label pool=NAME. Default: the cores of `placement.threads`, and a GPU for who computes on
-    it. The ranks of a trainer are on one node, unless their line says spread: then they meet over the network."""
+    """What processes need of a node, one line each: "actor-*: 1 core, on cpu, spread", "trainer*: 4 cores, 1 gpu, 32 GiB". `on
+    NAME` is a node with the label pool=NAME. Default: the cores of `placement.threads`, and a GPU for a process that computes
+    on one. The ranks of a trainer are on one node, unless their line says spread: then they may be on several, and talk over
+    the network."""
 
 
 @dataclass(frozen=True)
@@ -151,45 +155,47 @@ class RunConfig:
     seed: int = bounded(1, at_least=0)
     """Seed of everything random in the run."""
     device: str = "cpu"
-    """Where networks live: cpu, cuda, cuda:1."""
+    """Device of the networks: cpu, cuda, cuda:1."""
     launcher: Literal["inproc", "local", "ray"] = "inproc"
-    """inproc: one process, deterministic, steppable. local: one process per group, over shared memory. ray: the same on a Ray
-    cluster (`cluster`), over as many nodes as it has."""
+    """inproc: one process, deterministic, can be stepped in a debugger. local: one process for each group, over shared memory.
+    ray: the same on the nodes of a Ray cluster (`cluster`)."""
     out: str = "runs"
     """Folder in which the run's own folder is made."""
     name: str = ""
-    """Name of the run's folder; made from recipe, task, seed and time if empty."""
+    """Name of the run's folder. Empty: made from recipe, task, seed and time."""
     tags: tuple[str, ...] = ()
-    """Words to find the run by. `tuning`: its score was used to choose settings, so reports keep it out of comparisons."""
+    """Words by which the run can be found. `tuning`: its score was used to choose settings, so reports leave it out of
+    comparisons."""
     total_steps: int | None = bounded(None, at_least=1)
     """Budget in steps of the environment."""
     total_updates: int | None = bounded(None, at_least=1)
     """Budget in updates of the learner (versions)."""
     total_tokens: int | None = bounded(None, at_least=1)
-    """Budget in tokens trained on."""
+    """Budget in tokens that are trained on."""
     num_actors: int = bounded(1, at_least=1)
-    """Actors that play at the same time; each has its own environments."""
+    """Number of actors, which play at the same time; each has its own environments."""
     deterministic: bool = False
-    """Refuse settings under which two runs of one seed could differ. `inproc` never differs; across processes this excludes
-    the asynchronous window, merged inference batches (language models decode in fixed shapes) and vLLM."""
+    """Refuse settings under which two runs of one seed could differ. With `inproc` they never differ. Across processes this
+    refuses the asynchronous window, inference batches that merge requests of several actors (language models decode in fixed
+    shapes instead) and vLLM."""
     init_from: str = ""
     """Folder of a finished run whose published parameters this one starts from. Critics, optimisers, replay and schedules begin
     anew; the run says which."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
-    """collapse: end the run, with a checkpoint, as soon as a collapse is told (docs/guides/collapse.md); its status is then
-    `collapsed`. nothing: a collapse is told, and the run goes on."""
+    """collapse: end the run, with a checkpoint, as soon as a collapse is reported (docs/guides/collapse.md); its status is then
+    `collapsed`. nothing: a collapse is reported, and the run goes on."""
     log_every: int = bounded(1, at_least=1)
-    """Write a row of metrics for each this many updates, with the means of their numbers."""
+    """Write one row of metrics every so many updates, with the means of their numbers."""
     track: tuple[str, ...] = ("tensorboard",)
     """Sinks beside metrics.jsonl: tensorboard, wandb, wandb-offline, mlflow, trackio, csv, parquet, or your own as
     file.py:Name."""
     sinks: SinksConfig = field(default_factory=SinksConfig)
     trace: bool = False
-    """Record what every worker does when, and the path of every sample; `runnel trace RUN` makes a picture of it."""
+    """Record what every worker does at which time, and the path of every sample; `runnel trace RUN` makes a picture of it."""
     trace_mb: int = bounded(64, at_least=1)
-    """Megabytes after which a process stops recording."""
+    """Megabytes of records after which a process stops recording."""
     control: bool = False
-    """Let the board stop this run and save checkpoints, with the token that it prints when it starts."""
+    """Let the board stop this run and save checkpoints, for whoever has the token that the run prints when it starts."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

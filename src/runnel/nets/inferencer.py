@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runnel.core.contracts.inference import Reply, Request, RowPolicy
 from runnel.core.contracts.params import ParamSet
+from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State
@@ -50,12 +51,15 @@ class TorchInferencer:
 
     In its own pass a reply does not depend on the other requests, to the last bit. Consumes requests and parameters, produces
     replies (on the device of the request's rows). A request that needs a version other than the loaded one waits for
-    `load_params`.
+    `load_params`. `member` names the learner of a team (`TeamLearner`) whose part of a version it takes.
     """
 
     immediate = True
 
-    def __init__(self, net: ActingNet, *, greedy: bool = False, device: str = "cpu", merge: bool = True) -> None:
+    def __init__(
+        self, net: ActingNet, *, greedy: bool = False, device: str = "cpu", merge: bool = True, member: str = ""
+    ) -> None:
+        self._prefix = f"{member}/" if member else ""
         self.net, self.greedy, self.device, self.merge = net, greedy, torch.device(device), merge
         net.to(self.device)
         self.acts: Acts = net
@@ -98,11 +102,20 @@ class TorchInferencer:
 
     def load_params(self, params: ParamSet) -> None:
         """Bind shared parameters once (later calls only change the version); copy others to fixed addresses."""
+        mine = params.params if not self._prefix else self._part(params)
         if params.shared:
-            self._bind(params.params)
+            self._bind(mine)
         else:
-            self._copy(params.params)
+            self._copy(mine)
         self.version = params.version
+
+    def _part(self, params: ParamSet) -> dict[str, Tensor]:
+        """The parameters of its member."""
+        found = {k.removeprefix(self._prefix): v for k, v in params.params.items() if k.startswith(self._prefix)}
+        if not found:
+            known = sorted({name.partition("/")[0] for name in params.params})
+            raise DataError(f"version {params.version} has nothing of member {self._prefix[:-1]!r}; it has {', '.join(known)}")
+        return found
 
     def snapshot(self) -> State:
         """Version, waiting requests, and the parameters unless they are bound (then their owner saves them)."""

@@ -23,7 +23,6 @@ from runnel.core.records import Batch
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel, load
 from runnel.flow.workers.actor import ActorWorker
-from runnel.flow.workers.buffer import BufferWorker
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import EvalConfig, RunConfig
 from runnel.plan.costs import Costs, LinearCost
@@ -80,7 +79,9 @@ class _Measurement:
         trainer = self.group.trainer
         assert trainer is not None
         self.trainer = trainer
-        self.readers = {name: KeepingReader(self.group.tables[r.spec.name], "trainer") for name, r in trainer.readers.items()}
+        self.readers = {
+            name: KeepingReader(self.group.tables[r.spec.name], r.spec.readers[0]) for name, r in trainer.readers.items()
+        }
         trainer.readers = self.readers
         self.spent: dict[str, float] = {}
 
@@ -130,7 +131,7 @@ class _Measurement:
     def _costs(self) -> Costs:
         e, spent, notes = self.experiment, self.spent, list[str]()
         updates, calls = spent["updates"], sum(c.calls for c in self.clients)
-        tokens = bool(e.token_streams)
+        tokens = bool(e.leader.token_streams)
         asked = sum(c.infer_s for c in self.clients)
         rows, num_steps, segments = self._shape(calls)
         steps = calls or spent["units"] / rows
@@ -150,7 +151,7 @@ class _Measurement:
         copied = copy_s if e.lag else 0.0
         params = self.trainer.learner.params()
         message_s, respond_s = (0.0, 0.0) if tokens or request is None else mailbox_seconds(request, reply)
-        buffer = next((w for w in self.group.workers if isinstance(w, BufferWorker)), None)
+        buffer = any(t.paces for t in e.transforms)
         units = self._batch_units()
         return Costs(
             name=f"{self.recipe} on {e.title}",
@@ -187,7 +188,7 @@ class _Measurement:
         """Rows of a request, requests of a segment, segments of a batch."""
         e, spent = self.experiment, self.spent
         spec = e.stream(e.actors[-1].writes[0])
-        if not e.token_streams:
+        if not e.leader.token_streams:
             return float(spec.num_rows), float(spec.sizes["T"]), spec.batch_segments
         players = [a for a in e.actors if a.asks and "rollouts" in a.writes] or list(e.actors)
         rows = spent["units"] / max(calls, 1)
@@ -217,7 +218,7 @@ class _Measurement:
         The second point of the line is the last batch with all of its segments twice. For a language model it is a line through
         0.
         """
-        if self.experiment.token_streams:
+        if self.experiment.leader.token_streams:
             return LinearCost(0.0, update_s / units)
         learner, twice = self.trainer.learner, {name: [*r.batch, *r.batch] for name, r in self.readers.items()}
         spent = _median(lambda: learner.update(learner.prepare(twice, progress=0.5)), times=3)

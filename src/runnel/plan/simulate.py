@@ -17,7 +17,8 @@ from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError, DeadlockError
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_rng
-from runnel.flow.slots import SlotMemory, SlotTable
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable
 from runnel.flow.staleness import LagRule, StalenessConfig
 from runnel.plan.costs import Costs
 from runnel.plan.events import Agenda, Device, SimulatedLink

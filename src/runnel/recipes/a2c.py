@@ -23,7 +23,7 @@ class Config(rl.EnvConfig):
     num_steps: int = 8
     """Steps of each environment in one segment."""
     network: str = ""
-    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
+    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: the network of `net`."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     a2c: rl.agents.A2CConfig = field(default_factory=lambda: rl.agents.A2CConfig(normalise_obs=True, normalise_reward=True))

@@ -19,5 +19,5 @@ class Config(rl.PromptConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """Completions are made while the learner trains; each token is weighed by how far the policy has moved since."""
+    """Actors make completions while the learner trains; the weight of a token is the new probability over the old one."""
     return rl.prompt_graph(c, lambda task: rl.llm.AIPO(c.aipo, channels=task.channels, max_tokens=task.sizes.completion))

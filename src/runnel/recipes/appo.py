@@ -1,4 +1,4 @@
-"""Asynchronous PPO with V-trace: actors never wait for the learner. Any Gymnasium environment; for slow or uneven ones.
+"""Asynchronous PPO with V-trace: actors never wait for the learner. For Gymnasium environments whose steps are slow or uneven.
 
 runnel train appo --env CartPole-v1 --launcher local --num-actors 2
 
@@ -23,13 +23,13 @@ class Config(rl.EnvConfig):
     )
 
     num_actors: int = 2
-    """Actors that play at the same time; each has its own environments."""
+    """Number of actors, which play at the same time; each has its own environments."""
     num_envs: int = 4
     """Environments of each actor."""
     num_segments: int = rl.core.bounded(2, at_least=1)
-    """Segments in one update, from whichever actors have finished theirs."""
+    """Segments in one update: the first that any actors finish."""
     network: str = ""
-    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
+    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: the network of `net`."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window", max_lag=2))
@@ -47,7 +47,7 @@ class Config(rl.EnvConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """Actors play and write `trajectories` as fast as the window lets them; an update takes the first `num_segments`."""
+    """Actors play and write `trajectories` as fast as the window allows; an update takes the first `num_segments`."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
 
     def network() -> rl.nets.ActorCritic:

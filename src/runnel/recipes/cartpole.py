@@ -21,7 +21,7 @@ class Config(ppo.Config):
     total_steps: int | None = 150_000
     """Budget in steps of the environment."""
     compiled: Literal["auto", "on", "off"] = "off"
-    """CartPole is solved before compiling would pay. Use `--compiled on` if the kernels are compiled already."""
+    """CartPole is solved before compiling would save time. Use `--compiled on` if the kernels are compiled already."""
     ppo: rl.agents.PPOConfig = field(
         default_factory=lambda: rl.agents.PPOConfig(
             lr="linear(1e-3, 0)", gamma=0.98, gae_lambda=0.8, num_epochs=20, num_minibatches=1, entropy_coef=0.0

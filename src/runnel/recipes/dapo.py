@@ -15,7 +15,8 @@ class Config(rl.PromptConfig):
     """GRPO with four changes for long answers (llm/algorithms/dapo.py)."""
 
     max_refills: int = 16
-    """Dynamic sampling: how many prompts in a row may be replaced by others because all their rewards are equal."""
+    """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another one, at most so many times in
+    a row."""
     dapo: rl.llm.DAPOConfig = field(default_factory=rl.llm.DAPOConfig)
 
 

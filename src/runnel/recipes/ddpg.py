@@ -20,7 +20,7 @@ class Config(rl.ReplayEnvConfig):
 
     recurrent: ClassVar[bool] = False
     env: str = "HalfCheetah-v5"
-    """Gymnasium id, module:Class, or path/to/file.py:factory."""
+    """The environment: a Gymnasium id, module:Class, or path/to/file.py:factory."""
     num_steps: int = 8
     """Steps of each environment in one segment."""
     min_fill: int = 25_000
@@ -40,7 +40,7 @@ class Config(rl.ReplayEnvConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer returns errors."""
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer sends errors back."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "continuous":
         fix = "DDPG needs one box of continuous actions; use ppo, or sac or dqn for discrete ones"

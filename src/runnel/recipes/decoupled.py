@@ -27,7 +27,7 @@ class Config(rl.PromptConfig):
 
 
 def build(c: Config) -> rl.Experiment:
-    """Completions are made while the learner trains."""
+    """Actors make completions while the learner trains."""
     return rl.prompt_graph(
         c, lambda task: rl.llm.DecoupledPPO(c.decoupled, channels=task.channels, max_tokens=task.sizes.completion)
     )

@@ -17,10 +17,10 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.ReplayEnvConfig):
-    """DQN (agents/dqn.py): actors fill a replay buffer, which gives out `update_ratio` batches for each step."""
+    """DQN (agents/dqn.py): actors fill a replay buffer, which makes `update_ratio` batches for each step."""
 
     update_ratio: float = 0.25
-    """Updates for each environment step; kept by pacing actors and learner, on every launcher."""
+    """Number of updates for each environment step. Actors or learner wait to keep this ratio, on every launcher."""
     total_steps: int | None = 500_000
     """Budget in steps of the environment."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(120, 84), activation="relu"))
@@ -50,7 +50,7 @@ class Config(rl.ReplayEnvConfig):
 
 
 def build(c: Config, learner: type[rl.agents.DQNLearner] = rl.agents.DQNLearner) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer returns priorities.
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer sends priorities back.
     `learner` may be a variant of DQN."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     if task.spec.action.kind != "discrete":

@@ -19,7 +19,7 @@ class Config(rl.run.PipelineConfig):
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
     model: str = ""
-    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    """Folder of a Hugging Face model and its tokenizer. Empty: a new, small model of the sizes in `lm`."""
     rounds: int = 3
     """Rounds of generating, making pairs and DPO."""
     sft_updates: int = 80
@@ -27,13 +27,13 @@ class Config(rl.run.PipelineConfig):
     demo_rows: int = 64
     """Demonstrations in a supervised batch."""
     pair_batches: int = 10
-    """Batches of 32 prompts, each completed 8 times, from which a round's pairs come."""
+    """Batches of 32 prompts, with 8 completions each, from which the pairs of a round are made."""
     dpo_updates: int = 20
     """Updates of DPO in a round."""
     num_pairs: int = 32
     """Pairs in an update of DPO."""
     eval_prompts: int = 256
-    """Unseen prompts on which each model is measured."""
+    """Number of unseen prompts on which each model is evaluated."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
     """collapse: a stage that collapses (docs/guides/collapse.md) ends with a checkpoint, and the pipeline with it."""
     lm: rl.llm.ModelConfig = field(default_factory=rl.llm.ModelConfig)

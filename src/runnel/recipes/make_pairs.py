@@ -14,16 +14,16 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.PromptConfig):
-    """Trains nothing: in place of a learner stands one that writes pairs (llm/sampling/pairs.py)."""
+    """Trains nothing: the learner of this recipe only writes pairs (llm/sampling/pairs.py)."""
 
     on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("pairs_out", why="the first pairs are there")
 
     pairs_out: str = ""
-    """The file to write; empty is pairs.jsonl in `out`."""
+    """File to write. Empty: pairs.jsonl in `out`."""
     num_prompts: int = 32
     """Prompts in a batch."""
     total_updates: int | None = 10
-    """Batches to write."""
+    """Number of batches to write."""
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=0))
 
     def unused(self) -> dict[str, str]:

@@ -25,11 +25,12 @@ class Config(rl.EnvConfig):
     )
 
     network: str = ""
-    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: `net`."""
+    """Your own network: module:make or path/to/file.py:make, called as make(env_spec, seed). Empty: the network of `net`."""
     population: int = rl.core.bounded(1, at_least=1)
-    """Independent learners side by side, with seeds seed, seed + 1, ... and `num_envs` environments each."""
+    """Number of independent learners that train at the same time, with seeds seed, seed + 1, ... and `num_envs` environments
+    each."""
     member: int = rl.core.bounded(-1, at_least=-1)
-    """Which member of a population `rl.load` gives; -1 for the one with the highest return in training."""
+    """Member of a population that `rl.load` returns; -1: the one with the highest return in training."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(normalise_obs=True, normalise_reward=True))

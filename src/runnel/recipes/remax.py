@@ -17,7 +17,7 @@ class Config(rl.PromptConfig):
 
     greedy_first: ClassVar[bool] = True
     group_size: int = 2
-    """Completions of each prompt, the greedy one included."""
+    """Completions of each prompt, with the greedy one."""
     num_prompts: int = 32
     """Prompts in a batch."""
     remax: rl.llm.ReinforceConfig = field(default_factory=rl.llm.ReinforceConfig)

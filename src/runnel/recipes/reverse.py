@@ -13,7 +13,7 @@ from runnel.recipes import grpo
 
 @dataclass(frozen=True)
 class Config(grpo.Config):
-    """A warm-up that is stopped early, then GRPO on the exact answer until 90 % of unseen words come out right."""
+    """A warm-up that is stopped early, then GRPO on the exact answer until 90 % of unseen words are right."""
 
     warmup_updates: int = 80
     """Supervised updates before the first update on rollouts."""
@@ -22,7 +22,7 @@ class Config(grpo.Config):
     num_prompts: int = 32
     """Prompts in a batch."""
     total_updates: int | None = 160
-    """Budget in updates of the learner, the warm-up included."""
+    """Budget in updates of the learner, with the warm-up."""
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(every=20, episodes=256, stop_return=0.95))
 
 

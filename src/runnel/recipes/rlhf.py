@@ -16,14 +16,15 @@ class Config(rl.run.PipelineConfig):
     """After Ouyang et al. 2022 (arXiv:2203.02155): the KL to the supervised model is part of the reward."""
 
     task: str = "reverse"
-    """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task: prompts, demonstrations, evaluation."""
+    """Task with prompts, demonstrations and evaluation: a name (see `runnel list`), or your own as
+    path/to/file.py:make_task."""
     pairs: str = ""
-    """JSON lines with prompt, chosen and rejected; empty: the task's reward makes pairs of completions of the supervised
-    model."""
+    """File of JSON lines with prompt, chosen and rejected. Empty: the task's reward makes pairs of completions of the
+    supervised model."""
     pair_batches: int = 30
-    """Batches of 32 prompts, each completed 8 times, from which those pairs come."""
+    """Batches of 32 prompts, with 8 completions each, from which these pairs are made."""
     model: str = ""
-    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    """Folder of a Hugging Face model and its tokenizer. Empty: a new, small model of the sizes in `lm`."""
     sft_updates: int = 80
     """Supervised updates."""
     demo_rows: int = 64
@@ -35,9 +36,9 @@ class Config(rl.run.PipelineConfig):
     num_prompts: int = 16
     """Prompts in a batch of PPO."""
     group_size: int = 4
-    """Completions of each."""
+    """Completions of each prompt."""
     eval_prompts: int = 256
-    """Unseen prompts (or pairs) on which each model is measured."""
+    """Number of unseen prompts (or pairs) on which each model is evaluated."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
     """collapse: a stage that collapses (docs/guides/collapse.md) ends with a checkpoint, and the pipeline with it."""
     lm: rl.llm.ModelConfig = field(default_factory=rl.llm.ModelConfig)

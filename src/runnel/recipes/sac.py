@@ -20,7 +20,7 @@ class Config(rl.ReplayEnvConfig):
 
     recurrent: ClassVar[bool] = False
     env: str = "HalfCheetah-v5"
-    """Gymnasium id, module:Class, or path/to/file.py:factory."""
+    """The environment: a Gymnasium id, module:Class, or path/to/file.py:factory."""
     num_steps: int = 8
     """Steps of each environment in one segment."""
     min_fill: int = 5_000
@@ -57,7 +57,7 @@ class Config(rl.ReplayEnvConfig):
 
 
 def build(c: Config, learner: type[rl.agents.SACLearner] = rl.agents.SACLearner) -> rl.Experiment:
-    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer returns errors.
+    """Actors write `trajectories`, the buffer turns them into `replay` batches, the trainer sends errors back.
     `learner` may be a variant of SAC."""
     task = rl.EnvTask(c.env, c, kwargs=c.env_kwargs)
     discrete = task.spec.action.kind == "discrete"

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: imitate a task's demonstrations. A data set is a sampler without inference.
+"""Supervised fine-tuning: imitate the demonstrations of a task, or of a data set.
 
 runnel train sft --task reverse --total-updates 200
 """
@@ -25,11 +25,11 @@ class Config(rl.RunConfig):
     task: str = "reverse"
     """Name of a task (see `runnel list`), or your own as path/to/file.py:make_task."""
     model: str = ""
-    """Folder of a Hugging Face model and its tokenizer; empty starts a new, small one of the sizes in `lm`."""
+    """Folder of a Hugging Face model and its tokenizer. Empty: a new, small model of the sizes in `lm`."""
     demo_rows: int = rl.core.bounded(128, at_least=1)
     """Demonstrations in a batch."""
     max_tokens: int = rl.core.bounded(0, at_least=0)
-    """Longest completion in an evaluation, in tokens; 0 takes what the task says."""
+    """Longest completion in an evaluation, in tokens; 0: the limit of the task."""
     total_updates: int | None = 200
     """Budget in updates of the learner."""
     data: rl.llm.DataConfig = field(default_factory=rl.llm.DataConfig)
@@ -48,6 +48,10 @@ def build(c: Config) -> rl.Experiment:
     """One actor reads demonstrations; each update trains on one segment of them."""
     task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data, lora=c.learner.lora)
     policy = c.lag_rule(1)
+
+    def learner(ranks: rl.Collective) -> rl.Learner:
+        return task.learner(c.learner, {"demos": rl.llm.SupervisedFineTuning()}, ranks)
+
     return rl.Experiment(
         config=c,
         title=task.task.name,
@@ -55,11 +59,9 @@ def build(c: Config) -> rl.Experiment:
         staleness={"demos": policy},
         actors=(task.demo_actor(),),
         inference=(),
-        learner=lambda ranks: task.learner(c.learner, {"demos": rl.llm.SupervisedFineTuning()}, ranks),
-        phases=(rl.flow.Phase({"demos": 1}),),
+        trainers=(rl.graphs.TrainerSpec(learner, (rl.flow.Phase({"demos": 1}),), token_streams=("demos",)),),
         evaluation=task.evaluation(),
         policy=task.policy,
-        token_streams=("demos",),
         export=task.export,
         look=task.check_demos,
         disk=lambda: task.disk(c.learner),

@@ -474,7 +474,7 @@ def _watcher(experiment: Experiment) -> Watcher:
     """The watcher for a collapse. Its advice may name the settings that this run reads, and no others."""
     unread = tuple(f"{name}." for name in experiment.config.unused())
     settings = {k: v for k, v in flat(to_data(experiment.config)).items() if not f"{k}.".startswith(unread)}
-    return Watcher(settings, world="language" if experiment.token_streams else "environment")
+    return Watcher(settings, world="language" if experiment.leader.token_streams else "environment")
 
 
 def _run(session: Session, *, progress: bool | None) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runnel.graphs.experiment import PARAMS, Experiment
+from runnel.graphs.experiment import Experiment
 from runnel.track.folder import Row
 
 
@@ -28,12 +28,16 @@ def dataflow(experiment: Experiment, groups: Mapping[str, list[str]]) -> Row:
         for s in experiment.streams
     ]
     for s in experiment.inference:
-        asking = [a.name for a in experiment.actors if s.name in a.asks]
+        asking = experiment.askers_of(s.name)
         serving = [f"{s.name}-{i}" for i in range(s.num_workers)]
         streams.append(stream(s.name, "inference", (asking, serving), s.depth if serving else None))
     for channel in experiment.channels:
-        name = "versions" if channel == PARAMS else channel
-        streams.append(stream(name, "params", (["trainer"], experiment.loaders_of(channel)), experiment.channel_depth))
+        name = "versions" if channel == experiment.leader.channel else channel
+        streams.append(
+            stream(
+                name, "params", ([experiment.publisher_of(channel)], experiment.loaders_of(channel)), experiment.channel_depth
+            )
+        )
     return {"workers": workers, "streams": streams}
 
 
@@ -42,8 +46,9 @@ def _kind(experiment: Experiment, worker: str) -> str:
         return "trainer"
     if worker == "evaluator":
         return "evaluator"
-    if experiment.buffer is not None and worker == experiment.buffer.name:
-        return "buffer"
+    for transform in experiment.transforms:
+        if transform.name == worker:
+            return "buffer" if transform.paces else "transform"
     if worker in {a.name for a in experiment.actors}:
         return "actor"
-    return "policy" if worker in experiment.loaders_of(PARAMS) else "reference"
+    return "policy" if worker in experiment.loaders_of(experiment.leader.channel) else "reference"

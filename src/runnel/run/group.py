@@ -20,12 +20,13 @@ from runnel.core.trace import TraceWriter
 from runnel.core.weight_check import split
 from runnel.core.worker import Worker
 from runnel.flow.params import Channel, Kept
+from runnel.flow.slot_memory import PACE, consumed_in
 from runnel.flow.slots import SlotTable
 from runnel.flow.workers.actor import ActorWorker
-from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
+from runnel.flow.workers.transform import TransformWorker
 from runnel.run.tracing import UpdateCounts
 
 
@@ -51,7 +52,8 @@ class ProcessGroup:
 
     @property
     def trainer(self) -> TrainerWorker | None:
-        return next((w for w in self.workers if isinstance(w, TrainerWorker)), None)
+        """The leading trainer, if it lives here."""
+        return next((w for w in self.workers if isinstance(w, TrainerWorker) and w.leads), None)
 
     @property
     def evaluator(self) -> EvaluatorWorker | None:
@@ -73,7 +75,7 @@ class ProcessGroup:
                 channel.restore(states[f"channel-{name}"])
         for worker in sorted(self.workers, key=lambda w: not isinstance(w, TrainerWorker)):
             if states is not None and isinstance(worker, FollowingTrainer):
-                worker.restore({"leader": states["worker-trainer"], "own": states.get(f"worker-{worker.name}")})
+                worker.restore({"leader": states[f"worker-{worker.leader}"], "own": states.get(f"worker-{worker.name}")})
             elif states is not None and f"worker-{worker.name}" in states:
                 worker.restore(states[f"worker-{worker.name}"])
             elif states is not None:
@@ -84,15 +86,39 @@ class ProcessGroup:
             self._first = [evaluator]
         return fresh
 
+    def rejoin(self, states: Mapping[str, State] | None) -> str | None:
+        """Start a trainer that was lost while all others went on; `states` are the newest checkpoint, if there is one.
+
+        Its learner is that of the checkpoint, its streams and its channel are as they are now. Versions only grow, so it goes
+        on with the number after the newest that it had published. Returns what was lost, in words; None if its streams are lost
+        too (with their node), so that it cannot join.
+        """
+        (trainer,) = self.workers
+        assert isinstance(trainer, TrainerWorker), "only a trainer that is alone in its process joins again"
+        newest, before = self.channels[trainer.channel].newest(), dict.fromkeys(self.tables, 0)
+        if states is not None:
+            trainer.restore(states[f"worker-{trainer.name}"])
+            for name, table in self.tables.items():
+                before[name] = consumed_in(states[f"stream-{name}"], PACE, len(table.spec.all_readers))
+        if newest < 0 or any(table.accounting(PACE).consumed < before[name] for name, table in self.tables.items()):
+            return None
+        was, lost = trainer.version, sum(table.take_back(PACE, before[name]) for name, table in self.tables.items())
+        trainer.version = max(was, newest + 1)
+        trainer.setup()
+        return f"its learner is that of version {was}, {lost} rows that it had trained on since are lost with it"
+
     def _abandon_fresh(self, stream: str, table: SlotTable, states: Mapping[str, State]) -> None:
-        """Cancel the slots reserved by writers that are not in the checkpoint: they start afresh and would never fill them."""
+        """Cancel the slots of writers that are not in the checkpoint, and drop what such readers held: they start afresh."""
         for index, writer in enumerate(self._writers[stream]):
             if f"worker-{writer}" not in states:
                 table.cancel_writer(index, "worker_lost")
+        for index, reader in enumerate(table.spec.all_readers):
+            if reader in table.spec.lossy_readers and f"worker-{reader}" not in states:
+                table.drop_held(index, "worker_lost")
 
     def warm_start(self, params: Mapping[str, torch.Tensor], source: str) -> None:
         """Start the learner from the parameters of another run, and publish them."""
-        trainer = next((w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer)), None)
+        trainer = next((w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer) and w.leads), None)
         if trainer is None:
             return
         learner = trainer.learner
@@ -124,19 +150,22 @@ class ProcessGroup:
     def _note(self, worker: Worker) -> None:
         """Keep the events of a worker in their order. An update event gets the stream accounts of that moment."""
         for event in worker.drain():
-            if event["kind"] == "update":
+            if event["kind"] in ("update", "beside"):
                 event["streams"] = {k: dict(vars(v)) for k, v in self.accounting().items()}
-                if self._counts is not None:
+                if self._counts is not None and event["kind"] == "update":
                     self._counts.add(worker, event)
             self._log.append({**event, "worker": worker.name})
 
     def abandon(self, worker: str) -> int:
-        """A worker is lost: what it had reserved on our streams is cancelled. Returns the rows."""
-        return sum(
-            table.cancel_writer(self._writers[stream].index(worker), "worker_lost")
-            for stream, table in self.tables.items()
-            if worker in self._writers[stream]
-        )
+        """A worker is lost: what it had reserved on our streams is cancelled, what it held as a lossy reader is dropped.
+        Returns the rows."""
+        rows = 0
+        for stream, table in self.tables.items():
+            if worker in self._writers[stream]:
+                rows += table.cancel_writer(self._writers[stream].index(worker), "worker_lost")
+            if worker in table.spec.lossy_readers:
+                rows += table.drop_held(table.spec.all_readers.index(worker), "worker_lost")
+        return rows
 
     def evaluate(self) -> bool:
         """Measure the newest version now, if an evaluator lives here; returns whether it was not interrupted."""
@@ -159,15 +188,19 @@ class ProcessGroup:
         return {f"{w.name}/{stage}": s for w in self.workers for stage, s in w.timer.drain().items()}
 
     def accounting(self) -> dict[str, Accounting]:
-        return {name: table.accounting(0) for name, table in self.tables.items()}
+        """By stream the account of the reader that paces it; by `stream:reader` those of its other readers."""
+        found = {}
+        for name, table in self.tables.items():
+            for index, reader in enumerate(table.spec.all_readers):
+                found[f"{name}:{reader}" if index else name] = table.accounting(index)
+        return found
 
     def check(self) -> None:
-        """At a barrier: every stream adds up, and what a buffer says it holds is what the stream thinks it holds."""
-        for name, table in self.tables.items():
-            for reader in range(len(table.spec.readers)):
-                table.accounting(reader).check(name)
+        """At a barrier: every stream adds up for each reader, and what a transform holds is what the streams say it holds."""
+        for name, account in self.accounting().items():
+            account.check(name)
         for worker in self.workers:
-            if isinstance(worker, BufferWorker):
+            if isinstance(worker, TransformWorker):
                 worker.check()
 
     def waits(self) -> dict[str, str]:
@@ -185,10 +218,9 @@ class ProcessGroup:
             parts |= {f"worker-{w.name}": _saved(w, kept) for w in self.workers if w.name != without}
             parts |= {f"stream-{name}": table.snapshot() for name, table in self.tables.items()}
             parts |= {f"channel-{name}": channel.snapshot() for name, channel in self.channels.items()}
-        if isinstance(trainer := self.trainer, LeadingTrainer) and isinstance(trainer.learner, Sharded):
-            parts["params"] = dict(split(trainer.publisher.views(trainer.version))[0])  # all ranks have written there
-        elif trainer is not None:
-            parts["params"] = dict(trainer.learner.params())
+        for trainer in self.workers:
+            if isinstance(trainer, TrainerWorker):
+                parts["params" if trainer.leads else f"params-{trainer.name}"] = _published(trainer)
         return parts
 
     def close(self) -> None:
@@ -201,7 +233,14 @@ class ProcessGroup:
 
 
 def _saved(worker: Worker, kept: Kept | None) -> State:
-    return worker.snapshot(kept) if isinstance(worker, ActorWorker) else worker.snapshot()
+    return worker.snapshot(kept) if isinstance(worker, ActorWorker | TransformWorker) else worker.snapshot()
+
+
+def _published(trainer: TrainerWorker) -> dict[str, torch.Tensor]:
+    """The parameters of a trainer's newest version."""
+    if isinstance(trainer, LeadingTrainer) and isinstance(trainer.learner, Sharded):
+        return dict(split(trainer.publisher.views(trainer.version))[0])  # all ranks have written there
+    return dict(trainer.learner.params())
 
 
 def _started(learner: Learner) -> Mapping[str, torch.Tensor]:
@@ -220,12 +259,12 @@ def _told_start(learner: Learner, source: str) -> WorkerEvent:
 
 
 def _joined(states: Mapping[str, State]) -> Mapping[str, State]:
-    """Parts of a checkpoint in which the leading trainer's learner has the pieces of all ranks, if it was saved in pieces; they
-    stay in their files until rows of them are asked for."""
-    leader = states.get("worker-trainer")
-    if leader is None or not has_pieces(leader["learner"]):
-        return states
-    others = {name: state for name, state in states.items() if name.startswith("worker-trainer-")}
-    joined = join_pieces([leader["learner"], *others.values()])
-    rest = {name: {k: v for k, v in state.items() if not has_pieces(v)} for name, state in others.items()}
-    return {**states, **rest, "worker-trainer": {**leader, "learner": joined}}
+    """Parts of a checkpoint in which the learner of rank 0 has the pieces of all ranks of its trainer, if it was saved in
+    pieces. They stay in their files until rows of them are asked for."""
+    joined = dict(states)
+    for name, leader in states.items():
+        if name.startswith("worker-") and "version" in leader and has_pieces(leader["learner"]):
+            others = {k: v for k, v in states.items() if k.startswith(f"{name}-") and k.removeprefix(f"{name}-").isdecimal()}
+            joined |= {k: {field: v for field, v in state.items() if not has_pieces(v)} for k, state in others.items()}
+            joined[name] = {**leader, "learner": join_pieces([leader["learner"], *others.values()])}
+    return joined

@@ -112,6 +112,8 @@ class Ledger:
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._num_episodes = 0
+        self._others: dict[str, float] = {}
+        """Metrics of the last update of each trainer that does not lead, under its name."""
         self._faults: dict[str, int] = {}
         self._troubles: dict[str, tuple[int, str]] = {}
         """Failures that the run survived, by kind of mistake: their number, and the text of the first."""
@@ -194,6 +196,8 @@ class Ledger:
                 self._episode(event)
             elif kind == "update":
                 self._update(event)
+            elif kind == "beside":
+                self._update_beside(event)
             elif kind == "eval":
                 self._eval(event)
             elif kind == "proof":
@@ -258,7 +262,7 @@ class Ledger:
 
     def _update(self, event: Row) -> None:
         self.version, self.steps, self.tokens = event["version"], event["steps"], event["tokens"]
-        self.progress, self.streams = event["progress"], event["streams"]
+        self.progress, self.streams = event["progress"], {**self.streams, **event["streams"]}
         self._counts.add(self.version, self.steps, self.tokens)
         due = self.version % self._log_every == 0 or self.progress >= 1.0
         beside = self._beside()
@@ -271,7 +275,7 @@ class Ledger:
             if due:
                 metrics, self._logged = self._logged | metrics, {}
                 time = self._time() | event.get("time", {})
-                self._write({**row, "metrics": metrics, "streams": event["streams"], "time": time})
+                self._write({**row, "metrics": metrics, "streams": self.streams, "time": time})
         asked, self.stop_reason = self.stop_reason, before
         if self._watcher is not None:
             self._watch(self._watcher, {**event["metrics"], **beside})
@@ -280,9 +284,16 @@ class Ledger:
         early, self._early = self._early, []
         self.add(early)
 
+    def _update_beside(self, event: Row) -> None:
+        """An update of a trainer that does not lead: its numbers stand in the next row of the leader, under its name."""
+        name = event["worker"]
+        self.streams = {**self.streams, **event["streams"]}
+        self._others = {k: v for k, v in self._others.items() if not k.startswith(f"{name}/")}
+        self._others |= {f"{name}/{k}": v for k, v in {**event["metrics"], "version": float(event["version"])}.items()}
+
     def _beside(self) -> dict[str, float]:
-        """Metrics beside those of the learner: recent episodes, faults, weight checks of engines."""
-        found: dict[str, float] = {}
+        """Metrics beside those of the learner: other trainers, recent episodes, faults, weight checks of engines."""
+        found = dict(self._others)
         if self._returns:
             found["return"] = sum(self._returns) / len(self._returns)
             found["episode_length"] = sum(self._lengths) / len(self._lengths)
@@ -480,6 +491,7 @@ class Ledger:
             "lengths": list(self._lengths),
             "num_episodes": self._num_episodes,
             "faults": dict(self._faults),
+            "others": dict(self._others),
             "proved": [self._proved[0], dict(self._proved[1])],
             "sums": {name: list(pair) for name, pair in self._sums.items()},
             "logged": dict(self._logged),
@@ -498,6 +510,7 @@ class Ledger:
         self._lengths.extend(state["lengths"])
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
         self._faults = dict(state["faults"])
+        self._others = dict(state.get("others", {}))  # older checkpoints have none
         version, found = state.get("proved", (-1, {}))  # older checkpoints have none
         self._proved = int(version), dict(found)
         self._sums = {name: (float(total), int(count)) for name, (total, count) in state["sums"].items()}

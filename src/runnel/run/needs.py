@@ -106,9 +106,10 @@ def _computes(experiment: Experiment, workers: Collection[str]) -> bool:
 
 
 def rank_groups(experiment: Experiment, groups: Mapping[str, Collection[str]]) -> list[str]:
-    """The groups of the ranks of a trainer of several; empty if it is alone."""
-    names = set(experiment.trainer_names())
-    return [g for g, workers in groups.items() if names & set(workers)] if len(names) > 1 else []
+    """The groups of ranks that train together with others; empty if every trainer has one rank."""
+    ranks = [experiment.ranks_of(trainer) for trainer in experiment.trainers]
+    names = {name for some in ranks if len(some) > 1 for name in some}
+    return [g for g, workers in groups.items() if names & set(workers)]
 
 
 def on_one_node(ranks: Sequence[str], needs: Mapping[str, Need]) -> list[str]:

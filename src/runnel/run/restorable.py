@@ -82,6 +82,8 @@ def _lacks_versions(parts: Mapping[str, Part], kept: Kept) -> Iterator[str]:
     held = {name: {int(v) for v in parts[f"channel-{name}"]["versions"]} | {max(kept[name])} for name in kept if kept[name]}
     for name, part in parts.items():
         for client in part.get("clients", {}).values() if name.startswith("worker-") else ():
+            if not client["channel"]:  # it loads no parameters
+                continue
             there = held.get(client["channel"], set())
             for version in sorted(_needed_versions(client) - there):
                 says = f"worker {name.removeprefix('worker-')!r} needs version {version} of {client['channel']!r}"

@@ -234,9 +234,9 @@ class Session:
         return done
 
     def _needed(self) -> list[str]:
-        """The parts without which the run could not go on; actors and policy workers may start afresh."""
+        """The parts without which the run could not go on; stateless workers may start afresh."""
         e = self.experiment
-        workers = ["trainer", *([e.buffer.name] if e.buffer else [])]
+        workers = [*(t.name for t in e.trainers), *(t.name for t in e.transforms if not e.is_stateless(t.name))]
         parts = [f"worker-{name}" for name in workers] + [f"stream-{s.name}" for s in e.streams]
         return ["ledger", *parts, *(f"channel-{name}" for name in e.channels)]
 

@@ -19,28 +19,27 @@ from runnel.core.contracts.evaluation import Progress
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.contracts.params import SharedPublisher
-from runnel.core.contracts.samples import RankReader, SampleWriter
+from runnel.core.contracts.samples import RankReader, SampleReader, SampleWriter, SharedReader
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
-from runnel.core.rng import make_rng
 from runnel.core.trace import TraceTrack, TraceWriter
 from runnel.core.worker import Worker
 from runnel.flow.collective import TorchCollective
 from runnel.flow.inference.inline import InlineClient
 from runnel.flow.inference.mailboxes import InferenceServer, InferenceSpec, MailboxClient, MailboxServer, MailboxTable
-from runnel.flow.params import Channel, ChannelSubscriber
-from runnel.flow.slots import SlotTable, TableReader, TableWriter
+from runnel.flow.params import Channel, ChannelSubscriber, NoChannel
+from runnel.flow.slots import SlotTable, TableReader, TableWriter, make_reader
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.traced import TracedPublisher, TracedReader, TracedSubscriber, TracedWriter
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.transports.shm import ShmTransport
 from runnel.flow.workers.actor import ActorWorker, SavedClient
-from runnel.flow.workers.buffer import BufferWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker, Keep
 from runnel.flow.workers.policy import PolicyWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
-from runnel.graphs.experiment import PARAMS, ActorSpec, Experiment, InferenceStream
+from runnel.flow.workers.transform import TransformWorker
+from runnel.graphs.experiment import ActorSpec, Experiment, InferenceStream, TrainerSpec, TransformSpec
 from runnel.graphs.run_config import RunConfig
 from runnel.nets.inferencer import TorchInferencer
 from runnel.run.group import ProcessGroup
@@ -87,7 +86,7 @@ class Outer(Protocol):
 
 def place(experiment: Experiment) -> dict[str, list[str]]:
     """Process groups by name, from the launcher and the placement."""
-    names, config = experiment.worker_names(), experiment.config
+    names, config, main = experiment.worker_names(), experiment.config, experiment.leader.name
     if config.launcher == "inproc":
         return {"main": names}
     groups: dict[str, list[str]] = {}
@@ -96,15 +95,18 @@ def place(experiment: Experiment) -> dict[str, list[str]]:
         members = [n for n in left if any(fnmatch.fnmatch(n, p) for p in patterns.split())]
         if not members:
             raise ConfigError("placement.groups", patterns, f"matches no worker; the workers are {', '.join(names)}")
-        groups["trainer" if "trainer" in members else members[0]] = members
+        groups[main if main in members else members[0]] = members
         left = [n for n in left if n not in members]
     alone = {a.name for a in experiment.actors} | {f"{s.name}-{i}" for s in experiment.inference for i in range(s.num_workers)}
-    alone |= set(experiment.trainer_names()[1:])
+    alone |= set(experiment.trainer_names()) - {main}
+    # On a cluster the readers of a stream are on one node, so a transform stays with the trainer there.
+    alone |= {t.name for t in experiment.transforms if not t.paces and config.launcher != "ray"}
     for name in left:
-        groups.setdefault(name if name in alone else "trainer", []).append(name)
+        groups.setdefault(name if name in alone else main, []).append(name)
     for members in groups.values():
-        if len(ranks := [n for n in experiment.trainer_names() if n in members]) > 1:
-            raise ConfigError("placement.groups", config.placement.groups, f"{' and '.join(ranks)} need a process each")
+        for trainer in experiment.trainers:
+            if len(ranks := [n for n in experiment.ranks_of(trainer) if n in members]) > 1:
+                raise ConfigError("placement.groups", config.placement.groups, f"{' and '.join(ranks)} need a process each")
     return {g: sorted(members, key=names.index) for g, members in groups.items()}
 
 
@@ -122,7 +124,7 @@ class Edges:
         self.mailbox_tables = {}
         for stream in experiment.inference:
             workers = [f"{stream.name}-{i}" for i in range(stream.num_workers)]
-            askers = [a.name for a in experiment.actors if stream.name in a.asks]
+            askers = experiment.askers_of(stream.name)
             if len({group_of[w] for w in (*workers, *askers)}) > 1 and workers:
                 self.mailbox_tables[stream.name] = board_spec(experiment, stream)
 
@@ -133,7 +135,7 @@ class Edges:
 
 def board_spec(experiment: Experiment, stream: InferenceStream) -> InferenceSpec:
     """The mailboxes of an inference stream."""
-    clients = sum(stream.name in a.asks for a in experiment.actors)
+    clients = len(experiment.askers_of(stream.name))
     fixed = experiment.config.turns
     return InferenceSpec(stream.name, clients, stream.num_workers, stream.depth, stream.max_bytes, fixed)
 
@@ -182,7 +184,7 @@ class _Wiring:
         workers = self._workers()
         mine = set(self.groups[self.group])
         owned = {s.name: self._table(s.name) for s in self.experiment.streams if self.experiment.reader_of(s.name) in mine}
-        channels = {name: self._params(name) for name in self.experiment.channels} if "trainer" in mine else {}
+        channels = {name: self._params(name) for name in self.experiment.channels if self.experiment.publisher_of(name) in mine}
         writers = {s.name: self.experiment.writers_of(s.name) for s in self.experiment.streams}
         return ProcessGroup(self.group, workers, owned, channels, writers, self.recorder)
 
@@ -204,16 +206,34 @@ class _Wiring:
         for actor in e.actors:
             if actor.name == name:
                 return self._actor(actor)
-        if e.buffer is not None and name == e.buffer.name:
-            return self._buffer()
-        if name in e.trainer_names():
-            return self._trainer(e.trainer_names().index(name))
+        for transform in e.transforms:
+            if transform.name == name:
+                return self._transform(transform)
+        for trainer in e.trainers:
+            if name in e.ranks_of(trainer):
+                return self._trainer(trainer, e.ranks_of(trainer).index(name))
         if name == "evaluator":
             return self._evaluator()
         stream_name, _, index = name.rpartition("-")
         return self._policy(next(s for s in e.inference if s.name == stream_name), int(index))
 
     def _actor(self, spec: ActorSpec) -> ActorWorker:
+        clients, writers = self._clients(spec), {s: self._writer(s, spec.name) for s in spec.writes}
+        return ActorWorker(spec.name, self.clock, sampler=spec.make(self.incarnation), clients=clients, writers=writers)
+
+    def _transform(self, spec: TransformSpec) -> TransformWorker:
+        return TransformWorker(
+            spec.name,
+            self.clock,
+            transform=spec.make(self.incarnation),
+            readers={stream: self._reader(stream, spec.name) for stream in spec.reads},
+            clients=self._clients(spec),
+            writers={stream: self._writer(stream, spec.name) for stream in spec.writes},
+            stateless=self.experiment.is_stateless(spec.name),
+        )
+
+    def _clients(self, spec: ActorSpec | TransformSpec) -> dict[str, SavedClient]:
+        """The clients of the inference streams that an actor or a transform asks: served inline, or by workers."""
         clients: dict[str, SavedClient] = {}
         for stream in self.experiment.inference:
             if stream.name not in spec.asks:
@@ -222,62 +242,50 @@ class _Wiring:
                 clients[stream.name] = self._client(stream, spec.name)
             else:
                 clients[stream.name] = self._inline(self._fast(stream.make()), stream.params)
-        writers = {s: self._writer(s, spec.name) for s in spec.writes}
-        return ActorWorker(spec.name, self.clock, sampler=spec.make(self.incarnation), clients=clients, writers=writers)
+        return clients
 
     def _policy(self, stream: InferenceStream, index: int) -> PolicyWorker:
         name = f"{stream.name}-{index}"
         server, subscriber = self._server(stream, index), self._subscriber(stream.params)
         return PolicyWorker(name, self.clock, server=server, inferencer=self._fast(stream.make()), subscriber=subscriber)
 
-    def _buffer(self) -> BufferWorker:
-        spec = self.experiment.buffer
-        assert spec is not None
-        return BufferWorker(
-            spec.name,
-            self.clock,
-            reader=self._reader(spec.reads, self.experiment.stream(spec.reads).readers[0]),
-            writer=self._writer(spec.writes, spec.name),
-            store=spec.make(),
-            policy=spec.policy,
-            rng=make_rng(self.experiment.config.seed, "buffer"),
-        )
-
-    def _trainer(self, rank: int) -> Worker:
-        e, num_ranks = self.experiment, self.experiment.config.placement.trainers
-        reads = sorted({name for phase in e.phases for name in phase.segments})
-        collective = rank_collective(e.config, rank, self._outer().meet_at) if num_ranks > 1 else None
-        made = e.accelerator.learner(e.learner(SingleProcess() if collective is None else collective))
-        learner = made.learner
+    def _trainer(self, spec: TrainerSpec, rank: int) -> Worker:
+        e, num_ranks = self.experiment, len(self.experiment.ranks_of(spec))
+        collective = rank_collective(e.config, rank, num_ranks, self._outer().meet_at) if num_ranks > 1 else None
+        made = e.accelerator.learner(spec.learner(SingleProcess() if collective is None else collective))
+        learner, leads = made.learner, spec is e.leader
         if rank:
             assert collective is not None, "a rank that follows has others beside it"
-            ends = {name: self._outer().rank_reader(e.stream(name), e.staleness[name], rank, num_ranks) for name in reads}
+            ends = {name: self._outer().rank_reader(e.stream(name), e.staleness[name], rank, num_ranks) for name in spec.reads}
             here = all(isinstance(end, TableReader) for end in ends.values())
             return FollowingTrainer(
-                f"trainer-{rank}",
+                f"{spec.name}-{rank}",
                 self.clock,
                 learner=learner,
                 readers=ends,
                 collective=collective,
-                publisher=cast(SharedPublisher, self._params()),  # several ranks are processes, so the channel is shared memory
-                phases=e.phases,
-                budget=e.budget,
-                token_streams=e.token_streams,
+                # several ranks are processes, so the channel is shared memory
+                publisher=cast(SharedPublisher, self._params(spec.channel)),
+                phases=spec.phases,
+                budget=e.budget_of(spec),
+                token_streams=spec.token_streams,
                 here=here,
+                leads=leads,
             )
-        readers = {name: self._reader(name, "trainer") for name in reads}
-        frozen = {name: self._publisher(name) for name in e.channels if name != PARAMS}
+        readers = {name: self._shared_reader(name) for name in spec.reads}
         kind = TrainerWorker if collective is None else partial(LeadingTrainer, collective=collective)
         trainer: TrainerWorker = kind(
-            "trainer",
+            spec.name,
             self.clock,
             learner=learner,
             readers=readers,
-            publisher=self._publisher(),
-            phases=e.phases,
-            budget=e.budget,
-            token_streams=e.token_streams,
-            frozen=frozen,
+            publisher=self._publisher(spec.channel),
+            phases=spec.phases,
+            budget=e.budget_of(spec),
+            token_streams=spec.token_streams,
+            frozen={name: self._publisher(name) for name in e.frozen_channels} if leads else None,
+            loads={name: self._subscriber(name) for name in spec.loads},
+            leads=leads,
         )
         if made.text:
             trainer.emit({"kind": "event", "text": made.text})
@@ -286,7 +294,7 @@ class _Wiring:
     def _evaluator(self) -> EvaluatorWorker:
         spec = self.experiment.evaluation
         assert spec is not None
-        client = self._inline(self._fast(spec.inferencer()))
+        client = self._inline(self._fast(spec.inferencer()), self.experiment.leader.channel)
         config = self.experiment.config
         recorder = spec.recorder() if config.record.videos and spec.recorder is not None else None
         return EvaluatorWorker(
@@ -307,7 +315,7 @@ class _Wiring:
             inferencer.acts = self.experiment.accelerator.acts(inferencer.net)
         return inferencer
 
-    def _inline(self, inferencer: Inferencer, channel: str = PARAMS) -> InlineClient:
+    def _inline(self, inferencer: Inferencer, channel: str) -> InlineClient:
         return InlineClient(inferencer, self._subscriber(channel))
 
     def _table(self, name: str) -> SlotTable:
@@ -326,12 +334,16 @@ class _Wiring:
             writer = TableWriter(self._table(stream), index)
         return writer if self._track is None else cast(SampleWriter, TracedWriter(writer, self._track))
 
-    def _reader(self, stream: str, reader: str) -> TableReader:
-        end = TableReader(self._table(stream), reader)
-        return end if self._track is None else cast(TableReader, TracedReader(end, self._track))
+    def _reader(self, stream: str, reader: str) -> SampleReader:
+        end = make_reader(self._table(stream), reader)
+        return end if self._track is None else cast(SampleReader, TracedReader(end, self._track))
+
+    def _shared_reader(self, stream: str) -> SharedReader:
+        """The end of the pacing reader, which can share what it takes with other ranks."""
+        return cast(SharedReader, self._reader(stream, self.experiment.reader_of(stream)))
 
     def _client(self, stream: InferenceStream, worker: str) -> SavedClient:
-        index, spec = [a.name for a in self.experiment.actors if stream.name in a.asks].index(worker), self._spec(stream)
+        index, spec = self.experiment.askers_of(stream.name).index(worker), self._spec(stream)
         # a restarted actor numbers its requests from another range, so that no late reply matches a new request
         first, subscriber = self.incarnation << 32, self._subscriber(stream.params)
         if stream.name in self.edges.mailbox_tables:
@@ -351,22 +363,23 @@ class _Wiring:
             self._mailbox_tables[stream.name] = MailboxTable.local(self._spec(stream))
         return self._mailbox_tables[stream.name]
 
-    def _params(self, name: str = PARAMS) -> Channel:
-        """The learner's own tensors are shared only in one process and synchronously; else versions are copied."""
+    def _params(self, name: str) -> Channel:
+        """The leading learner's own tensors are shared only in one process and synchronously; else versions are copied."""
         if name not in self._channels:
-            depth, lag = self.experiment.channel_depth, self.experiment.lag
+            depth = self.experiment.channel_depth
+            shared = self.experiment.lag == 0 and name == self.experiment.leader.channel
             if name in self.edges.channels:
                 self._channels[name] = self._outer().params(name, depth=depth)
             else:
-                self._channels[name] = self.inproc.params(name, depth=depth, shared=lag == 0 and name == PARAMS)
+                self._channels[name] = self.inproc.params(name, depth=depth, shared=shared)
         return self._channels[name]
 
-    def _publisher(self, name: str = PARAMS) -> Channel:
+    def _publisher(self, name: str) -> Channel:
         channel = self._params(name)
         return channel if self._track is None else cast(Channel, TracedPublisher(channel, self._track))
 
-    def _subscriber(self, channel: str = PARAMS) -> ChannelSubscriber:
-        end = ChannelSubscriber(self._params(channel))
+    def _subscriber(self, channel: str) -> ChannelSubscriber:
+        end = ChannelSubscriber(self._params(channel) if channel else NoChannel())
         return end if self._track is None else cast(ChannelSubscriber, TracedSubscriber(end, self._track, channel))
 
     def _outer(self) -> Outer:
@@ -374,7 +387,7 @@ class _Wiring:
         return self.outer
 
 
-def rank_collective(config: RunConfig, rank: int, host: str) -> TorchCollective:
+def rank_collective(config: RunConfig, rank: int, ranks: int, host: str) -> TorchCollective:
     """The collective of one rank, which is to be found at `host`. `device` cuda gives each rank a GPU of its own; else ranks
     meet through the host."""
     own = config.device == "cuda"
@@ -386,7 +399,7 @@ def rank_collective(config: RunConfig, rank: int, host: str) -> TorchCollective:
         torch.cuda.set_device(rank % torch.cuda.device_count())  # a cluster shows each process its own GPU alone
     timeout_s = 1.5 * config.placement.stage_timeout_s
     backend: Literal["gloo", "nccl"] = "nccl" if own else "gloo"
-    return TorchCollective(rank, config.placement.trainers, host=host, backend=backend, timeout_s=timeout_s)
+    return TorchCollective(rank, ranks, host=host, backend=backend, timeout_s=timeout_s)
 
 
 def available_cores() -> int:

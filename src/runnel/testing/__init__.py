@@ -12,5 +12,6 @@ if TYPE_CHECKING:
         check_ranks as check_ranks,
         check_samples as check_samples,
     )
+    from runnel.testing.transforms import check_transform as check_transform
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from runnel.core.contracts.samples import SampleWriter
+from runnel.core.errors import DataError
 from runnel.core.records import Batch, FieldSpec, Segment, Slot, StreamSpec
 from runnel.flow.staleness import LagRule, ReplayRatioRule
 from runnel.testing.expect import equal, same_arrays, true
@@ -24,6 +25,7 @@ def spec_of(
     variable: tuple[str, ...] = (),
     capacity: int = 4,
     readers: tuple[str, ...] = ("trainer",),
+    lossy: tuple[str, ...] = (),
     num_writers: int = 1,
     feedback: Mapping[str, FieldSpec] | None = None,
     device: str = "cpu",
@@ -36,6 +38,7 @@ def spec_of(
         variable=variable,
         capacity=capacity,
         readers=readers,
+        lossy_readers=lossy,
         num_writers=num_writers,
         feedback=feedback or {},
         device=device,
@@ -275,6 +278,72 @@ def readers_have_their_own_cursor(make: MakeSamples) -> None:
     equal(values(b.take(2)), [1.0, 2.0], "what b reads next")
 
 
+def one_reader_paces(make: MakeSamples) -> None:
+    """Admission counts what the first reader consumed, staleness is its own, and only it advances and sends feedback."""
+    stream = make(
+        spec_of(readers=("a", "b"), capacity=9, feedback={"p": FieldSpec(("B",))}), LagRule(lag=0, batch=2, exact=False)
+    )
+    writer, a, b = stream.writer(0), stream.reader("a"), stream.reader("b")
+    for value in (0.0, 1.0):
+        write(writer, value)
+    equal(writer.reserve(), None, "reserve when a batch is there and nothing is consumed")
+    b.release(b.take(2))
+    equal(writer.reserve(), None, "reserve when only b, which does not pace, has consumed")
+    a.release(a.take(1))
+    a.drop(a.take(1), "other")
+    a.advance(1)
+    for value in (2.0, 3.0, 4.0):
+        write(writer, value, version=0)
+    equal(writer.reserve(), None, "reserve at version 1, with one segment consumed and three waiting")
+    equal((a.available(), b.available()), (0, 3), "segments of version 0 that a, and b, can take at version 1")
+    for does, error in (("advance", lambda: b.advance(2)), ("feedback", lambda: b.release(b.take(1), feedback=[{}]))):
+        true(_is_refused(error), f"{does} of a reader that does not pace was accepted")
+    equal([x.accounting().balance for x in (a, b)], [0, 0], "the balances")
+
+
+def _is_refused(does: Callable[[], None]) -> bool:
+    try:
+        does()
+    except DataError:
+        return True
+    return False
+
+
+def a_lossless_reader_holds_writers_up_and_is_named(make: MakeSamples) -> None:
+    """The slots that a slow lossless reader has not released are not free, and the writer can say who keeps them."""
+    stream = make(spec_of(readers=("a", "slow"), capacity=2), LagRule(lag=9, batch=1, exact=True))
+    writer, a, slow = stream.writer(0), stream.reader("a"), stream.reader("slow")
+    write(writer, 0.0)
+    write(writer, 1.0)
+    equal((writer.reserve(), writer.held_up_by()), (None, []), "a full stream that waits for the pacing reader")
+    a.release(a.take(2))
+    equal((writer.reserve(), writer.held_up_by()), (None, ["slow"]), "a full stream that waits for a lossless reader")
+    slow.release(slow.take(2))
+    true(writer.reserve() is not None, "reserve after the slow reader has released")
+
+
+def a_lossy_reader_never_holds_writers_up(make: MakeSamples) -> None:
+    """What a lossy reader has not copied in time is dropped for it as `skipped`. What it has copied it keeps."""
+    for exact in (True, False):
+        stream = make(spec_of(readers=("a",), lossy=("look",), capacity=2), LagRule(lag=9, batch=1, exact=exact))
+        writer, a, look = stream.writer(0), stream.reader("a"), stream.reader("look")
+        kept: list[Segment] = []
+        for k in range(6):
+            write(writer, float(k))
+            if k in (1, 4):
+                kept += look.take(9)
+            a.release(a.take(1))
+            a.advance(k + 1)
+        equal(values(kept), [1.0, 4.0], f"segments that the lossy reader copied (exact={exact})")
+        account = look.accounting()
+        equal((account.dropped, account.in_flight, account.balance), ({"skipped": 4 * ROWS}, 2 * ROWS, 0), "its account")
+        equal((look.held(), a.accounting().consumed), (2 * ROWS, 6 * ROWS), "held by the lossy reader, consumed by the other")
+        look.release(kept[:1])
+        look.drop(kept[1:], "other")
+        account = look.accounting()
+        equal((account.consumed, account.dropped["other"], account.in_flight), (ROWS, ROWS, 0), "its account at the end")
+
+
 # ---------------------------------------------------------------------------------------------------------- checkpoint
 def snapshot_mid_flight_goes_on_identically(make: MakeSamples) -> None:
     """Reserved, committed and released segments are restored; readers, writers and accounts go on identically."""
@@ -337,6 +406,9 @@ SAMPLES: dict[str, Callable[[MakeSamples], None]] = {
         a_lost_writer_is_cancelled,
         feedback_flows_back_in_order_and_frees_the_slot,
         readers_have_their_own_cursor,
+        one_reader_paces,
+        a_lossless_reader_holds_writers_up_and_is_named,
+        a_lossy_reader_never_holds_writers_up,
         snapshot_mid_flight_goes_on_identically,
         a_slot_is_reused_not_reallocated,
         every_row_is_accounted_for_at_every_moment,

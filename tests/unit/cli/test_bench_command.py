@@ -6,6 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from runnel.cli import bench as bench_command
 from runnel.cli import profiling
 from runnel.cli.bench import show
 from runnel.cli.main import main
@@ -14,6 +15,13 @@ from runnel.envs.vector import measure
 from runnel.envs.vector.measure import Timed
 
 SHORT = ["--seconds", "0.2", "--warmup", "0.1"]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Few updates under torch's profiler, which takes seconds for each; the machine's limits are measured in one test."""
+    monkeypatch.setattr(bench_command, "PROFILED_UPDATES", (1, 2))
+    monkeypatch.setattr(bench_command, "machine_limits", lambda cores: {})
 
 
 def bench(capsys, *flags):
@@ -29,7 +37,8 @@ def test_throughput_of_a_recipe(capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_profile_takes_sample_and_update_apart(capsys):
+def test_profile_takes_sample_and_update_apart(capsys, monkeypatch):
+    monkeypatch.setattr(bench_command, "PROFILED_UPDATES", (1, 2))
     result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16", "--compiled", "off")
     found = {(r["worker"], r["stage"], r["part"]): r for r in result["stages"]}
     for part in ("environment", "policy", "writing"):
@@ -46,12 +55,14 @@ def test_profile_takes_sample_and_update_apart(capsys):
     assert result["limits"]["gemm_gflops_1_thread"] > 0
 
 
+@pytest.mark.usefixtures("quick")
 def test_profile_of_a_tensor_environment(capsys):
     result = bench(capsys, "--profile", "--env", "tensor:CartPole-v1", "--num-steps", "16", "--net.hidden", "64")
     parts = {r["part"] for r in result["stages"] if r["stage"] == "sample"}
     assert {"environment", "policy"} <= parts
 
 
+@pytest.mark.usefixtures("quick")
 def test_profile_of_compiled_steps(capsys):
     pytest.importorskip("numba")
     result = bench(capsys, "--profile", "--num-envs", "4", "--num-steps", "16")
@@ -60,6 +71,7 @@ def test_profile_of_compiled_steps(capsys):
     assert "backward" not in parts
 
 
+@pytest.mark.usefixtures("quick")
 def test_profile_of_a_replay_recipe_has_its_buffer(capsys):
     result = bench(capsys, "--profile", "--recipe", "dqn", "--min-fill", "200")
     stages = {(r["worker"], r["stage"]) for r in result["stages"]}

@@ -309,3 +309,4 @@ def test_a_segment_on_a_device_is_played_without_a_wait():
         sampler._fill(slot, streams[0]["policy"])
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert slot.header.version_min == slot.header.version_max == streams[0]["policy"].version

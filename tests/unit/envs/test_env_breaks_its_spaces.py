@@ -166,6 +166,8 @@ def test_bounds_are_compared_in_the_type_of_the_observation() -> None:
     vector = make_vector(lambda: Scripted(space, np.array([0.1]), np.array([-0.1])), 1, seed=0)
     vector.reset()
     step(vector, 130)
+    assert vector.out.obs["obs"].dtype == torch.float32
+    assert vector.out.obs["obs"].tolist() == np.float32([[-0.1]]).tolist()
 
 
 def test_flags_of_a_multi_binary_space_are_flags() -> None:

@@ -12,7 +12,8 @@ from runnel.core.records import Segment, Slot
 from runnel.core.rng import make_rng
 from runnel.flow.slots import TableReader, TableWriter
 from runnel.flow.staleness import LagRule, ReplayRatioRule
-from runnel.flow.workers.buffer import BufferWorker
+from runnel.flow.workers.buffer import ReplayBuffer
+from runnel.flow.workers.transform import TransformWorker
 
 
 class Rig:
@@ -24,14 +25,13 @@ class Rig:
         self.batches = make_table("replay", LagRule(lag=policy.lag, batch=1, exact=True), capacity=policy.lag + 2)
         self.trainer = trainer_of(self.batches)
         self.version = self.inserted = 0
-        self.worker = BufferWorker(
+        self.worker = TransformWorker(
             "buffer",
             ManualClock(),
-            reader=TableReader(self.experience, "buffer"),
-            writer=TableWriter(self.batches, 0),
-            store=self.store,
-            policy=policy,
-            rng=make_rng(1, "buffer"),
+            transform=ReplayBuffer(store=self.store, policy=policy, rng=make_rng(1, "buffer")),
+            readers={"trajectories": TableReader(self.experience, "buffer")},
+            clients={},
+            writers={"replay": TableWriter(self.batches, 0)},
         )
 
     def act(self) -> bool:
@@ -125,7 +125,7 @@ def test_held_rows_are_settled_when_they_are_selected_or_evicted() -> None:
     assert (account.consumed, account.dropped, account.in_flight) == (ROWS, {"evicted_unused": ROWS}, ROWS)
     rig.worker.check()
     rig.store.unused.clear()
-    with pytest.raises(DataError, match=f"holds 0 rows that were never selected, but its account says {ROWS}"):
+    with pytest.raises(DataError, match=f"holds 0 rows of stream .trajectories., but its account says {ROWS}"):
         rig.worker.check()
 
 

@@ -16,7 +16,8 @@ from runnel.core.contracts.learning import Collective, Update
 from runnel.core.errors import RankError
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.state import State
-from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable, TableWriter
 from runnel.flow.staleness import LagRule
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.stragglers import IN_A_ROW, TELL_EVERY, Stragglers

@@ -17,7 +17,7 @@ from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import ConfigError
 from runnel.core.sharding.batch_split import share_of
 from runnel.core.sharding.param_shards import join_pieces
-from runnel.flow.transports.shm import anonymous_file
+from runnel.flow.transports.shm import ShmChannel, anonymous_file
 from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.llm.learning.sharded import learner_class
 from runnel.llm.model.causal_lm import ModelConfig, build_model
@@ -101,7 +101,16 @@ def test_ranks_that_would_share_a_gpu_are_refused() -> None:
         learner_class(TokenLearnerConfig(shard=True), Two(), "cuda:0")
 
 
-def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:
+PLACES = {"one node": (True, True, True), "a rank elsewhere": (True, False, True)}
+"""Whether each rank shares the channel's memory; a rank that does not sends its rows to the leader."""
+
+
+def publish(ranks: Any, pid: int, fds: tuple[int, ...]) -> list[Any]:
+    """What each rank publishes and keeps, for each of `PLACES` into memory of its own."""
+    return [_publish(ranks, channel_of(pid, fd), here) for fd, here in zip(fds, PLACES.values(), strict=True)]
+
+
+def _publish(ranks: Any, channel: ShmChannel, here: tuple[bool, ...]) -> Any:
     """Two updates, each published by all ranks, in one memory or through the leader; what each kept, and the weight_check."""
     from runnel.core.clock import WallClock
     from runnel.core.worker import StageTimer
@@ -109,7 +118,7 @@ def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:
 
     reader, made = batches("grpo", 2)
     learner = sharded(ranks, "grpo", reader, precision="float32", recompute="block", offload=("optimiser", "reference"))
-    channel, meeting, kept = channel_of(pid, fd), Ranks(ranks, StageTimer(WallClock())), {}
+    meeting, kept = Ranks(ranks, StageTimer(WallClock())), {}
     for version, segments in enumerate(made, start=1):
         learner.update(learner.prepare({reader: share_of(segments, ranks.rank, ranks.world_size)}, progress=0.0))
         meeting.write(learner, channel, version, here=here[ranks.rank])
@@ -120,11 +129,20 @@ def publish(ranks: Any, pid: int, fd: int, here: tuple[bool, ...]) -> Any:
     return kept
 
 
-@pytest.mark.parametrize("here", [(True, True, True), (True, False, True)])
-def test_every_rank_writes_its_rows_where_engines_read_them(here: tuple[bool, ...]) -> None:
-    fd = anonymous_file("params")
-    found = apart(3, publish, os.getpid(), fd, here)
-    channel = channel_of(os.getpid(), fd)
+@pytest.fixture(scope="module")
+def published() -> dict[str, tuple[ShmChannel, list[Any]]]:
+    """By place, the channel and what each of three ranks kept; the ranks are started once for all places."""
+    fds = tuple(anonymous_file(f"params-{i}") for i in range(len(PLACES)))
+    kept = apart(3, publish, os.getpid(), fds)
+    channels = [channel_of(os.getpid(), fd) for fd in fds]
+    return {place: (channels[i], [one[i] for one in kept]) for i, place in enumerate(PLACES)}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_rank_writes_its_rows_where_engines_read_them(
+    place: str, published: dict[str, tuple[ShmChannel, list[Any]]]
+) -> None:
+    channel, found = published[place]
     for version in (1, 2):
         params = channel.get(version)
         assert params is not None, "its checksum holds"

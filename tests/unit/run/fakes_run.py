@@ -16,7 +16,7 @@ from runnel.core.contracts.samples import SampleWriter
 from runnel.core.records import Batch, FieldSpec, Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.workers.trainer import Phase
-from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment, InferenceStream
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec, Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.run_config import EvalConfig, RunConfig
 from runnel.run.group import ProcessGroup
 from runnel.run.wiring import place, wire
@@ -143,8 +143,7 @@ def experiment(num_actors: int = 2, **settings: Any) -> Experiment:
             for i in range(num_actors)
         ),
         inference=(InferenceStream(Adder, num_workers=config.placement.policy_workers, max_bytes=512),),
-        learner=lambda ranks: Adder(),
-        phases=(Phase({"play": num_actors}),),
+        trainers=(TrainerSpec(lambda ranks: Adder(), (Phase({"play": num_actors}),)),),
         policy=lambda: (None, Adder()),  # type: ignore[arg-type, return-value]
         evaluation=EvaluationSpec(Measure, Adder),
     )

@@ -12,7 +12,8 @@ from runnel.core.framing import Message
 from runnel.core.records import StreamSpec
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
-from runnel.flow.slots import SlotMemory, SlotTable, TableWriter
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable, TableWriter
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.shm import ShmChannel, anonymous_file
 from runnel.graphs.experiment import Experiment

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fakes_run import experiment
 from safetensors import SafetensorError
-from test_going_back import session_of, told
+from test_recovery_from_checkpoint import session_of, told
 
 import runnel as rl
 from runnel.core.errors import CheckpointError, ConfigError, DiskFullError

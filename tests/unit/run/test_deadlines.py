@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from test_going_back import ScriptedHost, ScriptedProcess, local, trained
+from test_recovery_from_checkpoint import ScriptedHost, ScriptedProcess, local, trained
 
 from runnel.core.clock import ManualClock
 from runnel.core.contracts.learning import SingleProcess

@@ -17,7 +17,7 @@ from fakes_run import experiment
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nodes_in_process import ProcessHost, lags_of
-from test_going_back import session_of, told
+from test_recovery_from_checkpoint import session_of, told
 
 from runnel.core.errors import CheckpointError, UnrestorableError
 from runnel.flow.inference.inline import InlineClient

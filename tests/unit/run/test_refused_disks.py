@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes_run import experiment
-from test_going_back import ScriptedHost, local, session_of, told
+from test_recovery_from_checkpoint import ScriptedHost, local, session_of, told
 
 import runnel as rl
 from runnel.cli.main import main

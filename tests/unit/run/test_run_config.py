@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -56,7 +57,9 @@ def test_what_cannot_work_is_refused_with_the_fix(changes: dict[str, Any], text:
     ],
 )
 def test_what_works_is_let_through(changes: dict[str, Any]) -> None:
-    override(GOOD, changes).check()
+    config = override(GOOD, changes)
+    config.check()
+    assert all(attrgetter(name)(config) == value for name, value in changes.items())
 
 
 def test_a_wrong_launcher_lists_the_right_ones() -> None:
@@ -107,8 +110,8 @@ def test_the_exponent_of_replay_weights_moves_with_the_budget_that_is_set(budget
         **budget,
     }
     experiment = build("dqn", configure(load_recipe("dqn"), settings))
-    assert experiment.buffer is not None
-    store: Any = experiment.buffer.make()
+    (buffer,) = experiment.transforms
+    store: Any = buffer.make(0)._store
     source, replay = experiment.streams
     store.insert(Segment(0, source, Header(), trim(source, source.allocate(), {"F": 0})))
     for _ in range(2):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fakes_plural import plural
 from fakes_run import Adder, experiment, group_of, run
 from torch import Tensor
 
-from runnel.core.contracts.learning import Collective
+from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import CheckpointError, ConfigError, DataError
-from runnel.flow.slots import RESERVED
+from runnel.flow.slot_memory import RESERVED
 from runnel.flow.staleness import StalenessConfig
 from runnel.graphs.experiment import Experiment, describe
 from runnel.graphs.run_config import PlacementConfig
@@ -177,9 +179,7 @@ def test_a_warm_start_publishes_the_parameters_of_the_other_run() -> None:
 
 def test_every_reader_of_a_stream_is_checked() -> None:
     """The accounts of a second reader count as much as those of the first."""
-    e = experiment()
-    e = replace(e, streams=(replace(e.streams[0], readers=("trainer", "archive")),))
-    group = group_of(e)
+    group = group_of(plural())
     group.start()
     group.round()
     group.tables["play"].readers[1, 1] += 7
@@ -208,6 +208,10 @@ def holding(closed: list[str], *, fails: bool = False, **settings: object) -> Ex
     return replace(e, inference=inference, evaluation=replace(e.evaluation, inferencer=lambda: Held(closed, "evaluator")))
 
 
+def with_learner(e: Experiment, learner: Callable[[Collective], Learner]) -> Experiment:
+    return replace(e, trainers=(replace(e.leader, learner=learner),))
+
+
 def test_a_group_closes_the_policies_that_its_workers_own() -> None:
     closed: list[str] = []
     group_of(holding(closed)).close()
@@ -231,5 +235,5 @@ def test_a_worker_that_cannot_be_built_closes_those_before_it() -> None:
         raise RuntimeError("no such model")
 
     with pytest.raises(RuntimeError, match="no such model"):
-        group_of(replace(holding(closed), learner=broken))
+        group_of(with_learner(holding(closed), broken))
     assert closed == ["policy", "policy"]

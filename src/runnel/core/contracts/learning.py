@@ -124,6 +124,15 @@ class HasWeightCheck(Protocol):
 
 
 @runtime_checkable
+class LoadsParams(Protocol):
+    """A learner that uses parameters which another trainer of the run publishes (a reward network, a teacher)."""
+
+    def load_params(self, channel: str, params: ParamSet) -> None:
+        """Use these from the next `prepare` on. What is kept of them belongs into `state_dict`."""
+        ...
+
+
+@runtime_checkable
 class HasReference(Protocol):
     """A learner that freezes copies of a model (references), which other workers load. Each has a parameter channel."""
 

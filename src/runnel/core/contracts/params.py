@@ -30,6 +30,8 @@ class ParamSet:
 class ParamPublisher(Protocol):
     """Where the learner puts a new version of its parameters."""
 
+    name: str
+
     def publish(self, version: int, params: Mapping[str, Tensor]) -> None: ...
 
 

@@ -1,4 +1,4 @@
-"""Sample streams: writers, readers, ranks that share a batch, samplers and replay stores."""
+"""Sample streams: writers, readers, ranks that share a batch, samplers, transforms and replay stores."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from runnel.core.accounting import Accounting
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.records import Segment, Slot, StreamSpec
 from runnel.core.state import State, WorkerEvent
+from runnel.core.worker import StageTimer
 
 
 class SampleWriter(Protocol):
@@ -44,6 +45,10 @@ class SampleWriter(Protocol):
         """The learner's newest version that the stream knows."""
         ...
 
+    def held_up_by(self) -> list[str]:
+        """Readers that the stream waits for although the pacing reader does not need those segments any more."""
+        ...
+
 
 @dataclass
 class Feedback:
@@ -54,7 +59,11 @@ class Feedback:
 
 
 class SampleReader(Protocol):
-    """The consuming end of a sample stream; each named reader has its own cursor and accounting."""
+    """The consuming end of a sample stream; each named reader has its own cursor and accounting.
+
+    Only the pacing reader may `advance` and send feedback. A lossy reader gets copies, and fewer segments than it asked for if
+    others were faster (`StreamSpec.lossy_readers`).
+    """
 
     spec: StreamSpec
 
@@ -84,6 +93,10 @@ class SampleReader(Protocol):
 
     def settle(self, *, consumed: int = 0, dropped: Mapping[str, int] | None = None) -> None:
         """Count held rows as consumed or dropped."""
+        ...
+
+    def held(self) -> int:
+        """Number of rows that this reader holds: in its own copies, not in slots."""
         ...
 
     def accounting(self) -> Accounting: ...
@@ -149,8 +162,46 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Transform(Protocol):
+    """What a transform worker runs: it reads sample streams, may ask inference streams, and may write sample streams.
+
+    Replay, labelling, filters and archives are transforms. Rows are immutable: a transform that changes them writes rows of its
+    own to another stream, with the ids of their sources in a field `parent`. A segment that `step` returns with is released,
+    dropped or held (`SampleReader`), so that between two steps a transform has nothing that the streams do not know of.
+    """
+
+    def step(
+        self,
+        readers: Mapping[str, SampleReader],
+        clients: Mapping[str, InferenceClient],
+        writers: Mapping[str, SampleWriter],
+        *,
+        timer: StageTimer,
+    ) -> int:
+        """Do one bounded piece of work. Returns the work done (0: waiting). All mappings are by stream name; `timer` measures
+        stages that the transform names."""
+        ...
+
+    def held(self) -> Mapping[str, int]:
+        """Rows that it holds of each stream that it reads. At a barrier they are compared with the stream's account."""
+        ...
+
+    def waits_for(self) -> str:
+        """In words, what it waited for when `step` last returned 0."""
+        ...
+
+    def events(self) -> list[WorkerEvent]: ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Store(Protocol):
-    """Replay memory behind a buffer worker."""
+    """Replay memory behind a replay buffer."""
 
     def insert(self, segment: Segment) -> int:
         """Copy a segment in; returns how many rows were evicted that were never selected."""

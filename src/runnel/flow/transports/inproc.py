@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from runnel.core.records import StreamSpec
 from runnel.flow.params import Channel, LocalChannel
-from runnel.flow.slots import SlotMemory, SlotTable
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable
 from runnel.flow.staleness import AdmissionRule
 
 

@@ -31,7 +31,8 @@ from runnel.core.state import State
 from runnel.flow.collective import LOOPBACK
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, checksum
-from runnel.flow.slots import SlotMemory, SlotTable, TableReader, TableWriter
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import AdmissionRule
 
 _ALIGN = 64
@@ -169,7 +170,7 @@ class ShmTransport:
         return ShmChannel(name, self._fds[f"params/{name}"], depth=depth, ring=self._bells.ring)
 
     def rank_reader(self, spec: StreamSpec, policy: AdmissionRule, rank: int, ranks: int) -> TableReader:
-        return TableReader(self.samples(spec, policy), "trainer")
+        return TableReader(self.samples(spec, policy), spec.readers[0])
 
     def writer(self, spec: StreamSpec, policy: AdmissionRule, index: int) -> TableWriter:
         return TableWriter(self.samples(spec, policy), index)

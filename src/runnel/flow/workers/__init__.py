@@ -1,1 +1,1 @@
-"""The five workers: actor, policy, trainer, buffer, evaluator."""
+"""The five workers: actor, policy, transform, trainer, evaluator."""

@@ -58,7 +58,8 @@ class ActorWorker(Worker):
         return work
 
     def waits_for(self) -> str:
-        return self.sampler.waits_for()
+        late = {reader for writer in self.writers.values() for reader in writer.held_up_by()}
+        return self.sampler.waits_for() + (f" (held by reader {', '.join(sorted(late))})" if late else "")
 
     def snapshot(self, kept: Kept | None = None) -> State:
         return {"sampler": self.sampler.snapshot(), "clients": {k: c.snapshot(kept) for k, c in self.clients.items()}}

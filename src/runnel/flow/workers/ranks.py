@@ -53,8 +53,8 @@ class Finish:
 class Ranks:
     """A rank's exchange with the other ranks before and after each update."""
 
-    def __init__(self, collective: TorchCollective, timer: StageTimer) -> None:
-        self.collective, self._timer = collective, timer
+    def __init__(self, collective: TorchCollective, timer: StageTimer, trainer: str) -> None:
+        self.collective, self._timer, self._trainer = collective, timer, trainer
         self.rank, self.num = collective.rank, collective.world_size
         collective.around = self._wait
         self._before: list[float] = []
@@ -78,7 +78,7 @@ class Ranks:
             # Versions first: ranks at different versions have different parameters by nature.
             behind = [r for r, row in enumerate(rows) if row[6] != rows[0][6]]
             if behind:
-                raise RankError(behind, "agree", f"are not at version {int(rows[0][6])}")
+                raise RankError(behind, "agree", f"are not at version {int(rows[0][6])}", trainer=self._trainer)
             self._compare([row[7:] for row in rows], version)
             if metrics and all(row[5] == rows[0][5] for row in rows):  # with different names, the leader's own metrics are used
                 metrics = _join(metrics, self.collective.gather(list(metrics.values())))
@@ -129,7 +129,8 @@ class Ranks:
         others = [r for r, row in enumerate(marks) if row != marks[0]]
         if others:
             why = "does the learner sum its gradients over `collective`?" if version else "is the network made from the seed?"
-            raise RankError(others, "agree", f"are at version {version} with other parameters than rank 0", why)
+            what = f"are at version {version} with other parameters than rank 0"
+            raise RankError(others, "agree", what, why, trainer=self._trainer)
 
 
 def _mark(learner: Learner) -> int:
@@ -159,8 +160,8 @@ class LeadingTrainer(TrainerWorker):
 
     def __init__(self, name: str, clock: Clock, *, collective: TorchCollective, **settings: Any) -> None:
         super().__init__(name, clock, **settings)
-        self.ranks = Ranks(collective, self.timer)
-        self._stragglers = Stragglers()
+        self.ranks = Ranks(collective, self.timer, name)
+        self._stragglers = Stragglers(name)
         self._seconds: dict[str, float] = {}
 
     def _take(self, wanted: Mapping[str, int]) -> Taken:
@@ -229,11 +230,16 @@ class FollowingTrainer(Worker):
         phases: Sequence[Phase],
         budget: Budget,
         token_streams: Sequence[str] = (),
+        leads: bool = True,
     ) -> None:
         super().__init__(name, clock)
+        self.leads = leads
+        """Whether its trainer makes the versions of the run."""
         self.learner, self.readers, self.phases, self.budget = learner, readers, phases, budget
         self._publisher, self._here = publisher, here
-        self.ranks = Ranks(collective, self.timer)
+        self.leader = name.rpartition("-")[0]
+        """The worker that is rank 0 of this trainer."""
+        self.ranks = Ranks(collective, self.timer, self.leader)
         self.version = self.steps = self.tokens = 0
 
     def poll(self) -> int:

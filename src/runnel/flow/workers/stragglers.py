@@ -17,7 +17,8 @@ TELL_EVERY = 100
 class Stragglers:
     """Takes the seconds of each update, and returns metrics and warnings."""
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: str = "trainer") -> None:
+        self._trainer = trainer
         self._slowest, self._row = -1, list[tuple[float, float]]()
         self._quiet = 0
 
@@ -50,7 +51,7 @@ class Stragglers:
         self._quiet = TELL_EVERY
         excess = [fmean(pair[i] for pair in self._row) for i in range(len(STAGES))]
         worst = max(range(len(STAGES)), key=excess.__getitem__)
-        name = f"trainer-{self._slowest}" if self._slowest else "trainer"
+        name = f"{self._trainer}-{self._slowest}" if self._slowest else self._trainer
         return (
             f"rank {self._slowest} (worker {name}) holds the others up: in {STAGES[worst]} it takes {excess[worst]:.3f} s more "
             f"than the median, {IN_A_ROW} updates in a row"

@@ -13,7 +13,7 @@ from torch.nn.utils import get_total_norm
 
 from runnel.core.checks import name_of, short
 from runnel.core.clock import Clock
-from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, Update
+from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, LoadsParams, Update
 from runnel.core.contracts.params import ParamPublisher
 from runnel.core.contracts.samples import SampleReader
 from runnel.core.errors import DataError, NonFiniteError
@@ -21,6 +21,7 @@ from runnel.core.records import Segment
 from runnel.core.state import State
 from runnel.core.weight_check import pack
 from runnel.core.worker import Worker
+from runnel.flow.params import ChannelSubscriber
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, i
 
 
 class TrainerWorker(Worker):
-    """Consumes segments of its readers, produces parameter versions and frozen copies (`frozen`: a publisher for each).
+    """Consumes segments of its readers and parameters of other trainers (`loads`), produces parameter versions and frozen
+    copies (`frozen`: a publisher for each).
+
+    The trainer that `leads` makes the versions of the run; the others train beside it.
 
     One poll is one update, so no update is in progress between two polls. The trainer waits for segments from the actors or the
     buffer.
@@ -82,8 +86,11 @@ class TrainerWorker(Worker):
         budget: Budget,
         token_streams: Sequence[str] = (),
         frozen: Mapping[str, ParamPublisher] | None = None,
+        loads: Mapping[str, ChannelSubscriber] | None = None,
+        leads: bool = True,
     ) -> None:
         super().__init__(name, clock)
+        self.leads, self._loads = leads, dict(loads or {})
         self.learner, self.readers, self.publisher = learner, readers, publisher
         self._frozen, self._fixed = dict(frozen or {}), dict[str, int]()
         self.phases, self.budget, self._token_streams = phases, budget, token_streams
@@ -99,11 +106,21 @@ class TrainerWorker(Worker):
         return self.budget.progress(steps=self.steps, updates=self.version, tokens=self.tokens)
 
     @property
+    def channel(self) -> str:
+        """The name of the parameter channel that it publishes."""
+        return self.publisher.name
+
+    @property
     def finished(self) -> bool:
         return self.progress >= 1.0
 
     def setup(self) -> None:
         check_learner(self.learner)
+        if self._loads and not isinstance(self.learner, LoadsParams):
+            who, names = name_of(self.learner), ", ".join(self._loads)
+            raise DataError(
+                f"learner {who} has no load_params(channel, params), but its trainer loads {names}; see LoadsParams"
+            )
         self._fixed.clear()
         self._publish()
         for reader in self.readers.values():
@@ -119,8 +136,20 @@ class TrainerWorker(Worker):
             if self.readers[name].available() < num:
                 self._waiting = f"{num} segments on stream {self.readers[name].spec.name!r}"
                 return 0
+        if missing := self._load():
+            self._waiting = f"the first parameters of channel {missing!r}"
+            return 0
         self._update(self._take(wanted))
         return 1
+
+    def _load(self) -> str:
+        """Give the learner the newest parameters of other trainers; returns a channel that has none yet, or an empty text."""
+        for channel, subscriber in self._loads.items():
+            found = subscriber.poll()
+            if found is not None:
+                assert isinstance(self.learner, LoadsParams), "checked at setup"
+                self.learner.load_params(channel, found)
+        return next((channel for channel, subscriber in self._loads.items() if subscriber.newest() < 0), "")
 
     def _take(self, wanted: Mapping[str, int]) -> Taken:
         return {name: self.readers[name].take(num) for name, num in wanted.items()}
@@ -155,7 +184,7 @@ class TrainerWorker(Worker):
         metrics = own | {name: value for name, value in lag.items() if name not in own}
         self.emit(
             {
-                "kind": "update",
+                "kind": "update" if self.leads else "beside",
                 "version": self.version,
                 "steps": self.steps,
                 "tokens": self.tokens,

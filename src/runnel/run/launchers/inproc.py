@@ -6,8 +6,6 @@ import torch
 
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DeadlockError, DiskError, EvaluationInterrupted, NonFiniteError, UnrestorableError
-from runnel.flow.workers.buffer import BufferWorker
-from runnel.flow.workers.trainer import TrainerWorker
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import write_parts
 from runnel.run.group import ProcessGroup
@@ -114,14 +112,14 @@ def _rounds(session: Session, group: ProcessGroup) -> str:
 def _save_without_culprit(session: Session, group: ProcessGroup, error: Exception) -> None:
     """Name the worker that failed, and save the rest of the run if it is intact; on resume that worker starts without state.
 
-    Nothing is saved if the trainer failed (it may be inside an update), if the buffer failed (its content would be lost), or
-    after NaN or infinite numbers (they may be anywhere).
+    Nothing is saved if the trainer failed (it may be inside an update), if a transform failed that must miss nothing (what a
+    replay buffer holds would be lost), or after NaN or infinite numbers (they may be anywhere).
     """
     culprit = group.polling
     if culprit is None:
         return
     error.add_note(f"raised by worker {culprit.name!r} at version {session.ledger.version}; run folder: {session.folder.path}")
-    if isinstance(culprit, TrainerWorker | BufferWorker) or isinstance(error, NonFiniteError):
+    if isinstance(error, NonFiniteError) or not session.experiment.is_stateless(culprit.name):
         return
     try:
         session.ledger.add(group.collect())

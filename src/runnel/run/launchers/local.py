@@ -140,7 +140,7 @@ class LocalGroups(LocalHost):
     """The `ProcessHost` of a run: its groups share memory that this process makes."""
 
     def __init__(self, session: Session) -> None:
-        early = EARLY + (EARLY_FOR_TEXT if session.experiment.token_streams else ())
+        early = EARLY + (EARLY_FOR_TEXT if session.experiment.leader.token_streams else ())
         super().__init__("runnel.run.launchers.child:live", session.folder.log, early=early)
         self._session = session
         self._fds: dict[str, int] = {}

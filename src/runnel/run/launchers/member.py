@@ -141,6 +141,10 @@ class Member:
         path = message["checkpoint"]
         if path:
             self.outer.catch_up()
+        if message.get("rejoins"):
+            told = self.group.rejoin(read_parts(Path(path)) if path else None)
+            self.line.send({"op": "started", "fresh": [], "told": told})
+            return
         fresh = self.group.start(read_parts(Path(path)) if path else None, epoch=self._epoch)
         if message["init_from"]:
             self.group.warm_start(read_params(Path(message["init_from"])), self.config.init_from)

@@ -27,7 +27,7 @@ from runnel.core.errors import ConfigError, WorkerFailure
 from runnel.core.framing import Message
 from runnel.flow.transports.cluster.map import ClusterMap
 from runnel.flow.transports.cluster.ray import FAULTS, NAMESPACE, agent_name
-from runnel.graphs.experiment import PARAMS, Experiment
+from runnel.graphs.experiment import Experiment
 from runnel.run.launchers.deadlines import START_TIMEOUT_S
 from runnel.run.launchers.host import ProcessHandle
 from runnel.run.launchers.ray_actors import AgentActor, ProcessActor
@@ -250,7 +250,10 @@ class RayGroups(RayHost):
         streams = {name: where[experiment.reader_of(name)] for name in edges.streams}
         nodes = sorted({*(n for n in where.values() if n), *self._nodes})
         lives = {name: node.life for name, node in self._nodes.items()}
-        params = {name: (where["trainer"], _readers_of(experiment, name, where, nodes)) for name in experiment.channels}
+        params = {
+            name: (where[experiment.publisher_of(name)], _readers_of(experiment, name, where, nodes))
+            for name in experiment.channels
+        }
         return ClusterMap(streams, _boards(experiment, edges, where), params, lives, self._meet_at())
 
     def _meet_at(self) -> dict[str, str]:
@@ -273,7 +276,7 @@ class RayGroups(RayHost):
         group_of = {w: g for g, members in self._session.groups.items() for w in members}
         nodes = {g: handle.node for g, handle in self._handles.items()}
         return {
-            stream.name: [nodes.get(group_of[a.name], "") for a in experiment.actors if stream.name in a.asks]
+            stream.name: [nodes.get(group_of[name], "") for name in experiment.askers_of(stream.name)]
             for stream in experiment.inference
         }
 
@@ -332,6 +335,6 @@ def _boards(experiment: Experiment, edges: Edges, where: dict[str, str]) -> dict
 
 def _readers_of(experiment: Experiment, channel: str, where: dict[str, str], nodes: list[str]) -> list[str]:
     """Nodes that receive a parameter channel: all for the learner's, only the loaders' nodes for a frozen copy."""
-    if channel == PARAMS:
+    if channel == experiment.leader.channel:
         return nodes
     return sorted({where[w] for w in experiment.loaders_of(channel)} & set(nodes))

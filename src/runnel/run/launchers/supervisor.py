@@ -4,7 +4,8 @@ It does not train. It starts the groups, keeps the ledger, calls the user's call
 watches the groups.
 
 - A group dies or sends no heartbeat, and its workers hold no state (actors, policy workers): the supervisor restarts it.
-- The lost group held streams or the learner: the whole run restarts from its newest checkpoint, without a person.
+- The lost group is a trainer beside the leading one: it starts again from its part of the newest checkpoint, the others go on.
+- The lost group held streams or the leading learner: the whole run restarts from its newest checkpoint, without a person.
 - A group raises an error or hangs: the supervisor names it, saves the rest of the run, and ends the run.
 """
 
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 from runnel.core.errors import (
+    CheckpointError,
     ClusterLost,
     DeadlockError,
     DiskError,
@@ -272,6 +274,9 @@ class Supervisor:
 
     def _barrier(self, *, last: bool = False) -> None:
         """Pause all groups between two versions and let each write its part. A missing group later starts without state."""
+        while any(child.since is not None and not self._is_stateless(name) for name, child in self.children.items()):
+            self._listen(0.05)  # without its part the checkpoint could not be restored; `_watch` gives it up if it hangs
+            self._watch()
         names = self._standing()
         self._pause(names)
         for whole in (kinds := self.session.checkpoint_kinds(last=last)):
@@ -308,8 +313,9 @@ class Supervisor:
     def _pause(self, names: list[str]) -> None:
         """Pause groups and wait until they have paused."""
         self._paused = True
-        # The trainer first: it may be inside an update that the other ranks must finish with it.
-        first = [n for n in names if "trainer" in self.session.groups[n]]
+        # Trainers first: each may be inside an update that its other ranks must finish with it.
+        leading = {trainer.name for trainer in self.session.experiment.trainers}
+        first = [n for n in names if leading & set(self.session.groups[n])]
         for some in (first, [n for n in names if n not in first]):
             for name in some:
                 self._order(name, {"op": "pause"})
@@ -357,9 +363,11 @@ class Supervisor:
                     raise RestoreFailed(_as_error(message, self.session.ledger.version))
                 self._fail(child, message["worker"], _as_error(message, self.session.ledger.version))
             case "ready" if child.since is not None:
-                child.handle.line.send({"op": "start", "checkpoint": "", "init_from": ""})
+                child.handle.line.send({"op": "start", **self._again_from(child.name), "init_from": ""})
             case "started" if child.since is not None:
-                self._back(child)
+                if "told" in message and message["told"] is None:
+                    raise RunLost(f"worker {child.name!r} was lost with its streams")
+                self._back(child, message.get("told", ""))
             case _:
                 child.answers.append(message)
 
@@ -420,7 +428,8 @@ class Supervisor:
             self._lost(child, f"did not start: it has done nothing for {still:.0f} s ({self._deadlines.named(limit)})")
 
     def _watch_stages(self) -> None:
-        at_work, ranks = [c for c in self.children.values() if c.since is None], self.session.experiment.trainer_names()
+        e = self.session.experiment
+        at_work, ranks = [c for c in self.children.values() if c.since is None], e.ranks_of(e.leader)
         found = self._deadlines.hung({w: stage for c in at_work for w, stage in c.stages.items()}, ranks)
         if found is None and (odd := self._deadlines.at_odds({w: age for c in at_work for w, age in c.held.items()}, ranks)):
             found = ranks[0], odd
@@ -476,11 +485,12 @@ class Supervisor:
         if not self._may_restart(child.name):
             raising = LIMIT if LIMIT in how else ""
             self._fail(child, child.name, WorkerFailure(child.name, detail + output), raising=raising)
-        if not self._is_up or not self._is_stateless(child.name):
+        if not self._is_up or not (self._is_stateless(child.name) or self._is_second_trainer(child.name)):
             raise RunLost(f"worker {child.name!r} {detail}")
         self.session.ledger.lost(f"worker {child.name!r} {detail}", "starting it again")
-        # Free the slots of the lost process before its successor asks for new ones.
-        self._abandon(members)
+        # Free the slots of the lost process before its successor asks for new ones. A trainer has none, and owns its streams.
+        if self._is_stateless(child.name):
+            self._abandon(members)
         again = self._handle(child.name)
         again.since = child.since or time.monotonic()
         self.children[child.name] = again
@@ -493,13 +503,30 @@ class Supervisor:
         return len(recent) <= self.config.placement.max_restarts
 
     def _is_stateless(self, group: str) -> bool:
-        e = self.session.experiment
-        kept = {*e.trainer_names(), "evaluator", *([e.buffer.name] if e.buffer else [])}
-        return not kept & set(self.session.groups[group])
+        return all(self.session.experiment.is_stateless(w) and w != "evaluator" for w in self.session.groups[group])
 
-    def _back(self, child: Child) -> None:
+    def _is_second_trainer(self, group: str) -> bool:
+        """Whether the group is a trainer that does not lead, alone: others go on without it, and it joins them again."""
+        e = self.session.experiment
+        return self.session.groups[group] in [
+            e.ranks_of(trainer) for trainer in e.trainers[1:] if len(e.ranks_of(trainer)) == 1
+        ]
+
+    def _again_from(self, group: str) -> Message:
+        """From what a group that was lost starts again: a second trainer from the newest checkpoint, others from nothing."""
+        if not self._is_second_trainer(group):
+            return {"checkpoint": ""}
+        try:
+            path = self.session.checkpoints.newest()[0]
+        except CheckpointError:
+            return {"checkpoint": "", "rejoins": True}
+        return {"checkpoint": str(path), "rejoins": True}
+
+    def _back(self, child: Child, told: str = "") -> None:
         assert child.since is not None, "it was lost"
         seconds, child.since = time.monotonic() - child.since, None
+        if told:
+            self.session.ledger.note(f"worker {child.name!r}: {told}", level="warning")
         if child.is_new:
             self.session.ledger.note(f"worker {child.name!r} has joined after {seconds:.1f} s", what="order")
         else:

@@ -24,7 +24,8 @@ from runnel.core.records import Batch, Header, Slot
 from runnel.flow.inference.codec import Bytes, packed, unpack
 from runnel.flow.inference.mailboxes import MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import Channel, ChannelSubscriber, checksum
-from runnel.flow.slots import RESERVED, VERSION, SlotTable
+from runnel.flow.slot_memory import RESERVED, VERSION
+from runnel.flow.slots import SlotTable
 from runnel.flow.transports.cluster.broadcast import ParamBroadcaster
 from runnel.flow.transports.cluster.map import ClusterMap
 from runnel.flow.transports.cluster.ranks import find_share, no_share, put_answer
@@ -203,7 +204,7 @@ class NodeAgent:
                 self._granted.setdefault((head["stream"], head["writer"]), {})[slot.index] = slot.header.sample_id
                 return {"index": slot.index, "header": vars(slot.header), "version": version}, None
             if not await self._until_moved(deadline):
-                return {"index": -1, "version": version}, None
+                return {"index": -1, "version": version, "held_up_by": table.held_up_by()}, None
 
     def _is_newest(self, head: Head) -> bool:
         """Whether this writer has not been restarted since it sent the call.

@@ -119,6 +119,7 @@ class RemoteWriter:
         self._number = first
         self._asked: Call | None = None
         self._granted: Slot | None = None
+        self._late: list[str] = []
         self._sending: deque[tuple[Call, Block | None]] = deque()
         self._blocks: list[Block] = []
         self._out: dict[int, Block] = {}
@@ -143,7 +144,7 @@ class RemoteWriter:
         if self._asked is None or not self._asked.done():
             return
         head, _ = self._asked.result()
-        self._asked, self._version = None, head["version"]
+        self._asked, self._version, self._late = None, head["version"], head.get("held_up_by", [])
         if head["index"] >= 0:
             self._granted = self._slot(head)
 
@@ -196,6 +197,9 @@ class RemoteWriter:
     def version(self) -> int:
         self._look()
         return self._version
+
+    def held_up_by(self) -> list[str]:
+        return self._late
 
     def _look(self) -> None:
         """Keep one `watch` call open: its reply comes when the version changes or a reader has left feedback."""

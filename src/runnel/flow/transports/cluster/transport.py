@@ -40,7 +40,7 @@ class ClusterTransport:
         if home == self.node:
             return self._shm.rank_reader(spec, policy, rank, ranks)
         wake, first = self._bells.wake, self._first
-        return RemoteRankReader(lambda: self._net.peer(home), spec, "trainer", rank, ranks, wake=wake, first=first)
+        return RemoteRankReader(lambda: self._net.peer(home), spec, spec.readers[0], rank, ranks, wake=wake, first=first)
 
     @property
     def meet_at(self) -> str:

@@ -146,8 +146,11 @@ def test_a_damaged_piece_on_a_disk_without_links_is_told(tmp_path: Path, monkeyp
 
 def test_an_unreadable_manifest_beside_it_does_not_stop_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
-    (save(checkpoints, 1, 1, copies=2) / "manifest.json").write_text("{")
-    verify(save(checkpoints, 2, 1, copies=2))
+    first = save(checkpoints, 1, 1, copies=2)
+    (first / "manifest.json").write_text("{")
+    second = save(checkpoints, 2, 1, copies=2)
+    verify(second)
+    assert file_number(second, 1) != file_number(first, 1)  # written anew: nothing is known of the first one's file
 
 
 def test_a_large_memory_is_read_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from runnel.core.records import StreamSpec
 from runnel.flow import slots
-from runnel.flow.slots import SlotMemory, SlotTable, TableReader, TableWriter
+from runnel.flow.slot_memory import SlotMemory
+from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import LagRule
 
 

@@ -85,13 +85,14 @@ class Asks(gym.Env):  # type: ignore[misc]
 
     def step(self, action: Any) -> Any:
         assert not self.action_space.contains(int(action) + 2)
-        return np.zeros(1, np.float32), 0.0, False, False, {}
+        return np.zeros(1, np.float32), 1.0, False, False, {}
 
 
 def test_the_space_of_a_users_environment_still_answers() -> None:
     vector = make_vector(Asks, 1, seed=0)
     vector.reset()
     vector.step(torch.tensor([1]))
+    assert vector.out.reward.tolist() == [1.0]  # its step went past the question, to its end
 
 
 def test_names_of_our_wrappers_in_a_users_environment_are_its_own() -> None:

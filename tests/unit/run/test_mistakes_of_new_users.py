@@ -60,7 +60,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a learner": (lambda p: rl.train(rl.agents.PPOLearner), r"recipe = 'PPOLearner': give the name of a recipe \('ppo'\), or"),
     "a slip": (lambda p: rl.train("pppo"), r"recipe = 'pppo': unknown; .*; did you mean ppo\?"),
     "a made network": (lambda p: tiny(p, network=nn.Linear(4, 2)), r"network = 'Linear': is made already; give the function"),
-    "another network": (lambda p: tiny(p, network=lambda: 3), r"it is called as make\(env_spec, seed\); see .*mistakes.py:\d+"),
+    "another network": (
+        lambda p: tiny(p, network=lambda: 3),
+        r"it is called as make\(env_spec, seed\); see .*mistakes_of_new_users\.py:\d+",
+    ),
     "a number as callback": (lambda p: tiny(p, on_update=5), r"on_update = 5: give a function of a row"),
     "a made environment": (lambda p: tiny(p, env=Mine()), r"env = 'Mine': is made already.*env=lambda: Mine\(\.\.\.\)"),
     "an unknown wrapper": (lambda p: tiny(p, env=Plain(gym.make("CartPole-v1"))), r"env = 'Plain': is made already"),

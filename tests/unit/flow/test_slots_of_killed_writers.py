@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runnel.flow.slots import DISPATCHED, FREE, RESERVED
+from runnel.flow.slot_memory import DISPATCHED, FREE, RESERVED
 from runnel.flow.staleness import LagRule
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.testing.sample_properties import spec_of
