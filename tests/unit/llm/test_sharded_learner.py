@@ -118,7 +118,7 @@ def _publish(ranks: Any, channel: ShmChannel, here: tuple[bool, ...]) -> Any:
 
     reader, made = batches("grpo", 2)
     learner = sharded(ranks, "grpo", reader, precision="float32", recompute="block", offload=("optimiser", "reference"))
-    meeting, kept = Ranks(ranks, StageTimer(WallClock())), {}
+    meeting, kept = Ranks(ranks, StageTimer(WallClock()), "trainer"), {}
     for version, segments in enumerate(made, start=1):
         learner.update(learner.prepare({reader: share_of(segments, ranks.rank, ranks.world_size)}, progress=0.0))
         meeting.write(learner, channel, version, here=here[ranks.rank])

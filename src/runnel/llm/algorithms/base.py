@@ -137,7 +137,7 @@ def sum_channels(rows: Mapping[str, Tensor], channels: Mapping[str, float]) -> T
     return torch.stack([weight * row_reward(rows, c).nan_to_num(0.0) for c, weight in channels.items()]).sum(dim=0)
 
 
-CLIP_METRICS = ("clip_fraction", "approx_kl")
+CLIP_METRICS: tuple[str, ...] = ("clip_fraction", "approx_kl")
 OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob", "value")
 """Fields that go from joined rows into the annotated batch as they are."""
 

@@ -53,7 +53,7 @@ class AdamW:
             torch.cuda.current_stream(self._device).synchronize()
 
     def _step(self, params: list[Tensor], grads: list[Tensor], mean: list[Tensor], square: list[Tensor], lr: float) -> None:
-        tensors = (params, grads, mean, square, [], [self.steps] * len(params))
+        tensors: tuple[list[Tensor], ...] = (params, grads, mean, square, [], [self.steps] * len(params))
         torch._fused_adamw_(
             *tensors, lr=lr, beta1=BETAS[0], beta2=BETAS[1], weight_decay=self._decay, eps=1e-8, amsgrad=False, maximize=False
         )
