@@ -156,6 +156,11 @@ class TokenModel:
             memory.resize_(0)
 
     # -------------------------------------------------------------------------------------------------------- forward
+    @property
+    def folds(self) -> bool:
+        """Whether rows may share prefixes (families of `PackedRows`): only in the decoder, on the CPU."""
+        return self._decoder is not None and self.device.type == "cpu"
+
     def packed_hidden(self, tokens: Tensor, rows: PackedRows) -> Tensor:
         """Last hidden states of packed rows. `[N] -> [N, width]`"""
         decoder = self._decoder
@@ -171,8 +176,7 @@ class TokenModel:
 
     def hidden(self, part: MicroBatch) -> Tensor:
         """Hidden states that stand for the trained tokens. `-> [M, width]`"""
-        # rows share prefixes (families of `PackedRows`) only in the decoder, on the CPU
-        if self._decoder is not None and self.device.type == "cpu" and len(part.position):
+        if self.folds and len(part.position):
             folded = fold(part.tokens, part.lengths, part.row, part.position)
             return self.packed_hidden(part.tokens[folded.kept], folded.rows).index_select(0, folded.position)
         return self.packed_hidden(part.tokens, PackedRows(part.lengths, device=part.tokens.device))[part.position]
